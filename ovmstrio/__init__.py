@@ -1,0 +1,1 @@
+"""A model server for OpenVINO whose every request is a trio nursery."""

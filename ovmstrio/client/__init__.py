@@ -1,0 +1,1 @@
+"""Typed clients of the protocols, for the command line."""

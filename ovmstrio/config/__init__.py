@@ -1,0 +1,1 @@
+"""Every file and option that a user writes, read into the validated values of `specs`."""

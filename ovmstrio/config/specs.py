@@ -1,0 +1,139 @@
+"""What a validated configuration says of each model: values that the rest of the server works with.
+
+Every way to write a configuration (``config.json``, command line) ends in these; nothing below this layer sees the
+user's spelling of a shape or a policy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ovmstrio.tensor import Dim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "AllVersions",
+    "BatchSpec",
+    "LatestVersions",
+    "LayoutSpec",
+    "MetricsSpec",
+    "ModelSpec",
+    "ServerSpec",
+    "ShapeSpec",
+    "SpecificVersions",
+    "VersionPolicy",
+]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class LatestVersions(_Spec):
+    """Serve the ``num_versions`` highest versions."""
+
+    kind: Literal["latest"] = "latest"
+    num_versions: Annotated[int, Field(ge=1)] = 1
+
+    def select(self, available: Iterable[int]) -> list[int]:
+        """Pick versions out of those available, ascending."""
+        return sorted(available)[-self.num_versions :]
+
+
+class AllVersions(_Spec):
+    """Serve every version."""
+
+    kind: Literal["all"] = "all"
+
+    def select(self, available: Iterable[int]) -> list[int]:
+        """Pick versions out of those available, ascending."""
+        return sorted(available)
+
+
+class SpecificVersions(_Spec):
+    """Serve the versions listed, as far as they exist."""
+
+    kind: Literal["specific"] = "specific"
+    versions: tuple[int, ...]
+
+    def select(self, available: Iterable[int]) -> list[int]:
+        """Pick versions out of those available, ascending."""
+        return sorted(set(available) & set(self.versions))
+
+
+VersionPolicy = LatestVersions | AllVersions | SpecificVersions
+
+
+class BatchSpec(_Spec):
+    """The batch size asked for: ``auto`` follows requests, otherwise ``dim`` says which sizes are accepted."""
+
+    auto: bool = False
+    dim: Dim | None = None
+
+
+class ShapeSpec(_Spec):
+    """The shape asked for one input: ``auto`` follows requests, otherwise ``dims``."""
+
+    auto: bool = False
+    dims: tuple[Dim, ...] | None = None
+
+
+class LayoutSpec(_Spec):
+    """A layout: ``tensor`` as the caller sees it, ``model`` as the file has it where the two differ (``NHWC:NCHW``)."""
+
+    tensor: str
+    model: str | None = None
+
+
+class ModelSpec(_Spec):
+    """One model of the configuration, whatever file or option it came from.
+
+    ``shapes`` and ``layouts`` map a tensor's (mapped) name to its setting; the key ``""`` is a setting written
+    without a name, which is for the only input.  ``mean`` and ``scale`` hold one value or one a channel.
+    ``origin`` says where the model was configured, for messages.
+    """
+
+    name: str
+    base_path: Path
+    version_policy: VersionPolicy = LatestVersions()
+    batch: BatchSpec | None = None
+    shapes: dict[str, ShapeSpec] = {}
+    layouts: dict[str, LayoutSpec] = {}
+    precisions: dict[str, str] = {}
+    color_formats: dict[str, str] = {}
+    mean: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    nireq: Annotated[int, Field(ge=0, le=100_000)] = 0
+    target_device: str = "CPU"
+    plugin_config: dict[str, str] = {}
+    cache_dir: Path | None = None
+    allow_cache: bool = False
+    stateful: bool = False
+    idle_sequence_cleanup: bool = True
+    low_latency_transformation: bool = False
+    max_sequence_number: Annotated[int, Field(ge=0, le=2**32 - 1)] = 500
+    origin: str = ""
+
+    def needs_reload(self, other: ModelSpec) -> bool:
+        """Tell whether loaded versions must be loaded again to serve ``other``: everything but policy and origin."""
+        left_out = {"version_policy", "origin"}
+        return self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)
+
+
+class MetricsSpec(_Spec):
+    """Which metric families are served; ``families`` None means the default set."""
+
+    enable: bool = True
+    families: tuple[str, ...] | None = None
+
+
+class ServerSpec(_Spec):
+    """A whole configuration file, validated."""
+
+    models: tuple[ModelSpec, ...] = ()
+    metrics: MetricsSpec | None = None

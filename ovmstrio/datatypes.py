@@ -1,0 +1,65 @@
+"""The element types of tensors, under the names that KServe gives them.
+
+One table joins the names that the wire, numpy and OpenVINO use for one type.  ``BF16`` has no numpy type: its
+arrays are ``uint16`` and hold the bits.  ``BYTES`` arrays are of numpy's object type and hold ``bytes``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BY_NAME", "BY_OPENVINO_NAME", "BYTES", "Datatype"]
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One element type.
+
+    Attributes:
+        name: KServe's name, such as ``FP32``.
+        numpy: the dtype of arrays that hold it; ``object`` for ``BYTES``.
+        itemsize: bytes an element takes on the wire; 0 for ``BYTES``, whose elements differ.
+        openvino: OpenVINO's name, such as ``f32``.
+        contents_field: the field of ``InferTensorContents`` that may carry it; empty where the protocol has none
+            (``FP16`` and ``BF16`` travel raw only).
+    """
+
+    name: str
+    numpy: np.dtype[Any]
+    itemsize: int
+    openvino: str
+    contents_field: str
+
+
+def _row(name: str, numpy: str, openvino: str, contents_field: str) -> Datatype:
+    dtype = np.dtype(numpy)
+    return Datatype(name, dtype, 0 if dtype.hasobject else dtype.itemsize, openvino, contents_field)
+
+
+BYTES: Final = _row("BYTES", "O", "string", "bytes_contents")
+
+_ALL: Final = (
+    _row("BOOL", "?", "boolean", "bool_contents"),
+    _row("INT8", "i1", "i8", "int_contents"),
+    _row("INT16", "<i2", "i16", "int_contents"),
+    _row("INT32", "<i4", "i32", "int_contents"),
+    _row("INT64", "<i8", "i64", "int64_contents"),
+    _row("UINT8", "u1", "u8", "uint_contents"),
+    _row("UINT16", "<u2", "u16", "uint_contents"),
+    _row("UINT32", "<u4", "u32", "uint_contents"),
+    _row("UINT64", "<u8", "u64", "uint64_contents"),
+    _row("FP16", "<f2", "f16", ""),
+    _row("BF16", "<u2", "bf16", ""),
+    _row("FP32", "<f4", "f32", "fp32_contents"),
+    _row("FP64", "<f8", "f64", "fp64_contents"),
+    BYTES,
+)
+
+BY_NAME: Final[Mapping[str, Datatype]] = {row.name: row for row in _ALL}
+BY_OPENVINO_NAME: Final[Mapping[str, Datatype]] = {row.openvino: row for row in _ALL}

@@ -1,0 +1,162 @@
+"""What can go wrong, and whose fault it is.
+
+::
+
+    ServerError
+    ├── InvalidRequest (ValueError)            the caller sent something that cannot be served
+    │   ├── MalformedJson                      a body that is not JSON at all
+    │   ├── MethodNotAllowed                   a known path, the wrong verb
+    │   └── PayloadTooLarge                    a message above the configured limit
+    ├── NotFound (LookupError)                 nothing of that name or version is known
+    │   └── VersionRetired                     the version was served once and is not any more
+    ├── AlreadyExists                          the caller creates what is there
+    ├── FailedPrecondition                     right request, wrong state of the servable
+    ├── NotReady                               the server or servable cannot answer yet, or not any more
+    │   └── VersionLoading                     the version is being loaded
+    ├── Overloaded                             a queue or pool is full; try again later
+    ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
+    ├── NotSupported (NotImplementedError)     the servable has no such operation
+    ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
+    └── ConfigError (ValueError)               what the operator wrote cannot be used
+
+No class knows a transport: ``ovmstrio.frontends.statuses`` holds the one total table from class to gRPC and HTTP
+status.  Where clients of OpenVINO Model Server match on a text, the message begins with that text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "AlreadyExists",
+    "ConfigError",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "InvalidRequest",
+    "MalformedJson",
+    "MethodNotAllowed",
+    "ModelFailure",
+    "NotFound",
+    "NotReady",
+    "NotSupported",
+    "Overloaded",
+    "PayloadTooLarge",
+    "Problem",
+    "ServerError",
+    "VersionLoading",
+    "VersionRetired",
+]
+
+
+class ServerError(Exception):
+    """Root of every error that the server means to tell its caller.
+
+    ``message`` is fit for the caller: it names what was expected, what came and the way out.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InvalidRequest(ServerError, ValueError):
+    """The caller's fault: the request can never be served as it is."""
+
+
+class MalformedJson(InvalidRequest):
+    """The body is not JSON; OVMS answers this with a status of its own (412)."""
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, the HTTP verb does not."""
+
+
+class PayloadTooLarge(InvalidRequest):
+    """A message is larger than ``max_message_size``."""
+
+
+class NotFound(ServerError, LookupError):
+    """Nothing is served under that name or version."""
+
+
+class VersionRetired(NotFound):
+    """The version was served and has been retired."""
+
+
+class AlreadyExists(ServerError):
+    """The caller asked to create something that exists."""
+
+
+class FailedPrecondition(ServerError):
+    """The request is valid, but not in the state that the servable is in."""
+
+
+class NotReady(ServerError):
+    """The server or servable cannot answer now; the same request may succeed later."""
+
+
+class VersionLoading(NotReady):
+    """The version exists and is still being loaded, or failed to load."""
+
+
+class Overloaded(ServerError):
+    """A bounded queue or pool is full.
+
+    ``retry_after_seconds`` is the server's guess of when it is worth trying again.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class DeadlineExceeded(ServerError, TimeoutError):
+    """The caller's own deadline passed before the answer was ready."""
+
+
+class NotSupported(ServerError, NotImplementedError):
+    """The servable has no such operation."""
+
+
+class ModelFailure(ServerError, RuntimeError):
+    """The model or its runtime failed on a request that was valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with what the operator wrote, said so that it can be mended.
+
+    ``path`` is the place inside the document (``model_config_list[0].config.nireq``); ``line`` counts from 1;
+    ``suggestion`` is the way out, where one is known.  ``severity`` is ``"error"`` or ``"warning"``.
+    """
+
+    message: str
+    file: str = ""
+    line: int | None = None
+    path: str = ""
+    expected: str = ""
+    found: str = ""
+    suggestion: str = ""
+    severity: str = "error"
+
+    def __str__(self) -> str:
+        where = ":".join(part for part in (self.file, "" if self.line is None else str(self.line)) if part)
+        parts = [part for part in (where, self.path, self.message) if part]
+        text = ": ".join(parts)
+        if self.expected or self.found:
+            text += f" (expected {self.expected or 'something else'}, found {self.found or 'nothing'})"
+        if self.suggestion:
+            text += f"; {self.suggestion}"
+        return text
+
+
+class ConfigError(ServerError, ValueError):
+    """What the operator wrote cannot be used; every problem that was found is listed at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)

@@ -1,0 +1,1 @@
+"""The protocols by which servables are reached."""

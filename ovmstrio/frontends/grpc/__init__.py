@@ -1,0 +1,1 @@
+"""The gRPC front end: services of grpclib's shape on a trio transport."""

@@ -1,0 +1,1 @@
+"""gRPC over HTTP/2 on trio, without any knowledge of inference."""

@@ -1,0 +1,1 @@
+"""OpenVINO models as servables."""

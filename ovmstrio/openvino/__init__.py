@@ -1,0 +1,1 @@
+"""The only package that imports OpenVINO: read, shape, compile and run models."""

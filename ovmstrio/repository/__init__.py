@@ -1,0 +1,1 @@
+"""Where model files lie: version directories and the files in them."""

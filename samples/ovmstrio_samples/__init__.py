@@ -1,0 +1,1 @@
+"""Small complete models with their clients."""
