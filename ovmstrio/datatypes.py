@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BY_NAME", "BY_OPENVINO_NAME", "BYTES", "Datatype"]
+__all__ = ["BYTES", "BY_NAME", "BY_OPENVINO_NAME", "Datatype"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,34 @@
+"""The `ovms` command: gathers the commands and settles what they share.
+
+Each command lives in a module of its own, which is light to import and offers ``register(app)``; what a command works
+with is imported when it runs, so that ``ovms --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from ovms_cli import check, demo, health, infer, models, prepare, serve
+
+__all__ = ["app", "main"]
+
+
+def _spell_with_underscores(name: str) -> str:
+    return name.replace("-", "_")
+
+
+app = typer.Typer(
+    name="ovms",
+    help="Serve OpenVINO models and the Python code around them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _spell_with_underscores},
+)
+
+for module in (serve, demo, infer, models, health, check, prepare):
+    module.register(app)
+
+
+def main() -> None:
+    """Run the command line; usage errors exit with 64, as OVMS's do, other failures with 1."""
+    app()

@@ -1,0 +1,54 @@
+"""The one table from an error's class to the statuses that gRPC and HTTP clients see.
+
+Where OVMS answers a caller's mistake with "internal" or "unknown" only because its tables have a gap, the caller's
+mistake is said here (``ovms_classic`` sections 0.3 and 0.4 list OVMS's own codes).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from grpclib.const import Status
+
+from ovmstrio import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["STATUS_OF", "StatusPair", "status_of"]
+
+
+class StatusPair(NamedTuple):
+    """What one error is called on either wire."""
+
+    grpc: Status
+    http: int
+
+
+STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
+    errors.ServerError: StatusPair(Status.INTERNAL, 500),
+    errors.InvalidRequest: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.MalformedJson: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.MethodNotAllowed: StatusPair(Status.UNIMPLEMENTED, 406),
+    errors.PayloadTooLarge: StatusPair(Status.RESOURCE_EXHAUSTED, 413),
+    errors.NotFound: StatusPair(Status.NOT_FOUND, 404),
+    errors.VersionRetired: StatusPair(Status.NOT_FOUND, 404),
+    errors.AlreadyExists: StatusPair(Status.ALREADY_EXISTS, 409),
+    errors.FailedPrecondition: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
+    errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
+    errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
+    errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
+    errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),
+    errors.ModelFailure: StatusPair(Status.INTERNAL, 500),
+    errors.ConfigError: StatusPair(Status.INTERNAL, 500),
+}
+
+
+def status_of(error: errors.ServerError) -> StatusPair:
+    """Find the statuses of an error: its own class's row, else that of the nearest class above it."""
+    for cls in type(error).__mro__:
+        row = STATUS_OF.get(cls)
+        if row is not None:
+            return row
+    return STATUS_OF[errors.ServerError]
