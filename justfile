@@ -1,0 +1,45 @@
+# Every verb of the project, the same here and in CI.
+
+python := env("PYTHON", "python3")
+bin := justfile_directory() / ".venv" / "bin"
+
+# List the verbs.
+default:
+    @just --list
+
+# Make the environment with everything that development needs.
+setup:
+    {{ python }} -m venv .venv
+    {{ bin }}/pip install -q -e '.[dev]'
+
+# Serve the embedded samples and call them.
+demo *args:
+    {{ bin }}/ovms demo {{ args }}
+
+# Run the tests; `just test --run-slow` for all of them.
+test *args:
+    {{ bin }}/pytest {{ args }}
+
+# Check form, types and the direction of imports.
+lint:
+    {{ bin }}/ruff format --check .
+    {{ bin }}/ruff check .
+    {{ bin }}/mypy ovmstrio cli/ovms_cli samples/ovmstrio_samples tests benchmarks
+    {{ bin }}/lint-imports
+
+# Put the code into form.
+fmt:
+    {{ bin }}/ruff format .
+    {{ bin }}/ruff check --fix .
+
+# Measure what RESULTS.md records, as ratios in one run.
+bench *args:
+    {{ bin }}/python -m benchmarks {{ args }}
+
+# Generate the message classes from protos/ again.
+protos:
+    {{ bin }}/python protos/generate.py
+
+# Print the command line's reference, as docs/cli.md holds it.
+docs:
+    {{ bin }}/typer ovms_cli.main utils docs --name ovms --output docs/cli.md

@@ -1,0 +1,63 @@
+"""The metric families, their labels and which of them are on without being asked for.
+
+Names, labels and buckets are those of OVMS (``ovms_classic`` section 1.11); ``ovmstrio_*`` families are this
+server's own and are always on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BUCKETS_US", "FAMILIES", "OWN_FAMILIES", "Family"]
+
+_REQUEST = ("name", "version", "api", "method", "interface")
+_GRAPH = ("name", "api", "method", "interface")
+_VERSION = ("name", "version")
+
+BUCKETS_US: Final = tuple(float(int(10 * 1.8**step)) for step in range(33))
+"""Upper bounds of OVMS's histograms, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric family: its Prometheus type, labels, help text, and whether it is on by default."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+    default: bool = True
+
+
+def _table(*rows: Family) -> dict[str, Family]:
+    return {row.name: row for row in rows}
+
+
+FAMILIES: Final[Mapping[str, Family]] = _table(
+    Family("ovms_requests_success", "counter", _REQUEST, "Requests to a servable that were answered."),
+    Family("ovms_requests_fail", "counter", _REQUEST, "Requests to a servable that were refused or failed."),
+    Family("ovms_request_time_us", "histogram", ("name", "version", "interface"), "Time to answer a request."),
+    Family("ovms_current_requests", "gauge", _VERSION, "Inference requests in process."),
+    Family("ovms_streams", "gauge", _VERSION, "Execution streams of OpenVINO."),
+    Family("ovms_inference_time_us", "histogram", _VERSION, "Time that the runtime took for an inference."),
+    Family("ovms_wait_for_infer_req_time_us", "histogram", _VERSION, "Time that a request waited for the pool."),
+    Family("ovms_infer_req_queue_size", "gauge", _VERSION, "Infer requests in the pool.", default=False),
+    Family("ovms_infer_req_active", "gauge", _VERSION, "Infer requests at work.", default=False),
+    Family("ovms_current_graphs", "gauge", ("name",), "Graphs in process."),
+    Family("ovms_requests_accepted", "counter", _GRAPH, "Packets that a graph took in."),
+    Family("ovms_requests_rejected", "counter", _GRAPH, "Packets that a graph refused."),
+    Family("ovms_responses", "counter", _GRAPH, "Answers that a graph gave."),
+    Family("ovms_graph_error", "counter", _GRAPH, "Graphs that ended in an error."),
+    Family("ovms_graph_processing_time_us", "histogram", ("name", "method"), "Time that a graph ran."),
+)
+"""Every family that ``metrics_list`` may name."""
+
+OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
+    Family("ovmstrio_requests", "counter", (*_REQUEST, "code"), "Requests by outcome, as the gRPC status is called."),
+    Family("ovmstrio_model_load_seconds", "gauge", _VERSION, "Time that the last load of a version took."),
+    Family("ovmstrio_ready", "gauge", (), "1 while the server calls itself ready."),
+)

@@ -1,0 +1,80 @@
+"""Structured logs: one pipeline of small functions, rendered for people on a terminal or as JSON lines.
+
+Records of the standard library's ``logging`` (hypercorn, user code) flow through the same pipeline.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Final, Literal
+
+import structlog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from structlog.typing import Processor
+
+__all__ = ["LEVELS", "configure_logs"]
+
+LogFormat = Literal["pretty", "json"]
+
+LEVELS: Final = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
+"""OVMS's level names; Python has nothing below DEBUG, so TRACE is the same as DEBUG."""
+
+_TALKATIVE: Final = ("hypercorn.access", "httpx", "httpcore", "asyncio", "PIL")
+_SHARED: Final[tuple[Processor, ...]] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+
+
+def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path | None = None) -> None:
+    """Send every log record to standard error, and to ``path`` as well where one is given.
+
+    Args:
+        level: one of :data:`LEVELS`.
+        fmt: ``pretty`` for people, ``json`` for one object a line; a file always gets the plain form of either.
+        path: a file to append to.
+
+    Raises:
+        OSError: ``path`` cannot be opened.
+    """
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers[0].setFormatter(_formatter(fmt, colors=sys.stderr.isatty()))
+    if path is not None:
+        file = logging.FileHandler(path, encoding="utf-8")
+        file.setFormatter(_formatter(fmt, colors=False))
+        handlers.append(file)
+    logging.basicConfig(level=LEVELS[level], handlers=handlers, force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, LEVELS[level]))
+    structlog.configure(
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _formatter(fmt: LogFormat, *, colors: bool) -> logging.Formatter:
+    if fmt == "json":
+        rendering: list[Processor] = [
+            structlog.processors.dict_tracebacks,
+            structlog.processors.JSONRenderer(),
+        ]
+    else:
+        rendering = [structlog.dev.ConsoleRenderer(colors=colors)]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=list(_SHARED),
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+    )

@@ -1,0 +1,170 @@
+"""Prometheus metrics of one server: OVMS's families under OVMS's names, and a few of our own.
+
+Every label combination of a servable exists, at zero, from the moment it is loaded, and its children are bound then,
+so that counting costs no look-up by label.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from ovmstrio.observability.events import OK
+from ovmstrio.observability.families import BUCKETS_US, FAMILIES, OWN_FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ovmstrio.observability.events import RequestEvent
+    from ovmstrio.observability.families import Family
+
+__all__ = ["CONTENT_TYPE", "Metrics", "ServableMetrics"]
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_API: Final = "KServe"
+_METHODS: Final = ("ModelInfer", "ModelMetadata", "ModelReady")
+_INTERFACES: Final = ("gRPC", "REST")
+_MICROSECONDS: Final = 1e6
+# The client library ends every counter's name in "_total"; dashboards made for OVMS ask for the bare names.
+_TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re.MULTILINE)
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """The metrics of one server; an observer of requests.
+
+    Args:
+        families: the OVMS families to serve, None for those that are on by default.
+    """
+
+    def __init__(self, families: Iterable[str] | None = None) -> None:
+        self.registry = CollectorRegistry()
+        chosen = {f.name for f in FAMILIES.values() if f.default} if families is None else set(families)
+        rows = [row for row in FAMILIES.values() if row.name in chosen] + list(OWN_FAMILIES.values())
+        self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
+        self._servables: dict[tuple[str, str], ServableMetrics] = {}
+
+    def servable(self, name: str, version: str) -> ServableMetrics:
+        """Give the metrics of one version, made at zero on first sight."""
+        key = (name, version)
+        found = self._servables.get(key)
+        if found is None:
+            found = self._servables[key] = ServableMetrics(self, name, version)
+        return found
+
+    def child(self, family: str, *labels: str) -> Any:
+        """Give one bound child, or one that counts nothing where the family is off."""
+        metric = self._families.get(family)
+        if metric is None:
+            return _OFF
+        return metric.labels(*labels) if labels else metric
+
+    def request_started(self, event: RequestEvent) -> None:
+        """Count a request in."""
+        if event.method == "ModelInfer":
+            self.servable(event.name, event.version).current.inc()
+
+    def request_finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
+        """Count a request out, by its outcome."""
+        del error
+        self.servable(event.name, event.version).count(event, code)
+
+    def render(self) -> bytes:
+        """Print every family in Prometheus's text format."""
+        return _TOTAL.sub(rb"\1", generate_latest(self.registry))
+
+
+class ServableMetrics:
+    """The bound metrics of one version of one servable."""
+
+    def __init__(self, metrics: Metrics, name: str, version: str) -> None:
+        self._metrics = metrics
+        self._labels = (name, version)
+        self.current = metrics.child("ovms_current_requests", name, version)
+        self._inference = metrics.child("ovms_inference_time_us", name, version)
+        self._wait = metrics.child("ovms_wait_for_infer_req_time_us", name, version)
+        self._outcomes: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+        self._request_time = {i: metrics.child("ovms_request_time_us", name, version, i) for i in _INTERFACES}
+        for method, interface in product(_METHODS, _INTERFACES):
+            for code in (OK, "InvalidRequest"):
+                self._outcome(method, interface, code)
+
+    @cached_property
+    def _pool(self) -> tuple[Any, Any]:
+        child = self._metrics.child
+        return child("ovms_infer_req_queue_size", *self._labels), child("ovms_infer_req_active", *self._labels)
+
+    def _outcome(self, method: str, interface: str, code: str) -> tuple[Any, Any]:
+        key = (method, interface, code)
+        found = self._outcomes.get(key)
+        if found is None:
+            name, version = self._labels
+            labels = (name, "" if method == "ModelReady" else version, _API, method, interface)
+            family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
+            child = self._metrics.child
+            found = self._outcomes[key] = child(family, *labels), child("ovmstrio_requests", *labels, code)
+        return found
+
+    def count(self, event: RequestEvent, code: str) -> None:
+        """Count one finished request."""
+        for counter in self._outcome(event.method, event.interface, code):
+            counter.inc()
+        if event.method == "ModelInfer":
+            self.current.dec()
+            self._request_time[event.interface].observe(event.seconds * _MICROSECONDS)
+
+    def inference_time(self, seconds: float) -> None:
+        """Record how long the runtime took for one inference."""
+        self._inference.observe(seconds * _MICROSECONDS)
+
+    def wait_time(self, seconds: float) -> None:
+        """Record how long a request waited for its place in the pool."""
+        self._wait.observe(seconds * _MICROSECONDS)
+
+    def set_streams(self, streams: int) -> None:
+        """Say how many streams the model was compiled with."""
+        self._metrics.child("ovms_streams", *self._labels).set(streams)
+
+    def set_pool(self, size: int, active: int) -> None:
+        """Say how large the pool is and how much of it is at work."""
+        pool_size, pool_active = self._pool
+        pool_size.set(size)
+        pool_active.set(active)
+
+    def set_load_seconds(self, seconds: float) -> None:
+        """Say how long the version took to load."""
+        self._metrics.child("ovmstrio_model_load_seconds", *self._labels).set(seconds)
+
+
+class _Off:
+    """A metric that is not served."""
+
+    def inc(self) -> None:
+        """Count nothing."""
+
+    def dec(self) -> None:
+        """Count nothing."""
+
+    def set(self, value: float) -> None:
+        """Record nothing."""
+
+    def observe(self, amount: float) -> None:
+        """Record nothing."""
+
+
+_OFF: Final = _Off()
+
+
+def _make(row: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    if row.kind == "counter":
+        return Counter(row.name, row.help, row.labels, registry=registry)
+    if row.kind == "gauge":
+        return Gauge(row.name, row.help, row.labels, registry=registry)
+    return Histogram(row.name, row.help, row.labels, buckets=BUCKETS_US, registry=registry)

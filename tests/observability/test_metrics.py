@@ -1,0 +1,97 @@
+"""Metrics as a scraper sees them."""
+
+from __future__ import annotations
+
+import re
+
+from ovmstrio.observability.events import OK, RequestEvent
+from ovmstrio.observability.families import BUCKETS_US, FAMILIES
+from ovmstrio.observability.metrics import Metrics
+
+
+def _samples(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    # The client library's own parser gives counters back the suffix that must not be there.
+    lines = re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", metrics.render().decode(), re.MULTILINE)
+    return {(name, frozenset(re.findall(r'(\w+)="([^"]*)"', labels))): float(value) for name, labels, value in lines}
+
+
+def _value(metrics: Metrics, family: str, /, **labels: str) -> float | None:
+    return _samples(metrics).get((family, frozenset(labels.items())))
+
+
+def _infer(metrics: Metrics, code: str = OK) -> None:
+    event = RequestEvent("m", "1", "ModelInfer", "gRPC")
+    metrics.request_started(event)
+    metrics.request_finished(event, code, None)
+
+
+REQUEST = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1"}
+
+
+def test_a_loaded_version_shows_every_outcome_at_zero() -> None:
+    """A dashboard can be drawn before the first request came."""
+    metrics = Metrics()
+    metrics.servable("m", "1")
+    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 0
+    assert _value(metrics, "ovms_requests_fail", **REQUEST | {"interface": "REST"}, method="ModelInfer") == 0
+    assert _value(metrics, "ovms_requests_success", **REQUEST | {"version": ""}, method="ModelReady") == 0
+
+
+def test_each_outcome_moves_its_own_counter() -> None:
+    """Success and failure are counted apart, and failures by their kind."""
+    metrics = Metrics()
+    for code in (OK, OK, "InvalidRequest", "ModelFailure"):
+        _infer(metrics, code)
+    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 2
+    assert _value(metrics, "ovms_requests_fail", **REQUEST, method="ModelInfer") == 2
+    assert _value(metrics, "ovmstrio_requests_total", **REQUEST, method="ModelInfer", code="InvalidRequest") == 1
+    assert _value(metrics, "ovmstrio_requests_total", **REQUEST, method="ModelInfer", code="ModelFailure") == 1
+
+
+def test_requests_in_process_return_to_zero() -> None:
+    """The gauge goes up with a start and down with an end, whatever the outcome."""
+    metrics = Metrics()
+    event = RequestEvent("m", "1", "ModelInfer", "REST")
+    metrics.request_started(event)
+    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 1
+    metrics.request_finished(event, "Cancelled", None)
+    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
+
+
+def test_counter_names_are_those_of_ovms() -> None:
+    """Dashboards written for OVMS ask for names without a suffix."""
+    metrics = Metrics()
+    _infer(metrics)
+    text = metrics.render().decode()
+    assert "\n# TYPE ovms_requests_success counter\n" in text
+    assert "ovms_requests_success_total" not in text
+    assert "_created" not in text
+
+
+def test_histograms_have_the_bounds_of_ovms() -> None:
+    """The first and last bounds are those that the specification lists."""
+    assert BUCKETS_US[:6] == (10, 18, 32, 58, 104, 188)
+    assert BUCKETS_US[-1] == 1474755971
+    metrics = Metrics()
+    metrics.servable("m", "1").inference_time(20e-6)
+    assert _value(metrics, "ovms_inference_time_us_bucket", name="m", version="1", le="18.0") == 0
+    assert _value(metrics, "ovms_inference_time_us_bucket", name="m", version="1", le="32.0") == 1
+
+
+def test_a_list_of_families_replaces_the_default_set() -> None:
+    """Asking for one family turns the others of OVMS off."""
+    metrics = Metrics(["ovms_infer_req_active"])
+    bound = metrics.servable("m", "1")
+    bound.set_pool(4, 3)
+    _infer(metrics)
+    names = {name for name, _ in _samples(metrics)}
+    assert "ovms_requests_success" not in names
+    assert _value(metrics, "ovms_infer_req_active", name="m", version="1") == 3
+
+
+def test_families_off_by_default_are_the_two_of_the_pool() -> None:
+    """The default set is the one of the specification."""
+    assert {name for name, row in FAMILIES.items() if not row.default} == {
+        "ovms_infer_req_queue_size",
+        "ovms_infer_req_active",
+    }
