@@ -1,1 +1,1 @@
-"""Messages of the wire protocols."""
+"""Messages of the wire protocols: typed classes in ``generated``, their descriptors in ``descriptors``."""

@@ -1,0 +1,115 @@
+"""``ModelInferResponse``: from an :class:`InferResponse` to the bytes of a message.
+
+A message is joined from serialised pieces, which is the same as merging them.  What a model says the same in every
+response is serialised once; a tensor's bytes are copied once.
+
+::
+
+    model_name, model_version | id | outputs (names, shapes) | raw_output_contents | raw_output_contents
+    └────── remembered ─────┘        └──── remembered ─────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.frontends.raw_contents import raw_contents
+from ovmstrio.protocol.descriptors import message_class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.request import Buffer, InferResponse, ParameterValue
+
+__all__ = ["StreamInferResponse", "encode_response", "encode_stream_response"]
+
+_Response: Final = message_class("inference.ModelInferResponse")
+
+_ID_TAG: Final = b"\x1a"
+_RAW_OUTPUT_TAG: Final = b"\x32"
+_ERROR_MESSAGE_TAG: Final = b"\x0a"
+_INFER_RESPONSE_TAG: Final = b"\x12"
+
+_CONTINUED: Final = 128
+_UNSIGNED_FROM: Final = 2**63
+
+
+@dataclass(slots=True)
+class StreamInferResponse:
+    """One message of an answering stream: an error that leaves the stream open, or a response."""
+
+    error_message: str = ""
+    response: InferResponse | None = None
+
+
+def encode_response(response: InferResponse) -> bytes:
+    """Write a ``ModelInferResponse`` whose tensors are all raw contents."""
+    parts: list[Buffer] = [_encode_model(response.model_name, response.model_version)]
+    if response.id:
+        parts += _delimited(_ID_TAG, response.id.encode())
+    if response.parameters:
+        parts.append(_encode_parameters(response.parameters))
+    for tensor in response.outputs:
+        parts.append(_encode_output(tensor.name, tensor.datatype.name, tensor.shape))
+    for tensor in response.outputs:
+        parts += _delimited(_RAW_OUTPUT_TAG, raw_contents(tensor))
+    return b"".join(parts)
+
+
+def encode_stream_response(message: StreamInferResponse) -> bytes:
+    """Write a ``ModelStreamInferResponse``."""
+    parts: list[Buffer] = []
+    if message.error_message:
+        parts += _delimited(_ERROR_MESSAGE_TAG, message.error_message.encode())
+    if message.response is not None:
+        parts += _delimited(_INFER_RESPONSE_TAG, encode_response(message.response))
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _encode_model(name: str, version: str) -> bytes:
+    serialised: bytes = _Response(model_name=name, model_version=version).SerializeToString()
+    return serialised
+
+
+@lru_cache(maxsize=1024)
+def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    output = {"name": name, "datatype": datatype, "shape": shape}
+    serialised: bytes = _Response(outputs=[output]).SerializeToString()
+    return serialised
+
+
+def _encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
+    message = _Response()
+    for name, value in parameters.items():
+        setattr(message.parameters[name], _choose_field(value), value)
+    serialised: bytes = message.SerializeToString()
+    return serialised
+
+
+def _choose_field(value: ParameterValue) -> str:
+    match value:
+        case bool():
+            return "bool_param"
+        case int():
+            return "int64_param" if value < _UNSIGNED_FROM else "uint64_param"
+        case float():
+            return "double_param"
+        case str():
+            return "string_param"
+
+
+def _delimited(tag: bytes, value: Buffer) -> tuple[bytes, Buffer]:
+    return tag + _encode_varint(len(value)), value
+
+
+@lru_cache(maxsize=1024)
+def _encode_varint(value: int) -> bytes:
+    octets = bytearray()
+    while value >= _CONTINUED:
+        octets.append(value & 127 | _CONTINUED)
+        value >>= 7
+    octets.append(value)
+    return bytes(octets)

@@ -1,0 +1,82 @@
+"""The gRPC front end as a whole: services, codec and transport put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ovmstrio.frontends.grpc.codec import Codec
+from ovmstrio.frontends.grpc.endless_calls import EndlessCalls
+from ovmstrio.frontends.grpc.health import HealthService
+from ovmstrio.frontends.grpc.kserve import InferenceService
+from ovmstrio.frontends.grpc.reflection import ReflectionService
+from ovmstrio.frontends.grpc.status_mapping import map_error
+from ovmstrio.frontends.grpc.transport.listeners import open_listeners
+from ovmstrio.frontends.grpc.transport.server import GrpcServer
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+
+    from ovmstrio.dataplane import DataPlane
+    from ovmstrio.frontends.grpc.transport.limits import TransportLimits
+    from ovmstrio.frontends.grpc.transport.server import Service
+
+__all__ = ["GrpcFrontEnd"]
+
+
+class GrpcFrontEnd:
+    """Serves a data plane over gRPC: KServe v2, health checks and reflection.
+
+    Args:
+        plane: what is served.
+        addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
+        tls: the server's TLS settings, None for plain connections.
+        limits: what peers may do.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        addresses: Sequence[str],
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: TransportLimits | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self._tls = tls
+        self._endless = EndlessCalls()
+        services: list[Service] = [InferenceService(plane), HealthService(plane, self._endless)]
+        reflection = ReflectionService(_service_names(services), self._endless)
+        self._server = GrpcServer([*services, reflection], Codec(), limits=limits, map_error=map_error)
+
+    async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until :meth:`drain` has ended the last connection; may be run once.
+
+        Reports the addresses that are bound once connections are accepted.
+
+        Ownership: listeners, connections and calls.  A failing connection or call ends nothing but itself.
+
+        Raises:
+            ValueError: an address is not understood.
+            OSError: an address cannot be bound.
+
+        Cancellation: closes everything at once.
+        """
+        async with open_listeners(self._addresses, self._tls) as listeners:
+            await self._server.serve(listeners, task_status=task_status)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Stop gently: listeners close, calls in flight get the grace, the rest is cancelled with UNAVAILABLE.
+
+        Watches and reflection streams, which would last as long as their clients, end at once.
+
+        Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
+        """
+        self._endless.end()
+        await self._server.drain(grace_seconds)
+
+
+def _service_names(services: Sequence[Service]) -> set[str]:
+    return {path.split("/")[1] for service in services for path in service.__mapping__()}

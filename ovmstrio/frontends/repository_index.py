@@ -1,0 +1,43 @@
+"""What the repository extension of KServe v2 lists, the same on gRPC and on REST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.registry import VersionState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.registry import VersionStatus
+
+__all__ = ["IndexEntry", "repository_index"]
+
+_STATES: Final = {
+    VersionState.START: "LOADING",
+    VersionState.LOADING: "LOADING",
+    VersionState.AVAILABLE: "READY",
+    VersionState.UNLOADING: "UNLOADING",
+    VersionState.END: "UNAVAILABLE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One version of one servable; ``state`` is READY, LOADING, UNLOADING or UNAVAILABLE."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+def repository_index(statuses: Mapping[str, Sequence[VersionStatus]], *, only_ready: bool = False) -> list[IndexEntry]:
+    """List every version, or only those that can be called, by name and then by number."""
+    return [
+        IndexEntry(name, str(status.version), _STATES[status.state], status.reason)
+        for name, versions in sorted(statuses.items())
+        for status in sorted(versions, key=lambda status: status.version)
+        if status.state is VersionState.AVAILABLE or not only_ready
+    ]

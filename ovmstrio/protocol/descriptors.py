@@ -1,0 +1,57 @@
+"""What the generated messages look like, for reflection and for Google's C parser.
+
+The descriptors live in a pool of their own.  In protobuf's default pool they would collide with those of any client
+library that the same process imports, for the messages have the same names.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+__all__ = ["FILES", "POOL", "message_class"]
+
+
+def _read_files() -> dict[str, FileDescriptorProto]:
+    serialised = files("ovmstrio.protocol").joinpath("generated", "descriptors.binpb").read_bytes()
+    return {file.name: file for file in FileDescriptorSet.FromString(serialised).file}
+
+
+def _build_pool(descriptors: Mapping[str, FileDescriptorProto]) -> DescriptorPool:
+    pool = DescriptorPool()
+    added: set[str] = set()
+
+    def add(file: FileDescriptorProto) -> None:
+        if file.name not in added:
+            added.add(file.name)
+            for dependency in file.dependency:
+                add(descriptors[dependency])
+            pool.Add(file)
+
+    for file in descriptors.values():
+        add(file)
+    return pool
+
+
+FILES: Final[Mapping[str, FileDescriptorProto]] = _read_files()
+"""Every source file, by the name under which others import it."""
+
+POOL: Final = _build_pool(FILES)
+
+
+def message_class(full_name: str) -> Any:
+    """Find the class by which Google's protobuf reads and writes a message, such as ``inference.ModelInferRequest``.
+
+    Raises:
+        KeyError: there is no such message.
+    """
+    return GetMessageClass(POOL.FindMessageTypeByName(full_name))

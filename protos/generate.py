@@ -1,0 +1,54 @@
+"""Generate ``ovmstrio/protocol/generated`` from the sources beside this file.
+
+Writes typed message classes and service bases (betterproto2) and ``descriptors.binpb``, a serialised
+``FileDescriptorSet`` of all sources, which reflection hands out and from which the parser of the hot path is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+SOURCES = Path(__file__).resolve().parent
+GENERATED = SOURCES.parent / "ovmstrio" / "protocol" / "generated"
+
+
+def generate(output: Path) -> None:
+    """Fill an existing, empty directory.
+
+    Raises:
+        subprocess.CalledProcessError: a source cannot be compiled; the compiler has printed why.
+    """
+    protos = sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.proto"))
+    command = [
+        *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={SOURCES}"),
+        f"--python_betterproto2_out={output}",
+        "--python_betterproto2_opt=client_generation=none,server_generation=async",
+        f"--descriptor_set_out={output / 'descriptors.binpb'}",
+        *protos,
+    ]
+    # The compiler looks for its plugin, and that for its formatter, on the path.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    subprocess.run(command, check=True, cwd=SOURCES, env={**os.environ, "PATH": path})  # noqa: S603 - our own words
+
+
+def main() -> None:
+    """Generate into a new directory and put it in the place of the old one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=GENERATED, help="replaced as a whole")
+    output: Path = parser.parse_args().output
+    with TemporaryDirectory() as scratch:
+        fresh = Path(scratch) / "generated"
+        fresh.mkdir()
+        generate(fresh)
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.copytree(fresh, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The generated messages are what their sources say, and what clients in the field send."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovmstrio.protocol.descriptors import FILES, POOL, message_class
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_generated_files_are_what_the_sources_give(tmp_path: Path) -> None:
+    """Generating anew gives, byte for byte, what is checked in."""
+    pytest.importorskip("betterproto2_compiler")
+    script = PROJECT / "protos" / "generate.py"
+    subprocess.run([sys.executable, script, "--output", tmp_path / "fresh"], check=True, capture_output=True)
+
+    assert _contents(tmp_path / "fresh") == _contents(PROJECT / "ovmstrio" / "protocol" / "generated")
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("file", ["inference/kserve.proto", "inference/model_config.proto"])
+def test_fields_have_the_numbers_and_types_that_triton_clients_use(file: str) -> None:
+    """Every message and field that tritonclient knows too is the same on the wire."""
+    from tritonclient.grpc import service_pb2
+
+    pool = service_pb2.DESCRIPTOR.pool
+    beyond_triton = {"inference.ModelMetadataResponse.properties", "inference.ModelMetadataResponse.PropertiesEntry"}
+    for message in POOL.FindFileByName(file).message_types_by_name.values():
+        _assert_same_wire(message, pool.FindMessageTypeByName(message.full_name), beyond_triton)
+
+
+def _assert_same_wire(ours: Any, theirs: Any, beyond: set[str]) -> None:
+    for field in ours.fields:
+        if field.full_name not in beyond:
+            other = theirs.fields_by_name[field.name]
+            assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated)
+    for nested in ours.nested_types:
+        if nested.full_name not in beyond:
+            _assert_same_wire(nested, theirs.nested_types_by_name[nested.name], beyond)
+
+
+@pytest.mark.parametrize(
+    ("module", "full_name"),
+    [
+        ("grpc_health.v1.health_pb2", "grpc.health.v1.HealthCheckResponse"),
+        ("grpc_reflection.v1alpha.reflection_pb2", "grpc.reflection.v1alpha.ServerReflectionRequest"),
+        ("grpc_reflection.v1alpha.reflection_pb2", "grpc.reflection.v1alpha.ServerReflectionResponse"),
+    ],
+)
+def test_fields_have_the_numbers_and_types_of_grpcs_own_services(module: str, full_name: str) -> None:
+    """Health and reflection messages are on the wire what grpcio's packages send."""
+    theirs = getattr(pytest.importorskip(module), full_name.rpartition(".")[2]).DESCRIPTOR
+    _assert_same_wire(message_class(full_name).DESCRIPTOR, theirs, set())
+
+
+def test_descriptors_stay_out_of_the_default_pool() -> None:
+    """A program that imports another library with the same messages does not fail on duplicates."""
+    code = (
+        "import ovmstrio.protocol.descriptors, sys\n"
+        "from google.protobuf import descriptor_pool\n"
+        "try:\n    descriptor_pool.Default().FindMessageTypeByName('inference.ModelInferRequest')\n"
+        "except KeyError:\n    import tritonclient.grpc.service_pb2\n"
+        "else:\n    sys.exit('found')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_message_that_does_not_exist_has_no_class() -> None:
+    """Asking for an unknown message is an error, not an empty class."""
+    with pytest.raises(KeyError):
+        message_class("inference.Nothing")
+
+
+def test_every_source_file_is_described() -> None:
+    """Reflection can hand out each file under the name by which others import it."""
+    sources = PROJECT / "protos"
+    assert set(FILES) == {str(path.relative_to(sources)) for path in sources.rglob("*.proto")}

@@ -1,0 +1,1 @@
+"""What several tests need: models made by code, real servers in subprocesses."""

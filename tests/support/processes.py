@@ -1,0 +1,86 @@
+"""The real ``ovms`` command in a subprocess, on free ports, ended with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["OvmsProcess", "free_ports", "run_ovms", "serving"]
+
+START_TIMEOUT_SECONDS = 60
+STOP_TIMEOUT_SECONDS = 30
+
+
+def free_ports(count: int) -> list[int]:
+    """Find loopback ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in held]
+
+
+def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """Run one ``ovms`` command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "ovms_cli", *arguments], capture_output=True, text=True, timeout=timeout
+    )
+
+
+class OvmsProcess:
+    """A running ``ovms serve``."""
+
+    def __init__(self, process: subprocess.Popen[str], grpc: int, rest: int) -> None:
+        self.process = process
+        self.grpc = f"127.0.0.1:{grpc}"
+        self.rest = f"http://127.0.0.1:{rest}"
+
+    def get(self, path: str) -> httpx.Response:
+        """Ask the REST port."""
+        return httpx.get(self.rest + path, timeout=10)
+
+    def wait_ready(self) -> None:
+        """Return once the server calls itself ready; fail when it ends or takes too long."""
+        ends = time.monotonic() + START_TIMEOUT_SECONDS
+        while time.monotonic() < ends:
+            if self.process.poll() is not None:
+                output, _ = self.process.communicate()
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{output}")
+            with contextlib.suppress(httpx.TransportError):
+                if self.get("/v2/health/ready").status_code == httpx.codes.OK:
+                    return
+            threading.Event().wait(0.02)
+        raise AssertionError("the server was not ready in time")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal and wait for the end; returns the exit code and all that was printed."""
+        self.process.send_signal(number)
+        output, _ = self.process.communicate(timeout=STOP_TIMEOUT_SECONDS)
+        return self.process.returncode, output
+
+
+@contextlib.contextmanager
+def serving(*options: str, ready: bool = True) -> Iterator[OvmsProcess]:
+    """Run ``ovms serve`` with options on free loopback ports until the block ends."""
+    grpc, rest = free_ports(2)
+    command = [sys.executable, "-m", "ovms_cli", "serve", "--port", str(grpc), "--rest_port", str(rest)]
+    command += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        server = OvmsProcess(process, grpc, rest)
+        if ready:
+            server.wait_ready()
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
