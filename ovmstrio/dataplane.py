@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.errors import NotFound, NotSupported
+from ovmstrio.errors import NotSupported, ServerError
 from ovmstrio.observability.events import CANCELLED, OK, Interface, Method, RequestEvent
 from ovmstrio.registry import Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from ovmstrio.errors import ServerError
     from ovmstrio.observability.events import RequestObserver
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.registry import Registry, VersionStatus
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DataPlane", "ModelMetadata", "ServerMetadata"]
 
+STARTING: Final = "the listeners are not bound yet"
+DRAINING: Final = "the server is shutting down"
 SERVER_NAME: Final = "OpenVINO Model Server"
 """The name that clients of OVMS see and some of them check."""
 
@@ -78,9 +79,10 @@ class DataPlane:
         self._reload = reload
         self._observers = (*observers, metrics) if metrics is not None else tuple(observers)
         self._metrics = metrics
-        self._not_serving = "the listeners are not bound yet"
+        self._not_serving = STARTING
         self._changed = trio.Event()
         registry.subscribe(lambda _: self._announce())
+        registry.subscribe_readiness(lambda _: self._announce())
 
     # Life cycle
 
@@ -94,9 +96,19 @@ class DataPlane:
             return Readiness(ready=False, reason=self._not_serving)
         return self.registry.readiness
 
-    def set_serving(self, *, reason_not: str = "") -> None:
-        """Say that the listeners are bound, or, with a reason, that the server will not serve (drain)."""
-        self._not_serving = reason_not
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server has begun to end."""
+        return self._not_serving == DRAINING
+
+    def begin_serving(self) -> None:
+        """Say that the listeners are bound."""
+        self._not_serving = ""
+        self._announce()
+
+    def begin_drain(self) -> None:
+        """Say that the server will end; it is not ready from now on."""
+        self._not_serving = DRAINING
         self._announce()
 
     async def wait_change(self) -> None:
@@ -116,7 +128,7 @@ class DataPlane:
 
     def server_metadata(self) -> ServerMetadata:
         """Tell name, version and extensions."""
-        return ServerMetadata(SERVER_NAME, installed_version("ovmstrio"), ("binary_tensor_data", "model_repository"))
+        return ServerMetadata(SERVER_NAME, installed_version("ovmstrio"), ("binary_tensor_data",))
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the state of every version ever seen, by servable."""
@@ -146,7 +158,7 @@ class DataPlane:
         servable = self.registry.peek(name, version)
         known = servable.metadata
         versions = self.registry.available_versions(name)
-        serving = version if version and version != "0" else str(versions[-1])
+        serving = version if version.strip("0") else str(versions[-1])
         self._observe("ModelMetadata", name, serving, interface)
         return ModelMetadata(
             name, [str(v) for v in versions], known.platform, known.inputs, known.outputs, dict(known.extra)
@@ -179,9 +191,9 @@ class DataPlane:
         """Count a call whose body could not be read, if its servable exists (OVMS counts it as a failed infer)."""
         try:
             self.registry.peek(name, version)
-            serving = version or str(self.registry.available_versions(name)[-1])
-        except (NotFound, LookupError):
+        except ServerError:
             return
+        serving = version if version.strip("0") else str(self.registry.available_versions(name)[-1])
         event = RequestEvent(name, serving, "ModelInfer", interface)
         self._started(event)
         self._finished(event, type(error).__name__, error)
@@ -195,7 +207,7 @@ class DataPlane:
             ServerError: the configuration cannot be used; what was served goes on.
             NotSupported: the server was started without anything to reload.
 
-        Cancellation: loads that have begun are abandoned; what was served goes on.
+        Cancellation: at once; the registry goes on with a change that it has begun.
         """
         if self._reload is None:
             raise NotSupported("this server has no configuration to reload")

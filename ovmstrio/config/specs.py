@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ovmstrio.errors import Problem
 from ovmstrio.tensor import Dim
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class ModelSpec(_Spec):
 
     ``shapes`` and ``layouts`` map a tensor's (mapped) name to its setting; the key ``""`` is a setting written
     without a name, which is for the only input.  ``mean`` and ``scale`` hold one value or one a channel.
-    ``origin`` says where the model was configured, for messages.
+    ``origin`` says where the model was configured, for messages.  ``problems`` are faults of the settings: a model
+    that has any is known by name and fails to load with them, while everything else is served.
     """
 
     name: str
@@ -118,10 +120,11 @@ class ModelSpec(_Spec):
     low_latency_transformation: bool = False
     max_sequence_number: Annotated[int, Field(ge=0, le=2**32 - 1)] = 500
     origin: str = ""
+    problems: tuple[Problem, ...] = ()
 
     def needs_reload(self, other: ModelSpec) -> bool:
-        """Tell whether loaded versions must be loaded again to serve ``other``: everything but policy and origin."""
-        left_out = {"version_policy", "origin"}
+        """Tell whether loaded versions must be loaded again for ``other``: policy, origin and problems do not count."""
+        left_out = {"version_policy", "origin", "problems"}
         return self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)
 
 
@@ -133,7 +136,8 @@ class MetricsSpec(_Spec):
 
 
 class ServerSpec(_Spec):
-    """A whole configuration file, validated."""
+    """A whole configuration, validated; ``problems`` are those that belong to no model, warnings among them."""
 
     models: tuple[ModelSpec, ...] = ()
     metrics: MetricsSpec | None = None
+    problems: tuple[Problem, ...] = ()

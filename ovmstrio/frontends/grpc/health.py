@@ -84,5 +84,6 @@ class HealthService(HealthBase):
             versions = self._plane.statuses().get(service)
             if versions is None:
                 return ServingStatus.SERVICE_UNKNOWN
-            serving = any(version.state is VersionState.AVAILABLE for version in versions)
+            available = any(version.state is VersionState.AVAILABLE for version in versions)
+            serving = available and not self._plane.is_draining
         return ServingStatus.SERVING if serving else ServingStatus.NOT_SERVING

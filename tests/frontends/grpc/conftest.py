@@ -53,6 +53,6 @@ async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
         await nursery.start(registry.run)
         await registry.apply([spec])
         addresses = await nursery.start(front_end.serve)
-        plane.set_serving()
+        plane.begin_serving()
         yield Serving(front_end, plane, registry, spec, addresses)
         nursery.cancel_scope.cancel()

@@ -69,7 +69,7 @@ async def test_check_of_an_unknown_service_is_not_found(serving: Serving) -> Non
 
 async def test_check_follows_a_drain(serving: Serving) -> None:
     """A server that is told to stop is NOT_SERVING while it still answers."""
-    serving.plane.set_serving(reason_not="the server is draining")
+    serving.plane.begin_drain()
 
     assert await check(serving, "") == NOT_SERVING
 
@@ -78,9 +78,9 @@ async def test_watch_tells_each_change(serving: Serving) -> None:
     """A watch of the server gets the status at once, and then one message a change."""
     async with Watch(serving.address, "") as watch:
         assert await watch.next() == SERVING
-        serving.plane.set_serving(reason_not="the server is draining")
+        serving.plane.begin_drain()
         assert await watch.next() == NOT_SERVING
-        serving.plane.set_serving()
+        serving.plane.begin_serving()
         assert await watch.next() == SERVING
 
 

@@ -140,7 +140,7 @@ async def test_health_calls_tell_the_states(serving: Serving) -> None:
         ),
     ) == (True, True, True, True)
 
-    serving.plane.set_serving(reason_not="the server is draining")
+    serving.plane.begin_drain()
 
     assert await with_triton(serving.address, lambda client: (client.is_server_live(), client.is_server_ready())) == (
         True,

@@ -1,0 +1,95 @@
+"""gRPC unary: the trivial model served, against a grpc.aio server with a canned answer, under the same h2load."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ovmstrio.protocol.kserve import encode_request
+
+from benchmarks.models import trivial, write_repository
+from benchmarks.processes import Server, cpu_seconds, free_ports, need, ovms, script
+from benchmarks.report import Row
+from ovmstrio.request import InferInput, InferRequest
+
+ROUNDS = 5
+CALLS = 20_000
+CONNECTIONS = 4
+STREAMS = 8
+GOAL = 0.9
+
+
+def request_bytes() -> bytes:
+    """Build one framed ModelInfer request for the trivial model."""
+    request = InferRequest(
+        "trivial", inputs=[InferInput("b", "FP32", (1, 10))], raw_inputs=[struct.pack("<10f", *range(10))]
+    )
+    body = encode_request(request)
+    return struct.pack(">BI", 0, len(body)) + body
+
+
+def _load(server: Server, body: Path) -> tuple[float, float]:
+    """Drive one server; returns calls a second and server CPU microseconds a call."""
+    before = cpu_seconds(server.process)
+    command = [need("h2load", "nghttp2-client"), "-n", str(CALLS), "-c", str(CONNECTIONS), "-m", str(STREAMS)]
+    command += ["-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
+    url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
+    out = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
+    if f"{CALLS} succeeded" not in out:
+        sys.exit(f"not every call succeeded:\n{out}")
+    rate = re.search(r"([\d.]+) req/s", out)
+    assert rate is not None
+    return float(rate[1]), (cpu_seconds(server.process) - before) / CALLS * 1e6
+
+
+def run() -> list[Row]:
+    """Measure in turn, and compare medians."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = write_repository(Path(folder), {"trivial": trivial()}, {})
+        body = Path(folder) / "request.bin"
+        body.write_bytes(request_bytes())
+        (port,) = free_ports(1)
+        with ovms(config) as ours, script([__file__, str(port)], port) as theirs:
+            pairs = [(_load(ours, body), _load(theirs, body)) for _ in range(ROUNDS + 1)][1:]
+    ratio = statistics.median(a[0] / b[0] for a, b in pairs)
+    ours_rate, ours_cpu = (statistics.median(a[i] for a, _ in pairs) for i in (0, 1))
+    theirs_rate, theirs_cpu = (statistics.median(b[i] for _, b in pairs) for i in (0, 1))
+    detail = f"{ours_rate:.0f}/s at {ours_cpu:.0f} us CPU, grpc.aio canned {theirs_rate:.0f}/s at {theirs_cpu:.0f} us"
+    return [
+        Row(
+            "gRPC unary, trivial model, concurrency 32, against grpc.aio with a canned answer",
+            ratio,
+            f">= {GOAL}",
+            ratio >= GOAL,
+            detail,
+        )
+    ]
+
+
+async def _serve_canned(port: int) -> None:
+    import grpc  # noqa: PLC0415
+
+    answer = bytes(100)
+
+    async def handler(_request: bytes, _context: object) -> bytes:
+        return answer
+
+    class Handlers(grpc.GenericRpcHandler):
+        def service(self, _details: object) -> object:
+            return grpc.unary_unary_rpc_method_handler(handler)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Handlers(),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve_canned(int(sys.argv[1])))

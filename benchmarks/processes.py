@@ -1,0 +1,109 @@
+"""Start, watch and end the processes that a measurement needs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Server", "cpu_seconds", "free_ports", "need", "ovms", "script"]
+
+READY_WITHIN_SECONDS = 60
+
+
+def need(tool: str, package: str) -> str:
+    """Find a load generator, or say which Debian package has it."""
+    found = shutil.which(tool)
+    if found is None:
+        sys.exit(f"{tool} is not installed; Debian's package {package} has it")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [s.getsockname()[1] for s in held]
+
+
+class Server:
+    """A server process and its two ports."""
+
+    def __init__(self, process: subprocess.Popen[bytes], grpc: int, rest: int, ready_seconds: float) -> None:
+        self.process = psutil.Process(process.pid)
+        self.grpc = grpc
+        self.rest = rest
+        self.ready_seconds = ready_seconds
+
+    @property
+    def resident_mb(self) -> float:
+        """Resident memory, in megabytes."""
+        return float(self.process.memory_info().rss / 1e6)
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """CPU time that a process has used so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def ovms(config: Path, *options: str) -> Iterator[Server]:
+    """Run ``ovms serve`` on free ports until the block ends; yields once it is ready."""
+    grpc, rest = free_ports(2)
+    command = [sys.executable, "-m", "ovms_cli", "serve", "--config_path", str(config)]
+    command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR", *options]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with _ended(process):
+        _wait_ready(process, rest, started)
+        yield Server(process, grpc, rest, time.perf_counter() - started)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], rest: int, started: float) -> None:
+    while time.perf_counter() - started < READY_WITHIN_SECONDS:
+        if process.poll() is not None:
+            sys.exit("the server ended before it was ready")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"http://127.0.0.1:{rest}/v2/health/ready").status_code == httpx.codes.OK:
+                return
+        threading.Event().wait(0.01)
+    sys.exit("the server was not ready in time")
+
+
+@contextlib.contextmanager
+def script(arguments: Sequence[str], port: int) -> Iterator[Server]:
+    """Run a Python script that listens on ``port`` until the block ends."""
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    started = time.perf_counter()
+    with _ended(process):
+        while time.perf_counter() - started < READY_WITHIN_SECONDS:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            threading.Event().wait(0.05)
+        yield Server(process, port, port, time.perf_counter() - started)

@@ -1,0 +1,188 @@
+"""``ovms demo``: serve the embedded samples, ask them over both protocols, and show the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ovms_cli.console import fail, stderr, stdout
+
+if TYPE_CHECKING:
+    from ovmstrio_samples.question import Ask, Question
+
+    from ovmstrio.supervisor import Running
+
+__all__ = ["register"]
+
+_HOST: Final = "127.0.0.1"
+_PORT: Final = 9000
+_REST_PORT: Final = 8000
+_REPEATS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said to one question over one protocol; ``milliseconds`` is the median of the calls."""
+
+    question: Question
+    protocol: str
+    text: str
+    right: bool
+    milliseconds: float
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
+
+
+def demo(
+    *,
+    once: Annotated[
+        bool, typer.Option("--once", help="end after the answers: status 0 only if all were right")
+    ] = False,
+    port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="port of gRPC")] = _PORT,
+    rest_port: Annotated[int, typer.Option("--rest_port", min=1, max=65_535, help="port of REST")] = _REST_PORT,
+) -> None:
+    """Serve the embedded samples, ask them over gRPC and REST, show the answers, and go on serving."""
+    import trio
+    from ovmstrio_samples import prepare_repository
+    from platformdirs import user_cache_path
+
+    if port == rest_port:
+        fail(f"--port and --rest_port are both {port}; they have to differ", 64)
+    for number, option in ((port, "--port"), (rest_port, "--rest_port")):
+        _refuse_taken(number, option)
+    with stderr().status("preparing the embedded samples ..."):
+        config = prepare_repository(user_cache_path("ovmstrio"))
+    if not trio.run(_demo, config, port, rest_port, once):
+        raise typer.Exit(1)
+
+
+def _refuse_taken(port: int, option: str) -> None:
+    """Say which option chooses another port, before anything starts."""
+    import errno
+    import socket
+
+    try:
+        socket.create_server((_HOST, port)).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            fail(f"port {port} cannot be used: {error.strerror}; choose another with {option}")
+        fail(f"port {port} is in use by another program; choose another with {option}")
+
+
+async def _demo(config: Path, port: int, rest_port: int, once: bool) -> bool:
+    """Run server and interview in one nursery; tells whether every answer was right.
+
+    Ownership: the server ends before this returns.
+
+    Cancellation: ends the server at once.
+    """
+    import trio
+
+    from ovmstrio.config.command_line import read_settings
+    from ovmstrio.observability.logs import configure_logs
+    from ovmstrio.supervisor import serve
+
+    addresses = {"grpc_bind_address": _HOST, "rest_bind_address": _HOST}
+    settings = read_settings({"config_path": config, "port": port, "rest_port": rest_port, **addresses})
+    configure_logs(level="WARNING")
+    answers: list[Answer] = []
+
+    async def serve_until_told(*, task_status: trio.TaskStatus[Running]) -> None:
+        await serve(settings, task_status=task_status)
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        running: Running = await nursery.start(serve_until_told)
+        answers = await _interview(running, port, rest_port)
+        _show(answers)
+        if once:
+            nursery.cancel_scope.cancel()
+        else:
+            _show_next_steps(port, rest_port)
+    return bool(answers) and all(answer.right for answer in answers)
+
+
+async def _interview(running: Running, port: int, rest_port: int) -> list[Answer]:
+    """Ask everything over both protocols, from a thread, as any client outside would.
+
+    Cancellation: at once; the thread ends with its call.
+    """
+    import trio
+
+    await running.plane.registry.wait_loaded()
+    answers = await trio.to_thread.run_sync(_ask_all, "gRPC", f"{_HOST}:{port}", abandon_on_cancel=True)
+    return answers + await trio.to_thread.run_sync(_ask_all, "REST", f"{_HOST}:{rest_port}", abandon_on_cancel=True)
+
+
+def _questions() -> list[Question]:
+    from importlib import import_module
+
+    from ovmstrio_samples.embedded import embedded_samples
+
+    clients = [import_module(f"ovmstrio_samples.{sample.name}.client") for sample in embedded_samples()]
+    return [question for client in clients for question in client.questions()]
+
+
+def _ask_all(protocol: str, url: str) -> list[Answer]:
+    from ovmstrio.client.connect import open_client
+
+    with open_client(url, rest=protocol == "REST") as client:
+        return [_ask(question, protocol, client.infer) for question in _questions()]
+
+
+def _ask(question: Question, protocol: str, ask: Ask) -> Answer:
+    """Ask one question a few times; what the server refuses is a wrong answer."""
+    from statistics import median
+    from time import perf_counter
+
+    from ovmstrio.errors import ServerError
+
+    durations = []
+    try:
+        for _ in range(_REPEATS):
+            started = perf_counter()
+            outputs = ask(question.model, question.inputs)
+            durations.append(perf_counter() - started)
+    except ServerError as error:
+        return Answer(question, protocol, str(error), right=False, milliseconds=0)
+    text = question.read(outputs)
+    return Answer(question, protocol, text, question.is_right(text), 1000 * median(durations))
+
+
+def _show(answers: Sequence[Answer]) -> None:
+    from rich.table import Table
+
+    table = Table(
+        "model", "asked over", "about", "answer", "expected", "", "median of 10", header_style="bold", box=None
+    )
+    for answer in answers:
+        question = answer.question
+        mark = "[green]ok[/]" if answer.right else "[bold red]not ok[/]"
+        latency = f"{answer.milliseconds:.2f} ms"
+        table.add_row(question.model, answer.protocol, question.subject, answer.text, question.expected, mark, latency)
+    stdout().print(table)
+    right = sum(answer.right for answer in answers)
+    colour = "green" if right == len(answers) else "bold red"
+    stdout().print(f"[{colour}]{right} of {len(answers)} answers are right[/]", highlight=False)
+
+
+def _show_next_steps(port: int, rest_port: int) -> None:
+    grpc_url = "" if port == _PORT else f" --url {_HOST}:{port}"
+    body = '{"inputs": [{"name": "features", "shape": [1,4], "datatype": "FP32", "data": [5.1,3.5,1.4,0.2]}]}'
+    commands = (
+        f"curl -s http://{_HOST}:{rest_port}/v2/models/iris/infer -d '{body}'",
+        f"curl -s http://{_HOST}:{rest_port}/metrics",
+        f"ovms models{grpc_url}",
+        f"ovms health{grpc_url}",
+        f"python -m ovmstrio_samples.file_type.client README.md{grpc_url}",
+    )
+    stderr().print("\n[bold]still serving; try in another terminal[/]  (Ctrl-C ends it)", highlight=False)
+    for command in commands:
+        stderr().print(f"  {command}", highlight=False, markup=False, soft_wrap=True)

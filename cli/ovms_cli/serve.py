@@ -1,0 +1,116 @@
+"""`ovms serve`: settings from the command line, the server, and what is seen of it on a terminal.
+
+The options are made from the fields of ``ServeSettings``, so that a setting is described in one place.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from ovms_cli.console import EX_USAGE, fail, stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pydantic.fields import FieldInfo
+
+    from ovmstrio.config.settings import ServeSettings
+
+__all__ = ["register", "run_server"]
+
+HELP = """Serve models over gRPC and REST.
+
+Give [bold]--config_path[/] for many models, [bold]--model_name[/] and [bold]--model_path[/] for one, or nothing for the
+embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. Options may be spelled with _ or with -.
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve", help=HELP)(_command())
+
+
+def _command() -> Callable[..., None]:
+    from ovmstrio.config.settings import ServeSettings
+
+    def serve(**options: Any) -> None:
+        run_server({name: value for name, value in options.items() if value is not None})
+
+    parameters = [_parameter(name, field) for name, field in ServeSettings.model_fields.items()]
+    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return serve
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Make an option of a setting; a flag stays one, anything else is read as text and judged by the settings."""
+    flag = field.annotation is bool or bool in get_args(field.annotation)
+    extra = field.json_schema_extra
+    option = typer.Option(
+        f"--{name}",
+        help=field.description,
+        rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
+        show_default="" if field.default is None else str(field.default),
+        metavar=None if flag else "TEXT" if field.annotation is str else "VALUE",
+    )
+    kind: Any = bool if flag else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def run_server(options: dict[str, Any]) -> None:
+    """Run a server until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
+    import trio
+
+    from ovmstrio.config.command_line import UsageProblems, ignored_options, read_settings
+    from ovmstrio.observability.logs import configure_logs
+
+    try:
+        settings = read_settings(options)
+    except UsageProblems as problems:
+        fail("\n       ".join(problems.lines), EX_USAGE)
+    if settings.config_path is None and settings.model_name is None:
+        settings = settings.model_copy(update={"config_path": _embedded_samples()})
+    try:
+        configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+    except OSError as error:
+        fail(f"--log_path: {settings.log_path} cannot be opened: {error.strerror}")
+    for name, reason in ignored_options(options).items():
+        stderr().print(f"[yellow]warning:[/] --{name} has no effect: {reason}", highlight=False)
+    code = trio.run(_run, settings)
+    raise typer.Exit(code)
+
+
+def _embedded_samples() -> Path:
+    from ovmstrio_samples import prepare_repository
+    from platformdirs import user_cache_path
+
+    path = prepare_repository(user_cache_path("ovmstrio"))
+    stderr().print(f"[dim]no model named: serving the embedded samples of {path}[/]", highlight=False)
+    return path
+
+
+async def _run(settings: ServeSettings) -> int:
+    """Serve, show the start-up, and turn what ends the server into an exit code."""
+    import trio
+    from rich.markup import escape
+
+    from ovms_cli.startup import explain, show_startup
+    from ovmstrio.errors import ServerError
+    from ovmstrio.supervisor import serve
+
+    reasons: list[str] = []
+    try:
+        async with trio.open_nursery() as nursery:
+            running = await nursery.start(serve, settings)
+            nursery.start_soon(show_startup, running)
+    except* (ServerError, OSError) as group:
+        reasons += explain(group, settings)
+    for reason in reasons:
+        stderr().print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True)
+    return 1 if reasons else 0

@@ -1,0 +1,112 @@
+"""What a client of either protocol can do, and the values that it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "TensorInfo"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One input or output as metadata tells it; -1 in ``shape`` is a dimension of any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The metadata of one servable."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One version of one servable and its state: READY, LOADING, UNLOADING or UNAVAILABLE."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether something is ready, and if not, why, where the protocol tells."""
+
+    ready: bool
+    reason: str = ""
+
+
+class Client(Protocol):
+    """The calls of KServe v2 that the command line makes.
+
+    Every method raises the error class that the server raised, ``Unreachable`` when nobody answers, and
+    ``DeadlineExceeded`` when the answer takes longer than the client's timeout.  Arrays of ``BYTES`` hold
+    ``bytes`` objects; ``BF16`` is given as ``float32``.
+    """
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        datatypes: Mapping[str, str] | None = None,
+    ) -> dict[str, Array]:
+        """Call a model.
+
+        ``datatypes`` names KServe's type of an input where the array alone does not tell it (``BF16``).
+        """
+        ...
+
+    def metadata(self, model: str, version: str = "") -> ModelInfo:
+        """Tell inputs, outputs and versions of a model."""
+        ...
+
+    def models(self) -> list[ModelState]:
+        """List every version that the server knows of."""
+        ...
+
+    def server_live(self) -> bool:
+        """Tell whether the server answers at all."""
+        ...
+
+    def server_ready(self) -> Health:
+        """Tell whether the server is ready."""
+        ...
+
+    def model_ready(self, model: str, version: str = "") -> Health:
+        """Tell whether a model can be called."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Give the client."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        ...

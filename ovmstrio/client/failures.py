@@ -1,0 +1,54 @@
+"""From the statuses of either wire back to the error that the server raised."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Unreachable", "error_of_grpc", "error_of_http"]
+
+
+class Unreachable(errors.ServerError):
+    """Nobody answers at the address, or the connection broke before an answer came."""
+
+
+_GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
+    "INVALID_ARGUMENT": errors.InvalidRequest,
+    "FAILED_PRECONDITION": errors.FailedPrecondition,
+    "RESOURCE_EXHAUSTED": errors.Overloaded,
+    "NOT_FOUND": errors.NotFound,
+    "ALREADY_EXISTS": errors.AlreadyExists,
+    "UNAVAILABLE": errors.NotReady,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "UNIMPLEMENTED": errors.NotSupported,
+    "INTERNAL": errors.ModelFailure,
+}
+_HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
+    400: errors.InvalidRequest,
+    404: errors.NotFound,
+    406: errors.MethodNotAllowed,
+    409: errors.AlreadyExists,
+    412: errors.FailedPrecondition,
+    413: errors.PayloadTooLarge,
+    429: errors.Overloaded,
+    500: errors.ModelFailure,
+    501: errors.NotSupported,
+    503: errors.NotReady,
+    504: errors.DeadlineExceeded,
+}
+
+
+def error_of_grpc(status: str, message: str) -> errors.ServerError:
+    """Make the error of a gRPC status, named as in ``StatusCode``."""
+    cls = _GRPC.get(status)
+    return errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
+
+
+def error_of_http(status: int, message: str) -> errors.ServerError:
+    """Make the error of an HTTP status."""
+    cls = _HTTP.get(status)
+    return errors.ServerError(f"HTTP {status}: {message}") if cls is None else cls(message)

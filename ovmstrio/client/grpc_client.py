@@ -1,0 +1,118 @@
+"""KServe v2 over gRPC, on grpcio's blocking channel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
+from ovmstrio.client.failures import Unreachable, error_of_grpc
+from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
+from ovmstrio.errors import NotReady, ServerError
+from ovmstrio.protocol.descriptors import message_class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from ovmstrio.client.api import Array
+    from ovmstrio.client.tls import ClientTls
+
+__all__ = ["GrpcClient"]
+
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+_UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class GrpcClient:
+    """One connection to ``host:port`` or ``unix:/path``; see ``Client`` for its calls."""
+
+    def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
+        self._address = address
+        self._timeout = timeout
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
+        else:
+            files = (None if path is None else path.read_bytes() for path in (tls.ca, tls.key, tls.cert))
+            self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options=_UNLIMITED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        datatypes: Mapping[str, str] | None = None,
+    ) -> dict[str, Array]:
+        """Call a model; arrays travel as raw contents."""
+        request = message_class("inference.ModelInferRequest")(model_name=model, model_version=version)
+        for name, array in inputs.items():
+            datatype = (datatypes or {}).get(name) or datatype_of(array)
+            request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+            request.raw_input_contents.append(to_raw(array, datatype))
+        answer = self._send("ModelInfer", request)
+        return {
+            output.name: from_raw(raw, output.datatype, tuple(output.shape))
+            for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+        }
+
+    def metadata(self, model: str, version: str = "") -> ModelInfo:
+        """Tell inputs, outputs and versions of a model."""
+        answer = self._call("ModelMetadata", name=model, version=version)
+        inputs, outputs = (
+            tuple(TensorInfo(each.name, each.datatype, tuple(each.shape)) for each in side)
+            for side in (answer.inputs, answer.outputs)
+        )
+        return ModelInfo(answer.name, tuple(answer.versions), answer.platform, inputs, outputs)
+
+    def models(self) -> list[ModelState]:
+        """List every version that the server knows of."""
+        answer = self._call("RepositoryIndex")
+        return [ModelState(each.name, each.version, each.state, each.reason) for each in answer.models]
+
+    def server_live(self) -> bool:
+        """Tell whether the server answers at all."""
+        return bool(self._call("ServerLive").live)
+
+    def server_ready(self) -> Health:
+        """Tell whether the server is ready; gRPC carries no reason."""
+        return Health(bool(self._call("ServerReady").ready))
+
+    def model_ready(self, model: str, version: str = "") -> Health:
+        """Tell whether a model can be called."""
+        return Health(bool(self._call("ModelReady", name=model, version=version).ready))
+
+    def _call(self, method: str, **fields: str) -> Any:
+        return self._send(method, message_class(f"inference.{method}Request")(**fields))
+
+    def _send(self, method: str, request: Any) -> Any:
+        call = self._channel.unary_unary(
+            _SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=message_class(f"inference.{method}Response").FromString,
+        )
+        try:
+            return call(request, timeout=self._timeout)
+        except grpc.RpcError as failure:
+            raise self._error(failure) from None
+
+    def _error(self, failure: Any) -> ServerError:
+        error = error_of_grpc(failure.code().name, failure.details())
+        # The library's own failures to connect carry the status that a server uses for "not ready".
+        if isinstance(error, NotReady) and "connect" in error.message.lower():
+            return Unreachable(f"no server answers gRPC at {self._address}: {error.message}")
+        return error

@@ -1,0 +1,164 @@
+"""KServe v2 over REST, on httpx, with binary tensors."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import orjson
+
+from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
+from ovmstrio.client.failures import Unreachable, error_of_http
+from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
+from ovmstrio.datatypes import BY_NAME, BYTES
+from ovmstrio.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from ovmstrio.client.api import Array
+    from ovmstrio.client.tls import ClientTls
+
+__all__ = ["RestClient"]
+
+_HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+
+
+class RestClient:
+    """One connection to ``host:port``; see ``Client`` for its calls."""
+
+    def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
+        scheme = "http" if tls is None else "https"
+        self._url = f"{scheme}://{address}"
+        self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=_verification(tls))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        *,
+        version: str = "",
+        datatypes: Mapping[str, str] | None = None,
+    ) -> dict[str, Array]:
+        """Call a model; arrays travel behind the JSON, as bytes."""
+        tensors, buffers = [], []
+        for name, array in inputs.items():
+            datatype = (datatypes or {}).get(name) or datatype_of(array)
+            raw = to_raw(array, datatype)
+            parameters = {"binary_data_size": len(raw)}
+            tensors.append({"name": name, "shape": array.shape, "datatype": datatype, "parameters": parameters})
+            buffers.append(raw)
+        head = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
+        headers = {_HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+        path = f"{_model_path(model, version)}/infer"
+        return _read_outputs(self._send("POST", path, content=b"".join([head, *buffers]), headers=headers))
+
+    def metadata(self, model: str, version: str = "") -> ModelInfo:
+        """Tell inputs, outputs and versions of a model."""
+        answer = self._send("GET", _model_path(model, version)).json()
+        inputs, outputs = (
+            tuple(TensorInfo(each["name"], each["datatype"], tuple(each["shape"])) for each in answer[side])
+            for side in ("inputs", "outputs")
+        )
+        return ModelInfo(answer["name"], tuple(answer["versions"]), answer["platform"], inputs, outputs)
+
+    def models(self) -> list[ModelState]:
+        """List every version that the server knows of."""
+        answer = self._send("POST", "/v2/repository/index").json()
+        return [
+            ModelState(each["name"], each.get("version", ""), each.get("state", ""), each.get("reason", ""))
+            for each in answer
+        ]
+
+    def server_live(self) -> bool:
+        """Tell whether the server answers at all."""
+        return self._ask("/v2/health/live").is_success
+
+    def server_ready(self) -> Health:
+        """Tell whether the server is ready, and if not, why."""
+        return _health(self._ask("/v2/health/ready"))
+
+    def model_ready(self, model: str, version: str = "") -> Health:
+        """Tell whether a model can be called, and if not, why."""
+        return _health(self._ask(f"{_model_path(model, version)}/ready"))
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        answer = self._ask(path, method, **options)
+        if not answer.is_success:
+            raise error_of_http(answer.status_code, _reason(answer))
+        return answer
+
+    def _ask(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **options)
+        except httpx.TimeoutException as error:
+            raise DeadlineExceeded(f"{self._url} did not answer in time: {error}") from None
+        except httpx.TransportError as error:
+            raise Unreachable(f"no server answers REST at {self._url}: {error}") from None
+
+
+def _verification(tls: ClientTls | None) -> ssl.SSLContext | bool:
+    if tls is None:
+        return True
+    context = ssl.create_default_context(cafile=tls.ca)
+    if tls.cert is not None:
+        context.load_cert_chain(tls.cert, tls.key)
+    return context
+
+
+def _model_path(model: str, version: str) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"])
+    except (ValueError, LookupError, TypeError):
+        return answer.text or answer.reason_phrase
+
+
+def _health(answer: httpx.Response) -> Health:
+    return Health(ready=True) if answer.is_success else Health(ready=False, reason=_reason(answer))
+
+
+def _read_outputs(answer: httpx.Response) -> dict[str, Array]:
+    length = answer.headers.get(_HEADER_LENGTH)
+    head = answer.content if length is None else answer.content[: int(length)]
+    position = len(head)
+    outputs = {}
+    for output in orjson.loads(head)["outputs"]:
+        name, datatype, shape = output["name"], output["datatype"], tuple(output["shape"])
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            outputs[name] = _from_json(output.get("data", []), datatype, shape)
+            continue
+        outputs[name] = from_raw(answer.content[position : position + size], datatype, shape)
+        position += size
+    return outputs
+
+
+def _from_json(data: list[Any], datatype: str, shape: tuple[int, ...]) -> Array:
+    if datatype == BYTES.name:
+        array = np.empty(len(data), dtype=object)
+        array[:] = [each.encode() for each in data]
+        return array.reshape(shape)
+    dtype = np.float32 if datatype == "BF16" else BY_NAME[datatype].numpy
+    return np.array(data, dtype).reshape(shape)

@@ -1,0 +1,66 @@
+"""Arrays to and from KServe's raw contents, as a client has them."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ovmstrio.datatypes import BY_NAME, BYTES
+from ovmstrio.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from ovmstrio.client.api import Array
+
+__all__ = ["datatype_of", "from_raw", "to_raw"]
+
+_LENGTH: Final = struct.Struct("<I")
+_BY_DTYPE: Final = {row.numpy: row.name for row in BY_NAME.values() if row.name not in {"BF16", "BYTES"}}
+_HALF: Final = 16
+
+
+def datatype_of(array: Array) -> str:
+    """Name the type that an array is sent as.
+
+    Raises:
+        InvalidRequest: KServe has no type for its dtype.
+    """
+    if array.dtype.kind in "OSU":
+        return BYTES.name
+    name = _BY_DTYPE.get(array.dtype.newbyteorder("<"))
+    if name is None:
+        raise InvalidRequest(f"dtype {array.dtype} has no KServe datatype; convert it to one of {', '.join(BY_NAME)}")
+    return name
+
+
+def to_raw(array: Array, datatype: str) -> bytes:
+    """Pack an array; floating-point arrays sent as ``BF16`` are rounded to the nearest."""
+    if datatype == BYTES.name:
+        elements = [each.encode() if isinstance(each, str) else bytes(each) for each in array.flat]
+        return b"".join(part for each in elements for part in (_LENGTH.pack(len(each)), each))
+    if datatype == "BF16" and array.dtype.kind == "f":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
+        array = ((bits + 0x7FFF + ((bits >> _HALF) & 1)) >> _HALF).astype(np.uint16)
+    return np.ascontiguousarray(array, BY_NAME[datatype].numpy).tobytes()
+
+
+def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
+    """Unpack a tensor; ``BF16`` is widened to ``float32``.
+
+    Raises:
+        ValueError: the bytes are not a tensor of that type and shape.
+    """
+    if datatype == BYTES.name:
+        elements, position = [], 0
+        while position < len(raw):
+            (length,) = _LENGTH.unpack_from(raw, position)
+            position += _LENGTH.size + length
+            elements.append(raw[position - length : position])
+        array = np.empty(len(elements), dtype=object)
+        array[:] = elements
+        return array.reshape(shape)
+    array = np.frombuffer(raw, BY_NAME[datatype].numpy)
+    if datatype == "BF16":
+        array = (array.astype(np.uint32) << _HALF).view(np.float32)
+    return array.reshape(shape)

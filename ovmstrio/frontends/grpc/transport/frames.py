@@ -1,0 +1,175 @@
+"""HTTP/2 frames as bytes (RFC 9113, sections 4 and 6): constants, serialisers and the faults that frames can hold."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+__all__ = [
+    "FRAME_HEADER",
+    "FRAME_HEADER_BYTES",
+    "MAX_FRAME_BYTES",
+    "MAX_STREAM_ID",
+    "MAX_WINDOW",
+    "PREFACE",
+    "ConnectionFault",
+    "ErrorCode",
+    "Flag",
+    "FrameType",
+    "Setting",
+    "data_header",
+    "goaway",
+    "header_frames",
+    "ping",
+    "rst_stream",
+    "settings",
+    "settings_ack",
+    "strip_padding",
+    "window_update",
+]
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_HEADER_BYTES: Final = 9
+MAX_FRAME_BYTES: Final = 16_384
+MAX_STREAM_ID: Final = 2**31 - 1
+MAX_WINDOW: Final = 2**31 - 1
+
+FRAME_HEADER: Final = Struct(">BHBBL")
+"""Length (high byte, low word), type, flags, stream."""
+
+_UINT32 = Struct(">L")
+_SETTING = Struct(">HL")
+_GOAWAY = Struct(">LL")
+_pack_header = FRAME_HEADER.pack
+
+
+class FrameType(IntEnum):
+    """Frame types of RFC 9113; a higher number is an extension and is ignored."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class Flag:
+    """Flag bits; plain integers, because frames are parsed in the hot path."""
+
+    ACK: Final = 0x1
+    END_STREAM: Final = 0x1
+    END_HEADERS: Final = 0x4
+    PADDED: Final = 0x8
+    PRIORITY: Final = 0x20
+
+
+class Setting(IntEnum):
+    """Identifiers of SETTINGS that this server reads or writes."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class ErrorCode(IntEnum):
+    """Error codes of RST_STREAM and GOAWAY."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class ConnectionFault(Exception):
+    """The peer broke a rule or a limit so that the whole connection must end."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(f"{code.name}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+def data_header(stream_id: int, length: int, flags: int) -> bytes:
+    """Serialise the header of a DATA frame."""
+    return _pack_header(length >> 16, length & 0xFFFF, FrameType.DATA, flags, stream_id)
+
+
+def header_frames(stream_id: int, block: bytes, max_frame: int, *, end_stream: bool) -> bytes:
+    """Serialise a header block as HEADERS and, where it is longer than a frame, CONTINUATION frames."""
+    flags = Flag.END_STREAM if end_stream else 0
+    length = len(block)
+    if length <= max_frame:
+        return (
+            _pack_header(length >> 16, length & 0xFFFF, FrameType.HEADERS, flags | Flag.END_HEADERS, stream_id) + block
+        )
+    frames = []
+    kind = FrameType.HEADERS
+    for start in range(0, length, max_frame):
+        part = block[start : start + max_frame]
+        if start + max_frame >= length:
+            flags |= Flag.END_HEADERS
+        frames.append(_pack_header(len(part) >> 16, len(part) & 0xFFFF, kind, flags, stream_id) + part)
+        kind, flags = FrameType.CONTINUATION, 0
+    return b"".join(frames)
+
+
+def settings(values: dict[Setting, int]) -> bytes:
+    """Serialise a SETTINGS frame."""
+    payload = b"".join(_SETTING.pack(key, value) for key, value in values.items())
+    return _pack_header(0, len(payload), FrameType.SETTINGS, 0, 0) + payload
+
+
+def settings_ack() -> bytes:
+    """Serialise the acknowledgement of the peer's SETTINGS."""
+    return _pack_header(0, 0, FrameType.SETTINGS, Flag.ACK, 0)
+
+
+def ping(payload: bytes, *, ack: bool) -> bytes:
+    """Serialise a PING of eight bytes, or the answer to one."""
+    return _pack_header(0, 8, FrameType.PING, Flag.ACK if ack else 0, 0) + payload
+
+
+def rst_stream(stream_id: int, code: int) -> bytes:
+    """Serialise a RST_STREAM frame."""
+    return _pack_header(0, 4, FrameType.RST_STREAM, 0, stream_id) + _UINT32.pack(code)
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """Serialise a WINDOW_UPDATE frame; stream 0 is the connection."""
+    return _pack_header(0, 4, FrameType.WINDOW_UPDATE, 0, stream_id) + _UINT32.pack(increment)
+
+
+def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
+    """Serialise a GOAWAY frame with its debug text."""
+    payload = _GOAWAY.pack(last_stream_id, code) + debug
+    return _pack_header(0, len(payload), FrameType.GOAWAY, 0, 0) + payload
+
+
+def strip_padding(payload: bytes) -> bytes:
+    """Take the padding off a PADDED frame's payload.
+
+    Raises:
+        ConnectionFault: the padding is as long as the payload or longer.
+    """
+    if not payload or payload[0] >= len(payload):
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding is longer than its frame")
+    return payload[1 : len(payload) - payload[0]]

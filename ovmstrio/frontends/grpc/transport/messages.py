@@ -1,0 +1,138 @@
+"""gRPC messages in the bytes of a stream: five-byte prefixes, reassembly and gzip.
+
+flag (1 byte: compressed or not) | length (4 bytes, big endian) | message
+"""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+from typing import Final
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+__all__ = ["ACCEPTED_ENCODINGS", "PREFIX_BYTES", "MessageBuffer", "gunzip", "message_prefix"]
+
+PREFIX_BYTES: Final = 5
+ACCEPTED_ENCODINGS: Final = ("identity", "gzip")
+_PREFIX = Struct(">BL")
+_GZIP_WINDOW_BITS: Final = 31
+_pack_prefix = _PREFIX.pack
+_unpack_prefix = _PREFIX.unpack_from
+
+
+def message_prefix(length: int) -> bytes:
+    """Serialise the prefix of a message that is not compressed."""
+    return _pack_prefix(0, length)
+
+
+class MessageBuffer:
+    """Request bytes of one stream that no reader has taken yet.
+
+    Chunks are joined once, when a message is complete, so a large message is copied once however it was cut.
+
+    Attributes:
+        size: bytes in the buffer.
+        wanted: the size below which ``take`` has nothing new to say; known after a ``take`` that gave ``None``.
+    """
+
+    __slots__ = ("_chunks", "_first", "_position", "size", "wanted")
+
+    def __init__(self) -> None:
+        self._first = b""
+        self._position = 0
+        self._chunks: list[bytes] = []
+        self.size = 0
+        self.wanted = 0
+
+    def append(self, chunk: bytes) -> None:
+        """Add the payload of a DATA frame."""
+        if self.size:
+            self._chunks.append(chunk)
+        else:
+            self._first = chunk
+            self._position = 0
+        self.size += len(chunk)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._first = b""
+        self._chunks = []
+        self.size = self.wanted = 0
+
+    def take(self, max_bytes: int) -> tuple[int, bytes] | None:
+        """Take the next message as its flag and its bytes; ``None`` while it is incomplete.
+
+        Raises:
+            GRPCError: RESOURCE_EXHAUSTED, when its prefix announces more than ``max_bytes``.
+        """
+        if self.size < PREFIX_BYTES:
+            self.wanted = PREFIX_BYTES
+            return None
+        if len(self._first) - self._position < PREFIX_BYTES:
+            self._join()
+        flag, length = _unpack_prefix(self._first, self._position)
+        if length > max_bytes:
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED,
+                f"request message of {length} bytes is larger than the limit of {max_bytes} bytes"
+                " (max_receive_message_bytes)",
+            )
+        if self.size < PREFIX_BYTES + length:
+            self.wanted = PREFIX_BYTES + length
+            return None
+        self.size -= PREFIX_BYTES + length
+        return flag, self._cut(self._position + PREFIX_BYTES, length)
+
+    def _cut(self, start: int, length: int) -> bytes:
+        end = start + length
+        if end <= len(self._first):
+            message = self._first[start:end]
+            self._position = end
+        else:
+            parts = [self._first[start:]]
+            left = length - len(parts[0])
+            used = 0
+            while left:
+                self._first = self._chunks[used]
+                used += 1
+                parts.append(self._first[:left])
+                self._position = len(parts[-1])
+                left -= self._position
+            del self._chunks[:used]
+            message = b"".join(parts)
+        if not self.size:
+            self._first = b""
+        elif self._position == len(self._first):
+            self._first = self._chunks.pop(0)
+            self._position = 0
+        return message
+
+    def _join(self) -> None:
+        self._chunks.insert(0, self._first[self._position :])
+        self._first = b"".join(self._chunks)
+        self._chunks = []
+        self._position = 0
+
+
+def gunzip(data: bytes, max_bytes: int) -> bytes:
+    """Decompress one message, never making more than ``max_bytes`` of it.
+
+    Raises:
+        GRPCError: RESOURCE_EXHAUSTED when it is larger, INVALID_ARGUMENT when it is not gzip.
+    """
+    inflater = zlib.decompressobj(_GZIP_WINDOW_BITS)
+    try:
+        message = inflater.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid gzip: {error}") from error
+    if len(message) > max_bytes:
+        raise GRPCError(
+            Status.RESOURCE_EXHAUSTED,
+            f"request message is larger than the limit of {max_bytes} bytes (max_receive_message_bytes)"
+            " after decompression",
+        )
+    if not inflater.eof:
+        raise GRPCError(Status.INVALID_ARGUMENT, "request message is not valid gzip: it ends too early")
+    return message

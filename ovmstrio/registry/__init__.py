@@ -1,0 +1,8 @@
+"""What is served: names and versions, their states, and changes of them under load."""
+
+from ovmstrio.registry.leases import Lease
+from ovmstrio.registry.loading import LoadServable
+from ovmstrio.registry.registry import Registry
+from ovmstrio.registry.states import ApplyResult, Readiness, VersionState, VersionStatus
+
+__all__ = ["ApplyResult", "Lease", "LoadServable", "Readiness", "Registry", "VersionState", "VersionStatus"]

@@ -1,0 +1,67 @@
+"""Servables that have been replaced or retired, each closed once, when nobody uses it any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.registry.leases import Instance
+
+__all__ = ["RetiredInstances"]
+
+log = structlog.get_logger(__name__)
+
+CLOSE_SECONDS: Final = 10.0
+"""How long one servable may take to give back what it holds, cancelled or not."""
+
+
+class RetiredInstances:
+    """The instances that get no more calls and are not closed yet, with what is to be called once they are."""
+
+    def __init__(self) -> None:
+        self._open: dict[Instance, Callable[[], None] | None] = {}
+
+    def add(self, instance: Instance, closed: Callable[[], None] | None) -> None:
+        """Take over an instance that gets no more calls; ``closed`` is called once it is closed."""
+        self._open[instance] = closed
+
+    async def close_when_idle(self, instance: Instance) -> None:
+        """Close a retired instance when its last call has ended.
+
+        Raises: nothing that the servable raises; that is logged.
+
+        Cancellation: while calls are in flight, which leaves the instance open for :meth:`close_all`; closing itself
+        is shielded, with a bound.
+        """
+        await instance.wait_drained()
+        closed = self._open.pop(instance)
+        with trio.move_on_after(CLOSE_SECONDS, shield=True) as scope:
+            try:
+                await instance.servable.aclose()
+            except Exception:
+                log.exception("closing failed", model=instance.name, version=instance.version)
+        if scope.cancelled_caught:
+            log.error("closing took too long", model=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
+        log.info("model retired", model=instance.name, version=instance.version)
+        if closed is not None:
+            closed()
+
+    async def close_all(self, seconds: float) -> None:
+        """Close everything that is retired, each when its calls have ended; no other task may be closing any more.
+
+        An instance whose calls do not end in ``seconds`` is left open: closing it under a running call could crash
+        the process.
+
+        Cancellation: shielded, with that bound.
+        """
+        with trio.move_on_after(seconds, shield=True):
+            async with trio.open_nursery() as nursery:
+                for instance in tuple(self._open):
+                    nursery.start_soon(self.close_when_idle, instance)
+        for instance in self._open:
+            log.warning("model abandoned", model=instance.name, version=instance.version, in_flight=instance.in_flight)

@@ -1,0 +1,89 @@
+"""Loading one version: bounded, timed, and with every failure turned into a state that says why."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.errors import ServerError
+from ovmstrio.registry.leases import Instance
+from ovmstrio.registry.records import Failure
+from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.servable import Servable
+
+if TYPE_CHECKING:
+    from ovmstrio.registry.records import ModelRecord, VersionRecord
+
+__all__ = ["LoadServable", "VersionLoader", "describe"]
+
+log = structlog.get_logger(__name__)
+
+LoadServable = Callable[[ModelSpec, int, Path], Awaitable[Servable]]
+"""What makes a servable of a version's files, warmed and ready to be called."""
+
+_RETRY_SECONDS: Final = 1.0
+_RETRY_SECONDS_MAX: Final = 60.0
+
+
+def describe(error: Exception) -> str:
+    """Say in one text why a load failed."""
+    return error.message if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
+
+
+class VersionLoader:
+    """Loads versions, a bounded number at a time.
+
+    Args:
+        load: makes a servable; anything that it raises is a failure of that version alone.
+        concurrent_loads: how many loads may run at once.
+    """
+
+    def __init__(self, load: LoadServable, concurrent_loads: int) -> None:
+        self._load = load
+        self._limiter = trio.CapacityLimiter(concurrent_loads)
+
+    async def load(self, model: ModelRecord, spec: ModelSpec, version: int, directory: Path) -> Instance | None:
+        """Load a version and let it serve; the instance that it replaces is returned, to be retired.
+
+        Raises: nothing that the loader raises; that becomes the version's state.
+
+        Cancellation: at any checkpoint; the loader gives back what it had opened, and what was served goes on.
+        """
+        record = model.load_begins(version)
+        async with self._limiter:
+            files = await trio.to_thread.run_sync(tree_mark, directory)
+            log.info("model loading", model=model.name, version=version, path=str(directory))
+            started = perf_counter()
+            try:
+                servable = await self._load(spec, version, directory)
+            except Exception as error:  # noqa: BLE001 - the servable border
+                _log_failure(record, error)
+                failure = _next_failure(record, spec, files)
+                model.load_fails(record, describe(error), failure, perf_counter() - started)
+                return None
+            seconds = perf_counter() - started
+            log.info("model available", model=model.name, version=version, load_seconds=round(seconds, 3))
+            return model.load_succeeds(record, Instance(spec, version, servable), seconds)
+
+
+def _next_failure(record: VersionRecord, spec: ModelSpec, files: str) -> Failure:
+    attempts = 1 + (record.failure.attempts if record.failure is not None else 0)
+    delay = min(_RETRY_SECONDS * 2 ** min(attempts - 1, 10), _RETRY_SECONDS_MAX)
+    return Failure(spec, files, attempts, trio.current_time() + delay)
+
+
+def _log_failure(record: VersionRecord, error: Exception) -> None:
+    log.error(
+        "model failed",
+        model=record.name,
+        version=record.version,
+        reason=describe(error),
+        old_serves=record.instance is not None,
+        exc_info=None if isinstance(error, ServerError) else error,
+    )

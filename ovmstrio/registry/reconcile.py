@@ -1,0 +1,184 @@
+"""Bringing one model in line with its configuration and its files: load first, retire after.
+
+::
+
+    list versions ─> policy chooses ─> load what is missing ─┐ a version failed: choose again without it
+                          ^──────────────────────────────────┘
+                     all chosen ones serve ─> retire what is not wanted
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from ovmstrio.errors import ConfigError
+from ovmstrio.registry.states import FAILED, ApplyResult, VersionState, VersionStatus
+from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.versions import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
+
+    from ovmstrio.config.specs import ModelSpec, VersionPolicy
+    from ovmstrio.registry.leases import Instance
+    from ovmstrio.registry.loading import VersionLoader
+    from ovmstrio.registry.records import ModelRecord, VersionRecord
+    from ovmstrio.repository.versions import Listing
+
+__all__ = ["Reconciler", "choose_versions"]
+
+log = structlog.get_logger(__name__)
+
+
+def choose_versions(
+    policy: VersionPolicy, listed: Iterable[int], broken: Collection[int]
+) -> tuple[list[int], frozenset[int]]:
+    """Apply a policy, and apply it again without the versions that it chose and that cannot be loaded.
+
+    Returns:
+        The versions to serve, ascending, and those together with the broken ones that would be served if they worked.
+    """
+    candidates = set(listed)
+    wanted: set[int] = set()
+    while True:
+        chosen = policy.select(candidates)
+        wanted.update(chosen)
+        failing = set(chosen).intersection(broken)
+        if not failing:
+            return chosen, frozenset(wanted)
+        candidates -= failing
+
+
+class Reconciler:
+    """Loads and retires versions of one model at a time, as its configuration and its files ask for.
+
+    Args:
+        loader: loads a version.
+        retire: sees to it that an instance is closed when it is idle; must not wait for that.
+    """
+
+    def __init__(self, loader: VersionLoader, retire: Callable[[Instance, Callable[[], None] | None], None]) -> None:
+        self._loader = loader
+        self._retire = retire
+
+    async def reconcile(self, model: ModelRecord, *, forced: bool) -> ApplyResult:
+        """Load what is missing and retire what is not wanted; ``forced`` tries again what has failed before.
+
+        Raises: nothing for a model that cannot be listed or loaded; that is in the result and in its states.
+
+        Cancellation: at any checkpoint; what was served goes on.
+        """
+        spec = model.spec
+        try:
+            if spec is None:
+                return ApplyResult(changed=self.retire_all(model))
+            listing = await self._list(model, spec)
+            if listing is None:
+                return ApplyResult(
+                    failures=(VersionStatus(model.name, 0, VersionState.LOADING, FAILED, model.problem),)
+                )
+            return await self._follow(model, spec, listing, forced=forced)
+        finally:
+            model.settled = True
+            model.touch()
+
+    def retire_all(self, model: ModelRecord) -> bool:
+        """Stop giving leases for every version; tell whether there was any."""
+        return self._retire_except(model, ())
+
+    async def _list(self, model: ModelRecord, spec: ModelSpec) -> Listing | None:
+        known = model.problem
+        try:
+            _check_settings(spec)
+            listing = await trio.to_thread.run_sync(scan, spec.base_path)
+        except ConfigError as error:
+            model.problem = error.message
+        else:
+            for warning in listing.warnings if listing.warnings != model.warnings else ():
+                log.warning("model repository", model=model.name, base_path=str(spec.base_path), problem=warning)
+            model.problem, model.warnings = "", listing.warnings
+            return listing
+        if model.problem != known:
+            log.error("model cannot be served", model=model.name, reason=model.problem)
+        return None
+
+    async def _follow(self, model: ModelRecord, spec: ModelSpec, listing: Listing, *, forced: bool) -> ApplyResult:
+        given_up = await self._given_up(model, spec, listing, forced=forced)
+        attempted: set[int] = set()
+        while True:
+            broken = given_up.difference(model.available_versions())
+            chosen, wanted = choose_versions(spec.version_policy, listing.versions, broken)
+            missing = [version for version in chosen if not (version in given_up or _is_served(model, spec, version))]
+            if not missing:
+                break
+            attempted.update(missing)
+            await self._load_all(model, spec, {version: listing.versions[version] for version in missing})
+            given_up.update(version for version in missing if model.versions[version].failure is not None)
+        retired = self._retire_except(model, wanted)
+        failures = tuple(model.versions[version].status for version in sorted(attempted & given_up))
+        return ApplyResult(retired or bool(attempted - given_up), failures)
+
+    async def _given_up(self, model: ModelRecord, spec: ModelSpec, listing: Listing, *, forced: bool) -> set[int]:
+        """Find the versions whose last load failed and that are not worth trying again now."""
+        failed = {} if forced else {version: record for version, record in model.versions.items() if record.failure}
+        return {
+            version
+            for version, record in failed.items()
+            if version in listing.versions and not await _is_due(record, spec, listing.versions[version])
+        }
+
+    async def _load_all(self, model: ModelRecord, spec: ModelSpec, directories: dict[int, Path]) -> None:
+        async with trio.open_nursery() as nursery:
+            for version, directory in directories.items():
+                nursery.start_soon(self._load, model, spec, version, directory)
+
+    async def _load(self, model: ModelRecord, spec: ModelSpec, version: int, directory: Path) -> None:
+        replaced = await self._loader.load(model, spec, version, directory)
+        if replaced is not None:
+            self._retire(replaced, None)
+
+    def _retire_except(self, model: ModelRecord, wanted: Collection[int]) -> bool:
+        unwanted = [
+            record
+            for version, record in model.versions.items()
+            if version not in wanted and record.state < VersionState.UNLOADING
+        ]
+        for record in unwanted:
+            instance = model.retirement_begins(record)
+            if instance is not None:
+                self._retire(instance, _ending(model, record))
+        return bool(unwanted)
+
+
+def _check_settings(spec: ModelSpec) -> None:
+    errors = [problem for problem in spec.problems if problem.severity == "error"]
+    if errors:
+        raise ConfigError(errors)
+
+
+def _ending(model: ModelRecord, record: VersionRecord) -> Callable[[], None]:
+    return lambda: model.retirement_ends(record)
+
+
+def _is_served(model: ModelRecord, spec: ModelSpec, version: int) -> bool:
+    """Tell whether a version is served with these settings, and note that they are the ones it has now."""
+    record = model.versions.get(version)
+    if record is None or record.instance is None:
+        return False
+    if record.instance.spec is not spec and record.instance.spec.needs_reload(spec):
+        return False
+    record.instance.spec = spec
+    if record.failure is not None:
+        model.forget_failure(record)
+    return True
+
+
+async def _is_due(record: VersionRecord, spec: ModelSpec, directory: Path) -> bool:
+    failure = record.failure
+    if failure is None or trio.current_time() >= failure.retry_at or failure.spec.needs_reload(spec):
+        return True
+    return await trio.to_thread.run_sync(tree_mark, directory) != failure.files

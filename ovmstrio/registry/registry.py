@@ -1,0 +1,326 @@
+"""Name and version to servable: what is served, in which state, and how it changes while calls are in flight.
+
+::
+
+    apply / rescan / watcher ──> JobQueue ──> Reconciler ──> VersionLoader ──> ModelRecord (states, routing)
+    lease ─────────────────────────────────────────────────────────────────────────^   │ replaced, retired
+                                                        RetiredInstances (close when idle) <──┘
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.errors import InvalidRequest, NotFound, NotReady
+from ovmstrio.registry.instances import RetiredInstances
+from ovmstrio.registry.jobs import Job, JobQueue
+from ovmstrio.registry.leases import Instance, Lease
+from ovmstrio.registry.loading import LoadServable, VersionLoader
+from ovmstrio.registry.readiness import readiness_at_start, readiness_of
+from ovmstrio.registry.reconcile import Reconciler
+from ovmstrio.registry.records import DEFAULT_VERSION, ModelRecord
+from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.servable import Servable
+
+__all__ = ["Registry"]
+
+MODEL_MISSING: Final = "Model with requested name is not found"
+NOTHING_MISSING: Final = "Mediapipe graph definition with requested name is not found"
+"""What an infer of an unknown name is told: OVMS looks for graphs last, and the last miss speaks."""
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_MAX_VERSION: Final = 2**63 - 1
+
+
+class Registry:
+    """Everything that can be called by name.
+
+    Args:
+        load: makes a servable of a version, warmed and ready to be called.
+        poll_seconds: how often the configuration and the version directories are looked at; 0 never.
+        concurrent_loads: how many versions may be loading at once.
+        load_wait_seconds: how long a lease waits for a version that is being loaded.
+        shutdown_seconds: how long calls in flight may hold up the end of :meth:`run`.
+        ready_when_failed: be ready even if a model has no version that works (as OVMS is).
+        ready_when_empty: be ready with no model configured.
+    """
+
+    def __init__(
+        self,
+        load: LoadServable,
+        *,
+        poll_seconds: float = 1.0,
+        concurrent_loads: int = 2,
+        load_wait_seconds: float = 10.0,
+        shutdown_seconds: float = 10.0,
+        ready_when_failed: bool = False,
+        ready_when_empty: bool = False,
+    ) -> None:
+        self._poll_seconds = poll_seconds
+        self._load_wait_seconds = load_wait_seconds
+        self._shutdown_seconds = shutdown_seconds
+        self._readiness_options = {"when_failed": ready_when_failed, "when_empty": ready_when_empty}
+        self._models: dict[str, ModelRecord] = {}
+        self._retired = RetiredInstances()
+        self._reconciler = Reconciler(VersionLoader(load, concurrent_loads), self._retire)
+        self._jobs = JobQueue()
+        self._queued_rescan: Job | None = None
+        self._nursery: trio.Nursery | None = None
+        self._stopped = False
+        self._loaded = trio.Event()
+        self._changed = trio.Event()
+        self._announced = self.readiness
+        self._on_status: list[Callable[[VersionStatus], None]] = []
+        self._on_readiness: list[Callable[[Readiness], None]] = []
+        self._on_poll: list[Callable[[], Awaitable[object]]] = []
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own loads, the watcher and retirements until cancelled; may be run once.
+
+        Cancellation: loads are cancelled; then, shielded and with a bound, calls in flight may end and everything
+        that is open is closed.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._jobs.run)
+                if self._poll_seconds > 0:
+                    nursery.start_soon(self._watch)
+                task_status.started()
+        finally:
+            await self._shut_down()
+
+    async def apply(self, specs: Sequence[ModelSpec]) -> ApplyResult:
+        """Load, swap and retire until exactly these models are served; of two with one name the first counts.
+
+        Names are known, and calls to them wait, as soon as this has begun.  What fails is in the result, and what
+        served before goes on serving.
+
+        Raises:
+            NotReady: the registry has stopped.
+
+        Cancellation: at once; the change itself goes on, owned by :meth:`run`.
+        """
+        return await self._jobs.put(partial(self._apply, tuple(specs))).wait()
+
+    async def rescan(self) -> ApplyResult:
+        """List the version directories of every model again, and try again what has failed; as :meth:`apply`.
+
+        Calls that are made while one is waiting for its turn share its result.
+
+        Raises:
+            NotReady: the registry has stopped.
+
+        Cancellation: at once; the change itself goes on, owned by :meth:`run`.
+        """
+        if self._queued_rescan is None or self._queued_rescan.begun:
+            self._queued_rescan = self._jobs.put(partial(self._reconcile_all, forced=True))
+        return await self._queued_rescan.wait()
+
+    async def wait_loaded(self) -> None:
+        """Return once the first :meth:`apply` has ended, whatever came of it.
+
+        Cancellation: at once; nothing is held.
+        """
+        await self._loaded.wait()
+
+    # Calls
+
+    async def lease(self, name: str, version: str = "") -> Lease:
+        """Take a lease of a version, or of the default one, for use in a ``with`` statement.
+
+        An available version is leased without a checkpoint.  One that is being loaded is waited for.
+
+        Raises:
+            NotFound: the name or version is unknown.
+            VersionRetired: it is not served any more.
+            VersionLoading: it is not loaded yet, and was not after ``load_wait_seconds``.
+            InvalidRequest: the version is not a number.
+            NotReady: the registry has stopped.
+
+        Cancellation: while a load is waited for; nothing is held then.
+        """
+        model = self._models.get(name)
+        if model is not None:
+            instance = model.serving.get(version)
+            if instance is not None:
+                return Lease(instance)
+        return await self._lease_later(name, _parse(version))
+
+    def peek(self, name: str, version: str = "") -> Servable:
+        """Give the servable of a version, or of the default one, without a lease: for its metadata, used at once.
+
+        Raises:
+            NotFound: the name or version is unknown, or (``VersionRetired``) not served any more.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        return self._find(name, _parse(version), MODEL_MISSING).servable
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a version, or with none named the default one, can be called.
+
+        Raises:
+            NotFound: the name or version is unknown, or no version is available to be the default one; "0" names a
+                version that never exists.
+            InvalidRequest: the version is not a number.
+        """
+        number = _parse(version)
+        model = self._models.get(name)
+        if model is None:
+            raise NotFound(MODEL_MISSING)
+        record = model.versions.get(number)
+        if record is not None:
+            return record.instance is not None
+        if version == "" and model.serving:
+            return True
+        raise NotFound("Model with requested version is not found")
+
+    def available_versions(self, name: str) -> list[int]:
+        """List the versions of a name that can be called, ascending; none for an unknown name."""
+        model = self._models.get(name)
+        return [] if model is None else model.available_versions()
+
+    # What is told
+
+    def statuses(self) -> dict[str, list[VersionStatus]]:
+        """Tell the state of every version ever seen, by name."""
+        return {name: model.statuses() for name, model in self._models.items()}
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether every model that is configured can be called, and if not, why."""
+        if self._stopped:
+            return Readiness(ready=False, reason="the server is shutting down")
+        if not self._loaded.is_set():
+            return readiness_at_start(self._models.values())
+        return readiness_of(self._models.values(), **self._readiness_options)
+
+    def subscribe(self, callback: Callable[[VersionStatus], None]) -> None:
+        """Have every change of a version's state told; the callback must neither block nor raise."""
+        self._on_status.append(callback)
+
+    def subscribe_readiness(self, callback: Callable[[Readiness], None]) -> None:
+        """Have every change of :attr:`readiness` told; the callback must neither block nor raise."""
+        self._on_readiness.append(callback)
+
+    def on_poll(self, callback: Callable[[], Awaitable[object]]) -> None:
+        """Have a coroutine run at each poll, before directories are listed; its errors end the server."""
+        self._on_poll.append(callback)
+
+    async def wait_change(self) -> None:
+        """Return at the next change of a version's state or of the readiness.
+
+        Cancellation: at once; nothing is held.
+        """
+        await self._changed.wait()
+
+    # Inside
+
+    def _find(self, name: str, version: int, missing: str) -> Instance:
+        model = self._models.get(name)
+        if self._stopped:
+            raise NotReady("the server is shutting down")
+        if model is None:
+            raise NotFound(missing)
+        instance = model.find(version)
+        if instance is None:
+            raise model.refusal(version)
+        return instance
+
+    async def _lease_later(self, name: str, version: int) -> Lease:
+        with trio.move_on_after(self._load_wait_seconds):
+            while (model := self._models.get(name)) is not None and not self._stopped:
+                if model.find(version) is not None or not model.is_pending(version):
+                    break
+                await model.changed.wait()
+        return Lease(self._find(name, version, NOTHING_MISSING))
+
+    async def _apply(self, specs: Iterable[ModelSpec]) -> ApplyResult:
+        by_name: dict[str, ModelSpec] = {}
+        for spec in specs:
+            by_name.setdefault(spec.name, spec)
+        for name in by_name:
+            self._models.setdefault(name, ModelRecord(name, self._publish))
+        for name, model in self._models.items():
+            model.settled = model.settled and model.spec is not None
+            model.spec = by_name.get(name)
+        result = await self._reconcile_all(forced=True)
+        self._loaded.set()
+        self._announce_readiness()
+        return result
+
+    async def _reconcile_all(self, *, forced: bool) -> ApplyResult:
+        results: list[ApplyResult] = []
+
+        async def reconcile(model: ModelRecord) -> None:
+            results.append(await self._reconciler.reconcile(model, forced=forced))
+
+        async with trio.open_nursery() as nursery:
+            for model in self._models.values():
+                nursery.start_soon(reconcile, model)
+        self._announce_readiness()
+        failures = sorted((status for result in results for status in result.failures), key=_name_and_version)
+        return ApplyResult(any(result.changed for result in results), tuple(failures))
+
+    async def _watch(self) -> None:
+        await self.wait_loaded()
+        while True:
+            await trio.sleep(self._poll_seconds)
+            for callback in self._on_poll:
+                await callback()
+            await self._jobs.put(partial(self._reconcile_all, forced=False)).wait()
+
+    def _retire(self, instance: Instance, closed: Callable[[], None] | None) -> None:
+        self._retired.add(instance, closed)
+        if self._nursery is not None and not self._stopped:
+            self._nursery.start_soon(self._retired.close_when_idle, instance)
+
+    async def _shut_down(self) -> None:
+        self._stopped = True
+        for model in self._models.values():
+            self._reconciler.retire_all(model)
+            model.touch()
+        self._announce_readiness()
+        await self._retired.close_all(self._shutdown_seconds)
+
+    def _publish(self, status: VersionStatus) -> None:
+        for callback in self._on_status:
+            callback(status)
+        self._announce()
+
+    def _announce_readiness(self) -> None:
+        if self.readiness == self._announced:
+            return
+        self._announced = self.readiness
+        for callback in self._on_readiness:
+            callback(self._announced)
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _parse(version: str) -> int:
+    if not version:
+        return DEFAULT_VERSION
+    number = int(version) if _INTEGER.fullmatch(version) else None
+    if number is None or abs(number) > _MAX_VERSION:
+        raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
+    return number
+
+
+def _name_and_version(status: VersionStatus) -> tuple[str, int]:
+    return status.name, status.version

@@ -1,0 +1,157 @@
+"""Where the registry's models are configured: a file that is read again when it has changed, or when told to.
+
+::
+
+    config.json ─> ConfigSource ─> Registry.apply
+                      ^ load (start), reload (POST /v1/config/reload), poll (watcher)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from ovmstrio.config.specs import ServerSpec
+from ovmstrio.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError
+from ovmstrio.repository.fingerprints import content_mark
+
+if TYPE_CHECKING:
+    from ovmstrio.registry.registry import Registry
+    from ovmstrio.registry.states import ApplyResult
+
+__all__ = ["ConfigSource", "ParseConfig", "reload_versions"]
+
+log = structlog.get_logger(__name__)
+
+ParseConfig = Callable[[bytes, Path], ServerSpec]
+"""Makes a validated configuration of a file's content; the path is for messages and for relative paths in it."""
+
+_FILE_MISSING: Final = "Config file not found or cannot open."
+_FILE_FAILED: Final = "Reloading config file failed. Check server logs for more info"
+_VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
+
+_READ_ATTEMPTS: Final = 3
+_READ_PAUSE_SECONDS: Final = 0.01
+"""A file that does not parse may be half written: it is read again after a pause, as OVMS does."""
+
+
+async def reload_versions(registry: Registry) -> bool:
+    """Look for new and vanished versions of what is configured; True if anything changed.
+
+    Raises:
+        ModelFailure: a version failed to load; everything else is served.
+
+    Cancellation: at once; the registry goes on with it.
+    """
+    result = await registry.rescan()
+    _check(result, _VERSIONS_FAILED)
+    return result.changed
+
+
+class ConfigSource:
+    """Keeps a registry in line with a configuration file.
+
+    Args:
+        path: the file.
+        registry: what is kept in line.
+        parse: reads the file's content.
+    """
+
+    def __init__(self, path: Path, registry: Registry, parse: ParseConfig) -> None:
+        self._path = path
+        self._registry = registry
+        self._parse = parse
+        self._lock = trio.Lock()
+        self._mark = ""
+        self._failed = False
+        self._missing = False
+
+    async def reload(self, *, force: bool = False) -> bool:
+        """Apply the file if it has changed or failed before, else only look for versions; True if anything changed.
+
+        Raises:
+            ConfigError: the file cannot be opened.
+            FailedPrecondition: its content cannot be used; everything stays as it was.
+            ModelFailure: something in it failed to load; everything else is served.
+
+        Cancellation: at any checkpoint; the registry goes on with a change that it has begun.
+        """
+        async with self._lock:
+            content = await self._content()
+            if force or self._failed or content_mark(content) != self._mark:
+                await self._apply(content)
+                return True
+            return await reload_versions(self._registry)
+
+    async def poll(self) -> None:
+        """Apply the file if it has changed; what is wrong with it is logged, and everything stays as it was.
+
+        Raises: nothing.
+
+        Cancellation: as :meth:`reload`.
+        """
+        async with self._lock:
+            try:
+                content = await self._content()
+                if content_mark(content) != self._mark:
+                    await self._apply(content)
+                self._missing = False
+            except ServerError as error:
+                self._note(error)
+
+    async def _apply(self, content: bytes) -> None:
+        self._failed = True
+        try:
+            spec = await self._read_whole(content)
+        except ConfigError as error:
+            raise FailedPrecondition(f"{_FILE_FAILED}: {error.message}") from error
+        result = await self._registry.apply(spec.models)
+        log.info("config applied", path=str(self._path), models=len(spec.models), failures=len(result.failures))
+        _check(result, _FILE_FAILED)
+        _check_problems(spec.problems)
+        self._failed = False
+
+    def _note(self, error: ServerError) -> None:
+        missing = isinstance(error, ConfigError)
+        # A file that is missing is missing at every poll; one line says so.
+        if not (missing and self._missing):
+            log.error("config reload failed", path=str(self._path), reason=error.message)
+        self._missing = missing
+
+    async def _read_whole(self, content: bytes) -> ServerSpec:
+        for _ in range(_READ_ATTEMPTS - 1):
+            self._mark = content_mark(content)
+            try:
+                return self._parse(content, self._path)
+            except ConfigError:
+                await trio.sleep(_READ_PAUSE_SECONDS)
+                content = await self._content()
+        self._mark = content_mark(content)
+        return self._parse(content, self._path)
+
+    async def _content(self) -> bytes:
+        try:
+            return await trio.Path(self._path).read_bytes()
+        except OSError as error:
+            raise ConfigError([Problem(_FILE_MISSING)]) from error
+
+
+def _check(result: ApplyResult, text: str) -> None:
+    if result.failures:
+        first = result.failures[0]
+        where = f'model "{first.name}"' + (f" version {first.version}" if first.version else "")
+        raise ModelFailure(f"{text}: {where}: {first.reason}")
+
+
+def _check_problems(problems: Iterable[Problem]) -> None:
+    errors = []
+    for problem in problems:
+        log.warning("config problem", problem=str(problem), severity=problem.severity)
+        if problem.severity == "error":
+            errors.append(str(problem))
+    if errors:
+        raise ModelFailure(f"{_FILE_FAILED}: {errors[0]}")

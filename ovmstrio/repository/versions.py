@@ -1,0 +1,168 @@
+"""Which versions a model has on disk, and which file of a version is the model.
+
+::
+
+    <base_path>/<version>/<files>       the usual form
+    <base_path> = model.onnx            a single file, served as version 1
+
+Nothing here waits for anything but the file system; callers on the event loop run these in a worker thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from ovmstrio.errors import ConfigError, Problem
+
+__all__ = ["Listing", "find_model_file", "list_versions", "scan"]
+
+log = structlog.get_logger(__name__)
+
+_LEADING_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+"""What C's ``stoll`` reads from the front of a name, so that ``1abc`` is version 1, as in OVMS."""
+
+_MAX_VERSION: Final = 2**63 - 1
+
+_KINDS: Final = ((".xml", ".bin"), (".onnx", ""), (".pdmodel", ".pdiparams"), (".pb", ""), (".tflite", ""))
+"""Suffix of a model file and of the file of weights that must lie beside it; the first that matches wins."""
+
+_EXPECTED: Final = "model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .pb or .tflite"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The versions below a base path, ascending, and what was passed over that looks like a mistake."""
+
+    versions: dict[int, Path]
+    warnings: tuple[str, ...] = ()
+
+
+def list_versions(base_path: Path) -> dict[int, Path]:
+    """List the versions below ``base_path`` with their directories, ascending; what is passed over is logged.
+
+    See :func:`scan`, which this calls.
+    """
+    listing = scan(base_path)
+    for warning in listing.warnings:
+        log.warning("model repository", base_path=str(base_path), problem=warning)
+    return listing.versions
+
+
+def scan(base_path: Path) -> Listing:
+    """List the versions below ``base_path``.
+
+    A base path that is itself a model file is version 1, and its "directory" is that file.
+
+    Raises:
+        ConfigError: the path does not exist, cannot be read, is no model file, or contains ``..``.
+    """
+    if ".." in base_path.parts:
+        raise _problem("the path leads through '..'", base_path, suggestion="write the path without '..'")
+    try:
+        if base_path.is_file():
+            return Listing({1: find_model_file(base_path)})
+        # A system call for each entry would cost a scheduling slice of a busy interpreter; `scandir` needs none.
+        with os.scandir(base_path) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except FileNotFoundError:
+        raise _problem(
+            "the model's path does not exist", base_path, suggestion="create it, or correct base_path"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise _problem(f"the model's path cannot be read: {error}", base_path) from error
+    return _listing(base_path, names)
+
+
+def find_model_file(directory: Path) -> Path:
+    """Find what to hand to OpenVINO's reader for one version.
+
+    That is the model's file, or the directory itself for a TensorFlow SavedModel.  ``directory`` may be a model file.
+
+    Raises:
+        ConfigError: there is no model, or its weights are missing.
+    """
+    if directory.is_file():
+        return _single_file(directory)
+    try:
+        files = sorted(path for path in directory.iterdir() if path.is_file())
+    except OSError as error:
+        raise _problem(f"the version's directory cannot be read: {error.strerror}", directory) from error
+    for suffix, weights in _KINDS:
+        found = [path for path in files if path.suffix == suffix and _has_weights(path, weights)]
+        if found:
+            return _choose(directory, found)
+    raise _no_model(directory, files)
+
+
+def _listing(base_path: Path, names: list[str]) -> Listing:
+    versions: dict[int, Path] = {}
+    warnings: list[str] = []
+    # The plain spelling of a number goes before `001` and `1abc`, whichever sorts first.
+    for name in sorted(names, key=lambda name: not name.isdecimal() or name.startswith("0")):
+        version = _version_of(name)
+        if version is None:
+            warnings.append(f'directory "{name}" is no version: expected a positive integer')
+        elif version in versions:
+            warnings.append(f'directory "{name}" is version {version}, as is "{versions[version].name}"; ignored')
+        else:
+            versions[version] = base_path / name
+    if not versions:
+        warnings.append("no version directory found: expected " + str(base_path / "1"))
+    return Listing(dict(sorted(versions.items())), tuple(warnings))
+
+
+def _version_of(name: str) -> int | None:
+    match = _LEADING_INTEGER.match(name)
+    # Python refuses to convert thousands of digits; no version has more than nineteen significant ones.
+    if match is None or len(match[1]) > len(str(_MAX_VERSION)) * 2:
+        return None
+    version = int(match[1])
+    return version if 0 < version <= _MAX_VERSION else None
+
+
+def _has_weights(path: Path, weights: str) -> bool:
+    return not weights or path.with_suffix(weights).is_file()
+
+
+def _choose(directory: Path, found: list[Path]) -> Path:
+    saved_model = directory / "saved_model.pb"
+    if saved_model in found:
+        return directory
+    if len(found) > 1:
+        others = [path.name for path in found[1:]]
+        log.warning("several model files", directory=str(directory), chosen=found[0].name, ignored=others)
+    return found[0]
+
+
+def _single_file(path: Path) -> Path:
+    if path.suffix == ".pdiparams":
+        path = path.with_suffix(".pdmodel")
+    weights = dict(_KINDS).get(path.suffix)
+    if weights is None:
+        raise _problem("the file is no model", path, expected=_EXPECTED, found=path.name)
+    if not path.is_file() or not _has_weights(path, weights):
+        raise _no_model(path.parent, [found for found in (path, path.with_suffix(weights)) if found.is_file()])
+    return path
+
+
+def _no_model(directory: Path, files: list[Path]) -> ConfigError:
+    found = ", ".join(path.name for path in files[:5]) or "no file"
+    if len(files) > len(files[:5]):
+        found += ", ..."
+    lonely = [
+        f"{path.name} needs {path.with_suffix(weights).name} beside it"
+        for suffix, weights in _KINDS
+        for path in files
+        if path.suffix == suffix and not _has_weights(path, weights)
+    ]
+    return _problem("no model found", directory, expected=_EXPECTED, found=found, suggestion="; ".join(lonely))
+
+
+def _problem(message: str, path: Path, *, expected: str = "", found: str = "", suggestion: str = "") -> ConfigError:
+    return ConfigError([Problem(message, file=str(path), expected=expected, found=found, suggestion=suggestion)])

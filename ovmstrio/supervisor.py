@@ -1,0 +1,207 @@
+"""The nursery tree of one server: what starts it, what ends it, and in which order.
+
+::
+
+    serve ── registry.run        loads, retirements, the watcher
+          ├─ gRPC front end      a nursery a connection, a task an RPC
+          ├─ REST front end      a nursery a connection
+          ├─ first load          of what is configured
+          └─ signals             the first drains, the second stops at once
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+import trio
+
+from ovmstrio.config.command_line import listen_addresses, metric_families, single_model_spec
+from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.specs import ServerSpec
+from ovmstrio.dataplane import DataPlane
+from ovmstrio.errors import ConfigError, Problem, ServerError
+from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
+from ovmstrio.frontends.grpc.transport.limits import TransportLimits
+from ovmstrio.frontends.grpc.transport.listeners import tls_context
+from ovmstrio.models import load_model
+from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.request_log import RequestLog
+from ovmstrio.registry import Registry
+from ovmstrio.registry.source import ConfigSource, reload_versions
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from ovmstrio.config.settings import ServeSettings
+    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.servable import Servable
+
+__all__ = ["Running", "serve"]
+
+log = structlog.get_logger(__name__)
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class FrontEnd(Protocol):
+    """One protocol's listeners and connections."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[list[str]]) -> None:
+        """Serve until drained or cancelled; reports the bound addresses once connections are accepted."""
+        ...
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Close listeners, let calls in flight finish within the grace, end the rest."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that accepts connections, as it is reported to whoever started it."""
+
+    plane: DataPlane
+    grpc: list[str]
+    rest: list[str]
+    started: float
+
+    @property
+    def seconds(self) -> float:
+        """How long the server has been running."""
+        return perf_counter() - self.started
+
+
+async def serve(
+    settings: ServeSettings,
+    *,
+    handle_signals: bool = True,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run one server until a signal or its caller ends it.
+
+    Reports a :class:`Running` once connections are accepted, which is before models are loaded.
+
+    Raises:
+        ConfigError: the configuration file cannot be used at all.
+        OSError: an address cannot be bound, or a certificate cannot be read.
+
+    Ownership: everything that the server opens is closed when this returns.
+
+    Cancellation: ends everything at once, without drain; models are still unloaded, with a bound.
+    """
+    started = perf_counter()
+    server = _Server(settings, await _read_configuration(settings))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.registry.run)
+        if handle_signals:
+            await nursery.start(server.obey_signals, nursery.cancel_scope)
+        addresses = {name: await nursery.start(end.serve) for name, end in server.front_ends.items()}
+        server.plane.begin_serving()
+        nursery.start_soon(server.first_load)
+        task_status.started(Running(server.plane, addresses.get("gRPC", []), addresses.get("REST", []), started))
+
+
+async def _read_configuration(settings: ServeSettings) -> ServerSpec:
+    """Read what the settings name, once, before anything is opened."""
+    if settings.config_path is None:
+        model = single_model_spec(settings)
+        return ServerSpec(models=() if model is None else (model,))
+    try:
+        content = await trio.Path(settings.config_path).read_bytes()
+    except OSError as error:
+        raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
+    return parse_config(content, settings.config_path)
+
+
+class _Server:
+    """The parts of one server, wired to each other."""
+
+    def __init__(self, settings: ServeSettings, spec: ServerSpec) -> None:
+        self._settings = settings
+        self._spec = spec
+        self._metrics = _metrics_of(settings, spec)
+        self.registry = Registry(
+            self._load,
+            poll_seconds=settings.file_system_poll_wait_seconds,
+            ready_when_empty=settings.allow_empty,
+        )
+        self._source: ConfigSource | None = None
+        reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self.registry)
+        if settings.config_path is not None:
+            self._source = ConfigSource(settings.config_path, self.registry, parse_config)
+            self.registry.on_poll(self._source.poll)
+            reload = self._source.reload
+        self.plane = DataPlane(self.registry, reload=reload, observers=(RequestLog(),), metrics=self._metrics)
+        self.front_ends = _front_ends(self.plane, settings)
+
+    async def _load(self, spec: ModelSpec, version: int, directory: Path) -> Servable:
+        if self._metrics is None:
+            return await load_model(spec, version, directory)
+        started = perf_counter()
+        bound = self._metrics.servable(spec.name, str(version))
+        servable = await load_model(spec, version, directory, hooks=bound)
+        bound.set_load_seconds(perf_counter() - started)
+        return servable
+
+    async def first_load(self) -> None:
+        """Load what is configured; what fails is a state of the registry and leaves the server up."""
+        try:
+            if self._source is not None:
+                await self._source.reload(force=True)
+            else:
+                await self.registry.apply(self._spec.models)
+        except ServerError as error:
+            log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+
+    async def obey_signals(
+        self, everything: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Drain at the first signal, stop at once at the second."""
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
+            task_status.started()
+            async with trio.open_nursery() as nursery:
+                async for number in signals:
+                    if nursery.child_tasks:
+                        log.warning("stopping at once", signal=signal.Signals(number).name)
+                        everything.cancel()
+                        return
+                    log.info("draining", signal=signal.Signals(number).name, seconds=self._settings.drain_seconds)
+                    nursery.start_soon(self._drain, everything)
+
+    async def _drain(self, everything: trio.CancelScope) -> None:
+        self.plane.begin_drain()
+        await trio.sleep(self._settings.drain_delay)
+        async with trio.open_nursery() as nursery:
+            for end in self.front_ends.values():
+                nursery.start_soon(end.drain, self._settings.drain_seconds)
+        log.info("drained")
+        everything.cancel()
+
+
+def _metrics_of(settings: ServeSettings, spec: ServerSpec) -> Metrics | None:
+    if spec.metrics is not None:
+        return Metrics(spec.metrics.families) if spec.metrics.enable else None
+    return Metrics(metric_families(settings)) if settings.metrics_enable else None
+
+
+def _front_ends(plane: DataPlane, settings: ServeSettings) -> dict[str, FrontEnd]:
+    """Make the front end of each protocol that has a port."""
+    ends: dict[str, FrontEnd] = {}
+    size = settings.max_message_size
+    grpc = listen_addresses(settings.grpc_bind_address, settings.port)
+    if grpc:
+        limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
+        ends["gRPC"] = GrpcFrontEnd(plane, grpc, tls=_tls(settings), limits=limits)
+    return ends
+
+
+def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca)

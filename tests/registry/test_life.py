@@ -1,0 +1,264 @@
+"""Readiness, polling and the end: the registry as a child of the supervisor."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from support.stub_registry import StubLoader, add_versions, running
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.errors import NotReady
+from ovmstrio.registry import Readiness, Registry, VersionState
+
+
+def _spec(base: Path, name: str = "m") -> ModelSpec:
+    return ModelSpec(name=name, base_path=base)
+
+
+async def _until(registry: Registry, name: str, versions: list[int]) -> None:
+    while registry.available_versions(name) != versions:
+        await registry.wait_change()
+
+
+# Readiness
+
+
+async def test_readiness_comes_with_the_end_of_the_first_pass(tmp_path: Path) -> None:
+    """Until everything configured has been loaded, the answer is no, with what is waited for."""
+    loader = StubLoader()
+    gate = loader.hold("b", 1)
+    told: list[Readiness] = []
+    async with running(Registry(loader, poll_seconds=0)) as registry:
+        registry.subscribe_readiness(told.append)
+        assert registry.readiness == Readiness(ready=False, reason="the configuration has not been applied yet")
+        specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(registry.apply, specs)
+            await loader.begun["b", 1].wait()
+            await _until(registry, "a", [1])
+            await trio.testing.wait_all_tasks_blocked()
+            assert registry.readiness == Readiness(ready=False, reason="loading 1 of 2 models: b")
+            gate.set()
+            await registry.wait_loaded()
+        assert registry.readiness == Readiness(ready=True)
+        assert told == [Readiness(ready=True)]
+
+
+@pytest.mark.parametrize("ready_when_failed", [False, True])
+async def test_a_model_without_any_version_that_works_keeps_the_server_from_being_ready(
+    tmp_path: Path, ready_when_failed: bool
+) -> None:
+    """The answer names the model and the reason, unless the operator wants what OVMS does."""
+    loader = StubLoader()
+    loader.fail("b", 1)
+    registry = Registry(loader, poll_seconds=0, ready_when_failed=ready_when_failed)
+    async with running(registry):
+        good, bad = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 1)
+        await registry.apply([_spec(good, "a"), _spec(bad, "b"), _spec(tmp_path / "c", "c")])
+        assert registry.readiness.ready is ready_when_failed
+        if not ready_when_failed:
+            assert 'model "b": version 1: the stub was told to fail; model "c": ' in registry.readiness.reason
+        await registry.apply([_spec(good, "a")])
+        assert registry.readiness.ready
+
+
+@pytest.mark.parametrize("ready_when_empty", [False, True])
+async def test_an_empty_registry_is_ready_only_if_it_may_be(ready_when_empty: bool) -> None:
+    """Nothing to serve is a mistake unless the operator said otherwise."""
+    registry = Registry(StubLoader(), poll_seconds=0, ready_when_empty=ready_when_empty)
+    async with running(registry):
+        await registry.apply([])
+        assert registry.readiness.ready is ready_when_empty
+        assert registry.readiness.reason == ("" if ready_when_empty else "no model is configured")
+
+
+async def test_a_model_that_is_added_does_not_take_the_server_out_of_rotation(tmp_path: Path) -> None:
+    """While a new model is loaded for the first time, the others go on being served."""
+    loader = StubLoader()
+    gate = loader.hold("b", 1)
+    async with running(Registry(loader, poll_seconds=0)) as registry:
+        specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
+        await registry.apply(specs[:1])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(registry.apply, specs)
+            await loader.begun["b", 1].wait()
+            assert registry.readiness.ready
+            gate.set()
+        assert registry.readiness.ready
+
+
+# Polling
+
+
+async def test_a_new_version_and_a_vanished_one_are_seen_by_polling(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What changes below a base path is served without anyone asking."""
+    async with running(Registry(StubLoader(), poll_seconds=1)) as registry:
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        add_versions(tmp_path, 2)
+        await _until(registry, "m", [2])
+        (tmp_path / "2").rmdir()
+        await _until(registry, "m", [1])
+
+
+async def test_files_changed_in_place_are_no_new_version(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """As in OVMS, a version that serves is not loaded again for its files, nor retired when they go."""
+    loader = StubLoader()
+    polls = 0
+
+    async def count() -> None:
+        nonlocal polls
+        polls += 1
+        if polls == 5:
+            enough.set()
+
+    enough = trio.Event()
+    async with running(Registry(loader, poll_seconds=1)) as registry:
+        registry.on_poll(count)
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        (tmp_path / "1" / "model.onnx").write_bytes(b"changed")
+        await enough.wait()
+        assert loader.attempts["m", 1] == 1
+
+
+async def test_a_failed_version_is_tried_again_ever_more_rarely(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A version that cannot be loaded is retried, after 1, 2, 4, ... and at most 60 seconds."""
+    loader = StubLoader()
+    loader.fail("m", 1)
+    times: list[float] = []
+    async with running(Registry(loader, poll_seconds=0.5)) as registry:
+        registry.subscribe(lambda status: times.append(trio.current_time()) if status.error_code == "UNKNOWN" else None)
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        await loader.wait_attempts(9)
+    pauses = [later - earlier for earlier, later in pairwise(times)]
+    assert pauses[:7] == pytest.approx([1, 2, 4, 8, 16, 32, 60], abs=0.6)
+
+
+async def test_a_failed_version_is_tried_at_the_next_poll_after_its_files_changed(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Who puts the missing file in its place need not wait for the next retry."""
+    loader = StubLoader()
+    loader.fail("m", 1)
+    async with running(Registry(loader, poll_seconds=1)) as registry:
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        await loader.wait_attempts(7)
+        loader.mend("m", 1)
+        began = trio.current_time()
+        (tmp_path / "1" / "model.bin").touch()
+        await _until(registry, "m", [1])
+        assert trio.current_time() - began <= 2
+
+
+async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A start that takes long is not disturbed by the watcher."""
+    polls: list[float] = []
+
+    async def note() -> None:
+        polls.append(trio.current_time())
+
+    registry = Registry(StubLoader(), poll_seconds=1, ready_when_empty=True)
+    registry.on_poll(note)
+    async with running(registry):
+        await trio.sleep(100)
+        assert polls == []
+        await registry.apply([])
+        await trio.sleep(2.5)
+        assert len(polls) == 2
+
+
+# The end
+
+
+async def test_the_end_closes_everything_once(tmp_path: Path) -> None:
+    """When the registry is cancelled, what serves and what is retiring is closed, and the states say so."""
+    loader = StubLoader()
+    registry = Registry(loader, poll_seconds=0)
+    async with running(registry):
+        specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
+        await registry.apply(specs)
+        retiring = await registry.lease("a")
+        await registry.apply(specs[1:])
+        with retiring:
+            pass
+    assert [servable.closed for servable in loader.opened] == [1, 1]
+    assert {status.state for (status,) in registry.statuses().values()} == {VersionState.END}
+    assert registry.readiness == Readiness(ready=False, reason="the server is shutting down")
+
+
+async def test_a_load_is_cancelled_by_the_end(tmp_path: Path) -> None:
+    """A load under way does not hold up the end; who waits for it, or calls later, is told."""
+    loader = StubLoader()
+    loader.hold("m", 1)
+    registry = Registry(loader, poll_seconds=0)
+    async with trio.open_nursery() as nursery:
+
+        async def refused(ask: str) -> None:
+            with pytest.raises(NotReady, match="shutting down"):
+                await (registry.lease("m") if ask == "lease" else registry.apply([_spec(tmp_path)]))
+
+        async with running(registry):
+            nursery.start_soon(refused, "apply")
+            add_versions(tmp_path, 1)
+            await loader.begun["m", 1].wait()
+            nursery.start_soon(refused, "lease")
+            nursery.start_soon(refused, "apply")
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(refused, "apply")
+        nursery.start_soon(refused, "lease")
+    assert loader.cancelled == [("m", 1)]
+    assert loader.opened == []
+
+
+async def test_calls_in_flight_hold_up_the_end_for_a_bounded_time(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A call that ends in time lets its servable be closed; one that does not leaves it open."""
+    loader = StubLoader()
+    registry = Registry(loader, poll_seconds=0, shutdown_seconds=7)
+
+    async def call(name: str, seconds: float) -> None:
+        with await registry.lease(name):
+            await trio.sleep(seconds)
+
+    async with trio.open_nursery() as callers:
+        async with running(registry):
+            await registry.apply([_spec(add_versions(tmp_path / name, 1), name) for name in ("slow", "quick")])
+            callers.start_soon(call, "slow", 1000)
+            callers.start_soon(call, "quick", 3)
+            await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+        assert trio.current_time() - began == pytest.approx(7)
+        assert loader.open_versions == [("slow", 1)]
+        callers.cancel_scope.cancel()
+    assert loader.misuse == []
+
+
+@pytest.mark.parametrize("way", ["raise", "hang"])
+async def test_a_servable_that_cannot_be_closed_harms_nobody(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, way: str
+) -> None:
+    """An error or an endless wait in one servable's closing is logged, and the version ends."""
+    loader = StubLoader()
+
+    class Stubborn:
+        async def aclose(self) -> None:
+            if way == "raise":
+                raise OSError("the device is gone")
+            await trio.sleep_forever()
+
+    async with running(Registry(loader, poll_seconds=0)) as registry:
+        await registry.apply([_spec(add_versions(tmp_path, 1))])
+        loader.opened[0].aclose = Stubborn().aclose  # type: ignore[method-assign]
+        await registry.apply([])
+        while registry.statuses()["m"][0].state is not VersionState.END:
+            await registry.wait_change()

@@ -1,0 +1,136 @@
+"""Small models built by code, and version directories made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as op
+
+__all__ = [
+    "TYPES",
+    "dummy",
+    "dynamic",
+    "image_passthrough",
+    "matmul",
+    "passthrough",
+    "reshape_by_data",
+    "save",
+    "scalar",
+    "slow",
+    "string_passthrough",
+    "sum_of_two",
+]
+
+TYPES = {
+    "BOOL": ov.Type.boolean,
+    "INT8": ov.Type.i8,
+    "INT16": ov.Type.i16,
+    "INT32": ov.Type.i32,
+    "INT64": ov.Type.i64,
+    "UINT8": ov.Type.u8,
+    "UINT16": ov.Type.u16,
+    "UINT32": ov.Type.u32,
+    "UINT64": ov.Type.u64,
+    "FP16": ov.Type.f16,
+    "BF16": ov.Type.bf16,
+    "FP32": ov.Type.f32,
+    "FP64": ov.Type.f64,
+    "BYTES": ov.Type.string,
+}
+"""OpenVINO's element types by KServe's names."""
+
+Shape = Sequence[Any] | ov.PartialShape
+
+
+def _parameter(name: str, shape: Shape, datatype: str = "FP32", layout: str = "") -> Any:
+    wanted = shape if isinstance(shape, ov.PartialShape) else ov.PartialShape(list(shape))
+    node = op.parameter(wanted, TYPES[datatype])
+    node.output(0).set_names({name})
+    if layout:
+        node.layout = ov.Layout(layout)
+    return node
+
+
+def _model(outputs: dict[str, Any], parameters: list[Any], name: str) -> ov.Model:
+    results = []
+    for output, node in outputs.items():
+        node.output(0).set_names({output})
+        results.append(op.result(node))
+    return ov.Model(results, parameters, name)
+
+
+def dummy(shape: Shape = (1, 10), *, datatype: str = "FP32", layout: str = "") -> ov.Model:
+    """Input ``b``, output ``a`` = b + 1."""
+    b = _parameter("b", shape, datatype, layout)
+    one = op.convert(op.constant(1, dtype=np.int32), TYPES[datatype].get_type_name())
+    return _model({"a": op.add(b, one)}, [b], "dummy")
+
+
+def dynamic(rank: int = 2) -> ov.Model:
+    """As :func:`dummy`, every dimension of any size."""
+    return dummy([-1] * rank)
+
+
+def scalar(datatype: str = "FP32") -> ov.Model:
+    """Input ``b`` and output ``a`` = b + 1, both without dimensions."""
+    return dummy((), datatype=datatype)
+
+
+def sum_of_two(shape: Shape = (1, 10)) -> ov.Model:
+    """Inputs ``x`` and ``y``, outputs ``difference`` and ``sum``."""
+    x, y = _parameter("x", shape), _parameter("y", shape)
+    return _model({"sum": op.add(x, y), "difference": op.subtract(x, y)}, [x, y], "sum_of_two")
+
+
+def passthrough(
+    datatype: str, shape: Shape = (2, 3), *, layout: str = "", input_name: str = "x", output_name: str = "y"
+) -> ov.Model:
+    """Output = input, of any datatype but BYTES, through an operation that keeps the two names apart."""
+    x = _parameter(input_name, shape, datatype, layout)
+    # A reshape to its own shape keeps every bit and is not a plain alias of the parameter.
+    return _model({output_name: op.reshape(x, op.shape_of(x), special_zero=False)}, [x], "passthrough")
+
+
+def string_passthrough(shape: Shape = (-1,)) -> ov.Model:
+    """BYTES input ``strings`` given back as BYTES output ``strings``."""
+    x = _parameter("strings", shape, "BYTES")
+    return ov.Model([op.result(x)], [x], "strings")
+
+
+def image_passthrough(height: int = 4, width: int = 4, datatype: str = "FP32", batch: int = 1) -> ov.Model:
+    """NHWC input ``image`` of three channels, given back as ``pixels``."""
+    return passthrough(datatype, (batch, height, width, 3), layout="NHWC", input_name="image", output_name="pixels")
+
+
+def matmul() -> ov.Model:
+    """Inputs ``x`` and ``y`` of any shape, output ``z`` their product; fails where the shapes do not agree."""
+    x, y = _parameter("x", [-1, -1]), _parameter("y", [-1, -1])
+    return _model({"z": op.matmul(x, y, transpose_a=False, transpose_b=False)}, [x, y], "matmul")
+
+
+def reshape_by_data() -> ov.Model:
+    """Inputs ``numbers`` [4] and ``shape`` [2], output ``y``: the numbers in that shape; fails where they do not fit."""
+    shape, numbers = _parameter("shape", [2], "INT64"), _parameter("numbers", [4])
+    return _model({"y": op.reshape(numbers, shape, special_zero=False)}, [numbers, shape], "reshape_by_data")
+
+
+def slow(size: int = 512, layers: int = 60) -> ov.Model:
+    """Input ``x`` [size, size] through many large products into ``y``: tens to hundreds of milliseconds."""
+    x = _parameter("x", [size, size])
+    weights = op.constant(np.eye(size, dtype=np.float32) + np.float32(1e-6))
+    node = x
+    for _ in range(layers):
+        node = op.matmul(node, weights, transpose_a=False, transpose_b=False)
+    return _model({"y": node}, [x], "slow")
+
+
+def save(model: ov.Model, repository: Path, name: str, version: int = 1) -> Path:
+    """Write the model into ``<repository>/<name>/<version>``; gives ``<repository>/<name>``, its base path."""
+    directory = repository / name / str(version)
+    directory.mkdir(parents=True, exist_ok=True)
+    ov.save_model(model, directory / "model.xml", compress_to_fp16=False)
+    return repository / name

@@ -1,0 +1,88 @@
+"""Models built by code, loaded as the server loads them, and requests for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.datatypes import BY_NAME
+from ovmstrio.models.loading import load_model
+from ovmstrio.models.model import ModelServable
+from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.openvino.compile import ModelSource, compile_model
+from ovmstrio.openvino.run import Network
+from ovmstrio.request import Contents, InferInput, InferRequest
+from support import ir
+
+__all__ = ["EXACT", "RecordingHooks", "contents_request", "load", "network", "raw_request"]
+
+EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
+"""The precision in which numbers are compared; the processor's own default may be bf16."""
+
+
+class RecordingHooks:
+    """Remembers what a model told."""
+
+    def __init__(self) -> None:
+        self.inferences: list[float] = []
+        self.waits: list[float] = []
+        self.streams = 0
+        self.pools: list[tuple[int, int]] = []
+
+    def inference_time(self, seconds: float) -> None:
+        """Remember a time."""
+        self.inferences.append(seconds)
+
+    def wait_time(self, seconds: float) -> None:
+        """Remember a time."""
+        self.waits.append(seconds)
+
+    def set_streams(self, count: int) -> None:
+        """Remember the number of streams."""
+        self.streams = count
+
+    def set_pool(self, size: int, active: int) -> None:
+        """Remember the state of the pool."""
+        self.pools.append((size, active))
+
+
+def _spec(model: ov.Model, repository: Path, name: str, settings: dict[str, Any]) -> ModelSpec:
+    base_path = ir.save(model, repository, name)
+    plugin_config = {**EXACT, **settings.pop("plugin_config", {})}
+    return ModelSpec(name=name, base_path=base_path, plugin_config=plugin_config, **settings)
+
+
+async def load(
+    model: ov.Model, repository: Path, name: str = "model", *, hooks: ServableHooks = NULL_HOOKS, **settings: Any
+) -> ModelServable:
+    """Save a model and load version 1 of it; ``settings`` are those of :class:`ModelSpec`."""
+    spec = _spec(model, repository, name, settings)
+    servable = await load_model(spec, 1, spec.base_path / "1", hooks=hooks)
+    assert isinstance(servable, ModelServable)
+    return servable
+
+
+def network(
+    model: ov.Model, repository: Path, name: str = "model", *, hooks: ServableHooks = NULL_HOOKS, **settings: Any
+) -> Network:
+    """Save a model and compile it, without a servable around it."""
+    spec = _spec(model, repository, name, settings)
+    return Network(compile_model(ModelSource(spec.base_path / "1" / "model.xml", spec)), hooks)
+
+
+def raw_request(arrays: dict[str, np.ndarray[Any, Any]], datatypes: dict[str, str] | None = None) -> InferRequest:
+    """Make a request with raw buffers; a datatype that is not given is found by the array's dtype."""
+    names = {row.numpy: row.name for row in BY_NAME.values() if row.name != "BF16"}
+    types = {name: names[array.dtype] for name, array in arrays.items()} | (datatypes or {})
+    inputs = [InferInput(name, types[name], array.shape) for name, array in arrays.items()]
+    return InferRequest("model", inputs=inputs, raw_inputs=[array.tobytes() for array in arrays.values()])
+
+
+def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: Any) -> InferRequest:
+    """Make a request of one input whose values come one by one, in the field for its datatype."""
+    contents = Contents(BY_NAME[datatype].contents_field, values)
+    return InferRequest("model", inputs=[InferInput(name, datatype, shape, contents)])
