@@ -28,6 +28,8 @@ from ovmstrio.errors import ConfigError, Problem, ServerError
 from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
 from ovmstrio.frontends.grpc.transport.limits import TransportLimits
 from ovmstrio.frontends.grpc.transport.listeners import tls_context
+from ovmstrio.frontends.rest.application import Cors
+from ovmstrio.frontends.rest.serving import RestFrontEnd
 from ovmstrio.models import load_model
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
@@ -197,11 +199,26 @@ def _front_ends(plane: DataPlane, settings: ServeSettings) -> dict[str, FrontEnd
     grpc = listen_addresses(settings.grpc_bind_address, settings.port)
     if grpc:
         limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
-        ends["gRPC"] = GrpcFrontEnd(plane, grpc, tls=_tls(settings), limits=limits)
+        ends["gRPC"] = GrpcFrontEnd(plane, grpc, tls=_tls(settings, "h2"), limits=limits)
+    rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
+    if rest:
+        tls = _tls(settings, "http/1.1")
+        ends["REST"] = RestFrontEnd(plane, rest, tls=tls, max_body_bytes=size, cors=_cors(settings))
     return ends
 
 
-def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
+def _cors(settings: ServeSettings) -> Cors | None:
+    if settings.allowed_origins is None:
+        return None
+    return Cors(
+        settings.allowed_origins,
+        settings.allowed_methods,
+        settings.allowed_headers,
+        credentials=settings.allow_credentials,
+    )
+
+
+def _tls(settings: ServeSettings, protocol: str) -> ssl.SSLContext | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca)
+    return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)

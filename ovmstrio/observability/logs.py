@@ -73,7 +73,7 @@ def _formatter(fmt: LogFormat, *, colors: bool) -> logging.Formatter:
             structlog.processors.JSONRenderer(),
         ]
     else:
-        rendering = [structlog.dev.ConsoleRenderer(colors=colors)]
+        rendering = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=list(_SHARED),
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],

@@ -22,8 +22,10 @@ _BACKLOG: Final = 1_024
 _UNIX_PREFIX: Final = "unix:"
 
 
-def tls_context(certificate: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
+def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:
     """Make the server's TLS settings from PEM files; with ``client_ca`` clients must show a certificate of that CA.
+
+    ``protocol`` is what ALPN offers.
 
     Raises:
         OSError: a file cannot be read.
@@ -32,7 +34,7 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None = None) -> 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([protocol])
     if client_ca is not None:
         context.load_verify_locations(client_ca)
         context.verify_mode = ssl.CERT_REQUIRED

@@ -1,0 +1,45 @@
+"""Answers as values, and the one form that every error has on this port, whichever way the request came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from ovmstrio.errors import Overloaded, ServerError
+from ovmstrio.frontends.statuses import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["JSON", "Answer", "error_answer", "failure_answer", "json_answer"]
+
+JSON: Final = "application/json"
+
+
+@dataclass(slots=True)
+class Answer:
+    """A whole answer: status, headers besides the length, and body."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def json_answer(value: Any, status: int = 200) -> Answer:
+    """Answer with JSON."""
+    return Answer(status, orjson.dumps(value), {"Content-Type": JSON})
+
+
+def error_answer(error: ServerError) -> Answer:
+    """Answer with an error: ``{"error": text}`` and the status of its class."""
+    answer = json_answer({"error": error.message}, status_of(error).http)
+    if isinstance(error, Overloaded):
+        answer.headers = {**answer.headers, "Retry-After": str(max(1, round(error.retry_after_seconds)))}
+    return answer
+
+
+def failure_answer() -> Answer:
+    """Answer for an error that nobody foresaw; what it was is in the log."""
+    return json_answer({"error": "internal error; the server's log has the details"}, 500)

@@ -1,0 +1,257 @@
+"""The short way for inferences over HTTP/1.1: read the request, infer, write the answer, without any framework.
+
+Only the plainest well-formed request is taken: ``POST /v2/models/{m}[/versions/{v}]/infer`` with one ``Content-Length``
+and nothing unusual in its head.  At the first request that is anything else, the connection leaves the lane for good,
+with every byte that has been read, so that all judging of odd input is done by one careful parser.
+
+::
+
+    socket ─> reader task ─> buffer ─> head, body ─> answer_infer ─> socket
+                 │ end of stream: the call in progress is cancelled
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
+
+import trio
+
+from ovmstrio.frontends.rest.infer_route import answer_infer
+
+if TYPE_CHECKING:
+    from ovmstrio.dataplane import DataPlane
+    from ovmstrio.frontends.rest.answers import Answer
+
+__all__ = ["FastLane", "InferHead", "parse_head"]
+
+MAX_HEAD_BYTES: Final = 16 * 1024
+MAX_WAITING_BYTES: Final = 64 * 1024
+"""Bytes of later, pipelined requests that may wait while one is answered."""
+
+IDLE_SECONDS: Final = 75.0
+RECEIVE_SECONDS: Final = 30.0
+"""Time that the rest of a begun request may take."""
+SEND_SECONDS: Final = 60.0
+
+_CACHED_HEAD_BYTES: Final = 1024
+_PREFIX: Final = b"POST /v2/models/"
+_HEAD: Final = re.compile(
+    rb"POST /v2/models/([^/?#\x00-\x20\x7f]+)(?:/versions/([0-9]{1,19}))?/infer HTTP/1\.1\r\n"
+    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00]*\r\n)+)\r\n"
+)
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+_UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te", "origin"})
+_SINGLE: Final = frozenset({"host", "content-length", "connection", "inference-header-content-length"})
+
+
+class InferHead(NamedTuple):
+    """The head of a request that the lane takes."""
+
+    model: str
+    version: str
+    body_length: int
+    json_length: str | None
+    keep_alive: bool
+
+
+def _parse_head(head: bytes) -> InferHead | None:
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        return None
+    headers: dict[str, str] = {}
+    for line in match[3].decode("latin-1").split("\r\n")[:-1]:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        if name in _UNUSUAL or (name in _SINGLE and name in headers):
+            return None
+        headers[name] = value.strip(" \t")
+    length = headers.get("content-length", "")
+    connection = headers.get("connection", "keep-alive").lower()
+    if "host" not in headers or not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
+        return None
+    try:
+        model = unquote(match[1].decode("ascii"), errors="strict")
+    except UnicodeDecodeError:
+        return None
+    if "/" in model:
+        return None
+    version = (match[2] or b"").decode()
+    json_length = headers.get("inference-header-content-length")
+    return InferHead(model, version, int(length), json_length, connection == "keep-alive")
+
+
+_parse_small_head = lru_cache(maxsize=1024)(_parse_head)
+
+
+def parse_head(head: bytes) -> InferHead | None:
+    """Read a head, blank line included; None for one that the lane does not take.
+
+    A client sends the same head again and again, so small ones are remembered.
+    """
+    return _parse_small_head(head) if len(head) <= _CACHED_HEAD_BYTES else _parse_head(head)
+
+
+class FastLane:
+    """One connection for as long as it stays in the lane.
+
+    Args:
+        plane: what is served.
+        stream: the connection, which stays the caller's.
+        max_body_bytes: larger bodies leave the lane.
+    """
+
+    def __init__(self, plane: DataPlane, stream: trio.abc.Stream, max_body_bytes: int) -> None:
+        self._plane = plane
+        self._stream = stream
+        self._max_body_bytes = max_body_bytes
+        self._buffer = bytearray()
+        self._wanted = 0
+        self._ended = False
+        self._draining = False
+        self._idle = True
+        self._arrived = trio.Event()
+        self._room = trio.Event()
+        self._lane: trio.CancelScope | None = None
+        self._call: trio.CancelScope | None = None
+
+    async def run(self) -> bytes | None:
+        """Answer requests until the connection is over; the bytes of a request that is not for the lane are given.
+
+        Raises:
+            trio.BrokenResourceError: the connection broke while an answer was sent.
+
+        Cancellation: at any checkpoint; a call in progress is cancelled with it.
+        """
+        left: bytes | None = None
+        async with trio.open_nursery() as nursery:
+            self._lane = nursery.cancel_scope
+            nursery.start_soon(self._read)
+            left = await self._serve()
+            nursery.cancel_scope.cancel()
+        return left
+
+    def drain(self) -> None:
+        """Close the connection after the answer in progress, at once if there is none."""
+        self._draining = True
+        if self._idle and self._lane is not None:
+            self._lane.cancel()
+
+    # Reading
+
+    async def _read(self) -> None:
+        while not self._ended:
+            if len(self._buffer) >= max(self._wanted, MAX_WAITING_BYTES):
+                self._room = trio.Event()
+                await self._room.wait()
+                continue
+            try:
+                data = await self._stream.receive_some()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = b""
+            self._buffer += data
+            self._ended = not data
+            self._arrived.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _more(self, seconds: float) -> bool:
+        """Wait for bytes; False when there will be none."""
+        if self._ended or self._lane is None:
+            return False
+        self._lane.deadline = trio.current_time() + seconds
+        self._arrived = trio.Event()
+        self._room.set()
+        await self._arrived.wait()
+        return not self._ended
+
+    # Serving
+
+    async def _serve(self) -> bytes | None:
+        while True:
+            self._idle = not self._buffer
+            if self._idle and self._draining:
+                return None
+            if not self._buffer and not await self._more(IDLE_SECONDS):
+                return None
+            self._idle = False
+            head = await self._head()
+            if head is None:
+                return bytes(self._buffer)
+            body = await self._body(head.body_length)
+            if body is None:
+                return None
+            answer = await self._answer(head, body)
+            if answer is None:
+                return None
+            keep_alive = head.keep_alive and not self._draining
+            await self._send(answer, keep_alive=keep_alive)
+            if not keep_alive:
+                return None
+
+    async def _head(self) -> InferHead | None:
+        """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
+        buffer = self._buffer
+        while True:
+            if not buffer.startswith(_PREFIX[: len(buffer)]):
+                return None
+            end = buffer.find(b"\r\n\r\n")
+            if end >= 0:
+                break
+            if len(buffer) > MAX_HEAD_BYTES or not await self._more(RECEIVE_SECONDS):
+                return None
+        head = parse_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
+        if head is None or head.body_length > self._max_body_bytes:
+            return None
+        del buffer[: end + 4]
+        return head
+
+    async def _body(self, length: int) -> bytes | None:
+        self._wanted = length
+        while len(self._buffer) < length:
+            if not await self._more(RECEIVE_SECONDS):
+                return None
+        self._wanted = 0
+        body = bytes(self._buffer) if len(self._buffer) == length else bytes(self._buffer[:length])
+        del self._buffer[:length]
+        self._room.set()
+        return body
+
+    async def _answer(self, head: InferHead, body: bytes) -> Answer | None:
+        """Infer; None when the client left meanwhile."""
+        self._set_deadline(float("inf"))
+        with trio.CancelScope() as self._call:
+            if self._ended and not self._buffer:
+                # The client has closed its side; it may still read, but nobody can tell.
+                self._call.cancel()
+            answer = await answer_infer(self._plane, head.model, head.version, body, head.json_length)
+        gone = self._call.cancelled_caught
+        self._call = None
+        return None if gone else answer
+
+    async def _send(self, answer: Answer, *, keep_alive: bool) -> None:
+        self._set_deadline(trio.current_time() + SEND_SECONDS)
+        await self._stream.send_all(_render(answer, keep_alive=keep_alive))
+
+    def _set_deadline(self, deadline: float) -> None:
+        if self._lane is not None:
+            self._lane.deadline = deadline
+
+
+def _render(answer: Answer, *, keep_alive: bool) -> bytes:
+    lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}", f"date: {_date(int(time.time()))}"]
+    lines += [f"{name.lower()}: {value}" for name, value in answer.headers.items()]
+    lines.append(f"content-length: {len(answer.body)}")
+    if not keep_alive:
+        lines.append("connection: close")
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1") + answer.body
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)
