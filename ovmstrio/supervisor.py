@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 import trio
 
-from ovmstrio.config.command_line import listen_addresses, metric_families, single_model_spec
+from ovmstrio.config.command_line import (
+    cache_directory,
+    contradictions,
+    listen_addresses,
+    metric_families,
+    single_model_spec,
+)
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.dataplane import DataPlane
@@ -84,8 +90,8 @@ async def serve(
     *,
     handle_signals: bool = True,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run one server until a signal or its caller ends it.
+) -> bool:
+    """Run one server until a signal or its caller ends it; True if it ended gently.
 
     Reports a :class:`Running` once connections are accepted, which is before models are loaded.
 
@@ -107,6 +113,7 @@ async def serve(
         server.plane.begin_serving()
         nursery.start_soon(server.first_load)
         task_status.started(Running(server.plane, addresses.get("gRPC", []), addresses.get("REST", []), started))
+    return server.drained
 
 
 async def _read_configuration(settings: ServeSettings) -> ServerSpec:
@@ -118,7 +125,13 @@ async def _read_configuration(settings: ServeSettings) -> ServerSpec:
         content = await trio.Path(settings.config_path).read_bytes()
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
-    return parse_config(content, settings.config_path)
+    spec = parse_config(content, settings.config_path, cache_dir=cache_directory(settings))
+    problems = contradictions(settings, spec)
+    if problems:
+        raise ConfigError(problems)
+    for problem in spec.problems:
+        log.warning("configuration", problem=str(problem))
+    return spec
 
 
 class _Server:
@@ -134,9 +147,11 @@ class _Server:
             ready_when_empty=settings.allow_empty,
         )
         self._source: ConfigSource | None = None
+        self.drained = False
         reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self.registry)
         if settings.config_path is not None:
-            self._source = ConfigSource(settings.config_path, self.registry, parse_config)
+            parse = partial(parse_config, cache_dir=cache_directory(settings))
+            self._source = ConfigSource(settings.config_path, self.registry, parse)
             self.registry.on_poll(self._source.poll)
             reload = self._source.reload
         self.plane = DataPlane(self.registry, reload=reload, observers=(RequestLog(),), metrics=self._metrics)
@@ -183,6 +198,7 @@ class _Server:
             for end in self.front_ends.values():
                 nursery.start_soon(end.drain, self._settings.drain_seconds)
         log.info("drained")
+        self.drained = True
         everything.cancel()
 
 

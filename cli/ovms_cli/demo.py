@@ -26,8 +26,9 @@ _REPEATS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said to one question over one protocol; ``milliseconds`` is the median of the calls."""
+    """What the server said to a question over one protocol; ``milliseconds`` is the median of the calls."""
 
+    number: int
     question: Question
     protocol: str
     text: str
@@ -59,7 +60,14 @@ def demo(
         _refuse_taken(number, option)
     with stderr().status("preparing the embedded samples ..."):
         config = prepare_repository(user_cache_path("ovmstrio"))
-    if not trio.run(_demo, config, port, rest_port, once):
+    right, problem = False, ""
+    try:
+        right = trio.run(_demo, config, port, rest_port, once)
+    except* OSError as group:
+        problem = _first_reason(group)
+    if problem:
+        fail(f"the server cannot start: {problem}")
+    if not right:
         raise typer.Exit(1)
 
 
@@ -74,6 +82,12 @@ def _refuse_taken(port: int, option: str) -> None:
         if error.errno != errno.EADDRINUSE:
             fail(f"port {port} cannot be used: {error.strerror}; choose another with {option}")
         fail(f"port {port} is in use by another program; choose another with {option}")
+
+
+def _first_reason(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
 
 
 async def _demo(config: Path, port: int, rest_port: int, once: bool) -> bool:
@@ -105,7 +119,7 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool) -> bool:
         if once:
             nursery.cancel_scope.cancel()
         else:
-            _show_next_steps(port, rest_port)
+            _show_next_steps(config, port, rest_port)
     return bool(answers) and all(answer.right for answer in answers)
 
 
@@ -134,10 +148,10 @@ def _ask_all(protocol: str, url: str) -> list[Answer]:
     from ovmstrio.client.connect import open_client
 
     with open_client(url, rest=protocol == "REST") as client:
-        return [_ask(question, protocol, client.infer) for question in _questions()]
+        return [_ask(number, question, protocol, client.infer) for number, question in enumerate(_questions())]
 
 
-def _ask(question: Question, protocol: str, ask: Ask) -> Answer:
+def _ask(number: int, question: Question, protocol: str, ask: Ask) -> Answer:
     """Ask one question a few times; what the server refuses is a wrong answer."""
     from statistics import median
     from time import perf_counter
@@ -151,34 +165,47 @@ def _ask(question: Question, protocol: str, ask: Ask) -> Answer:
             outputs = ask(question.model, question.inputs)
             durations.append(perf_counter() - started)
     except ServerError as error:
-        return Answer(question, protocol, str(error), right=False, milliseconds=0)
+        return Answer(number, question, protocol, str(error), right=False, milliseconds=0)
     text = question.read(outputs)
-    return Answer(question, protocol, text, question.is_right(text), 1000 * median(durations))
+    return Answer(number, question, protocol, text, question.is_right(text), 1000 * median(durations))
 
 
 def _show(answers: Sequence[Answer]) -> None:
+    """Print a row for each question, with what was said over each protocol."""
     from rich.table import Table
 
-    table = Table(
-        "model", "asked over", "about", "answer", "expected", "", "median of 10", header_style="bold", box=None
-    )
+    by_question: dict[int, list[Answer]] = {}
     for answer in answers:
-        question = answer.question
-        mark = "[green]ok[/]" if answer.right else "[bold red]not ok[/]"
-        latency = f"{answer.milliseconds:.2f} ms"
-        table.add_row(question.model, answer.protocol, question.subject, answer.text, question.expected, mark, latency)
+        by_question.setdefault(answer.number, []).append(answer)
+    protocols = [f"over {answer.protocol}" for answer in by_question[0]]
+    table = Table("model", "asked about", "answer", *protocols, header_style="bold", box=None, pad_edge=False)
+    for said in by_question.values():
+        question = said[0].question
+        texts = list(dict.fromkeys(answer.text for answer in said))
+        if not all(answer.right for answer in said):
+            texts.append(f"[bold red]expected {question.expected}[/]")
+        table.add_row(question.model, question.subject, "\n".join(texts), *(_verdict(answer) for answer in said))
     stdout().print(table)
     right = sum(answer.right for answer in answers)
     colour = "green" if right == len(answers) else "bold red"
-    stdout().print(f"[{colour}]{right} of {len(answers)} answers are right[/]", highlight=False)
+    stdout().print(f"[{colour}]{right} of {len(answers)} answers are right[/]; times are medians", highlight=False)
 
 
-def _show_next_steps(port: int, rest_port: int) -> None:
+def _verdict(answer: Answer) -> str:
+    if not answer.right:
+        return "[bold red]not ok[/]"
+    return f"[green]ok[/] {answer.milliseconds:6.2f} ms"
+
+
+def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
+    from ovmstrio_samples.embedded import FLOWER
+
     grpc_url = "" if port == _PORT else f" --url {_HOST}:{port}"
     body = '{"inputs": [{"name": "features", "shape": [1,4], "datatype": "FP32", "data": [5.1,3.5,1.4,0.2]}]}'
     commands = (
         f"curl -s http://{_HOST}:{rest_port}/v2/models/iris/infer -d '{body}'",
         f"curl -s http://{_HOST}:{rest_port}/metrics",
+        f"ovms infer --model iris --input features={config.with_name(FLOWER)}{grpc_url}",
         f"ovms models{grpc_url}",
         f"ovms health{grpc_url}",
         f"python -m ovmstrio_samples.file_type.client README.md{grpc_url}",

@@ -6,9 +6,12 @@ with is imported when it runs, so that ``ovms --help`` answers at once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from ovms_cli import check, demo, health, infer, models, prepare, serve
+from ovms_cli.console import EX_USAGE
 
 __all__ = ["app", "main"]
 
@@ -31,4 +34,7 @@ for module in (serve, demo, infer, models, health, check, prepare):
 
 def main() -> None:
     """Run the command line; usage errors exit with 64, as OVMS's do, other failures with 1."""
+    # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
+    usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
+    usage_error.exit_code = EX_USAGE
     app()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from ovmstrio.config.settings import ServeSettings
+    from ovmstrio.supervisor import Running
 
 __all__ = ["register", "run_server"]
 
@@ -51,7 +52,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = field.annotation is bool or bool in get_args(field.annotation)
     extra = field.json_schema_extra
     option = typer.Option(
-        f"--{name}",
+        f"--{name}/--no_{name}" if flag else f"--{name}",
         help=field.description,
         rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
         show_default="" if field.default is None else str(field.default),
@@ -105,12 +106,19 @@ async def _run(settings: ServeSettings) -> int:
     from ovmstrio.supervisor import serve
 
     reasons: list[str] = []
+    gently = False
+
+    async def serve_to_the_end(*, task_status: trio.TaskStatus[Running]) -> None:
+        nonlocal gently
+        gently = await serve(settings, task_status=task_status)
+        nursery.cancel_scope.cancel()
+
     try:
         async with trio.open_nursery() as nursery:
-            running = await nursery.start(serve, settings)
+            running = await nursery.start(serve_to_the_end)
             nursery.start_soon(show_startup, running)
     except* (ServerError, OSError) as group:
         reasons += explain(group, settings)
     for reason in reasons:
         stderr().print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True)
-    return 1 if reasons else 0
+    return 0 if gently and not reasons else 1

@@ -80,7 +80,13 @@ def _row(status: VersionStatus) -> tuple[str, str, str, str, str]:
     state = status.state.name
     colour = "green" if state == "AVAILABLE" else "red" if status.reason else "yellow"
     seconds = "" if status.load_seconds is None else f"{status.load_seconds:.2f} s"
-    return status.name, str(status.version or ""), f"[{colour}]{state}[/]", seconds, escape(status.reason.split("\n")[0])
+    return (
+        status.name,
+        str(status.version or ""),
+        f"[{colour}]{state}[/]",
+        seconds,
+        escape(status.reason.split("\n")[0]),
+    )
 
 
 def explain(group: BaseExceptionGroup[Any], settings: ServeSettings) -> list[str]:

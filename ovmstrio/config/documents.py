@@ -1,0 +1,120 @@
+"""JSON files against their schemas: a schema is a pydantic model, a complaint is a problem with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from ovmstrio.config.findings import Findings, did_you_mean, shown
+from ovmstrio.config.json_locations import JsonDocument, JsonSyntaxError, Located, parse_json
+from ovmstrio.errors import ConfigError, Problem
+
+__all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "load_document"]
+
+OPTIONAL: Final[Any] = None
+"""The default of a key that may be missing; schemas only check, so that nobody reads it."""
+
+_EXPECTED: Final = {
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "list_type": "a list",
+    "model_type": "an object",
+    "path_type": "a path",
+    "string_type": "a string",
+    "string_too_short": "a text that is not empty",
+}
+
+
+class Schema(BaseModel):
+    """An object of a document: no other keys than its fields, no conversion of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    hints: ClassVar[Mapping[str, str]] = {}
+    """What to do about keys that a schema does not have, where that is known."""
+
+
+def load_document(content: bytes, file: str) -> JsonDocument:
+    """Parse a file's content.
+
+    Raises:
+        ConfigError: it is not UTF-8 or not JSON; the problem's message begins as OVMS's does.
+    """
+    try:
+        return parse_json(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        problem = Problem("The file is not valid json - it is not UTF-8", file, line, found=f"byte {error.start}")
+        raise ConfigError([problem]) from None
+    except JsonSyntaxError as error:
+        message = f"The file is not valid json - {error.message}"
+        raise ConfigError([Problem(message, file, error.line, suggestion=error.suggestion)]) from None
+
+
+def check_members(node: Located, schema: type[Schema], findings: Findings) -> dict[str, Located]:
+    """Check an object's keys and the types of its members; gives the members in which nothing was found wrong.
+
+    Every violation makes the file unusable.  Members of deeper objects are another schema's business.
+    """
+    if not isinstance(node.value, dict):
+        findings.refuse(node, "wrong type", expected="an object", found=shown(node.plain()))
+        return {}
+    try:
+        schema.model_validate(node.plain())
+    except ValidationError as error:
+        bad = _report(node, schema, error.errors(include_url=False), findings)
+    else:
+        bad = set()
+    return {key: member for key, member in node.value.items() if key not in bad}
+
+
+def expected_by(error: ErrorDetails) -> str:
+    """Say in words what a value should have been."""
+    if error["type"] in _EXPECTED:
+        return _EXPECTED[error["type"]]
+    bounds = error.get("ctx", {})
+    if "ge" in bounds:
+        return f"{bounds['ge']} or more"
+    if "le" in bounds:
+        return f"{bounds['le']} or less"
+    return error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _report(node: Located, schema: type[Schema], errors: list[ErrorDetails], findings: Findings) -> set[str]:
+    unknown = [str(error["loc"][0]) for error in errors if error["type"] == "extra_forbidden"]
+    for key in unknown:
+        known = f"known are {', '.join(schema.model_fields)}"
+        suggestion = schema.hints.get(key) or did_you_mean(key, schema.model_fields, otherwise=known)
+        findings.refuse(node.find(key), f"unknown key {key!r}", suggestion=suggestion)
+    wrong_types: dict[str, tuple[Located, list[str]]] = {}
+    for error in errors:
+        key = str(error["loc"][0])
+        if error["type"] == "missing":
+            # One misspelt key is one mistake, not two.
+            if not get_close_matches(key, unknown):
+                findings.refuse(node, f"the key {key!r} is missing", suggestion="add it")
+        elif error["type"] != "extra_forbidden":
+            place = _deepest(node, error["loc"])
+            wrong_types.setdefault(place.path, (place, []))[1].append(expected_by(error))
+    for path, (place, expected) in wrong_types.items():
+        # Of a union, the members that do not fit at all complain as well; what lies deepest is what was meant.
+        if not any(other.startswith((f"{path}.", f"{path}[")) for other in wrong_types):
+            words = " or ".join(dict.fromkeys(expected))
+            findings.refuse(place, "wrong type or value", expected=words, found=shown(place.plain()))
+    return {str(error["loc"][0]) for error in errors}
+
+
+def _deepest(node: Located, location: tuple[int | str, ...]) -> Located:
+    """Follow a location of pydantic, in which names of union members stand between the keys."""
+    for step in location:
+        node = node.find(step)
+    return node

@@ -1,0 +1,80 @@
+"""What was found wrong in one file, gathered until all of it can be told at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, Final, Literal
+
+from ovmstrio.config.json_locations import JsonDocument, Located
+from ovmstrio.errors import ConfigError, Problem
+
+__all__ = ["Findings", "Severity", "by_line", "did_you_mean", "shown", "wrong"]
+
+Severity = Literal["error", "warning"]
+
+_SHOWN_CHARACTERS: Final = 80
+
+
+def shown(value: Any) -> str:
+    """Give a value as JSON, cut to a length that fits a message."""
+    text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 4] + " ..."
+
+
+def did_you_mean(found: str, known: Iterable[str], *, otherwise: str = "") -> str:
+    """Suggest the known word that the found one is close to, or else what ``otherwise`` says."""
+    close = get_close_matches(found, list(known), 1, 0.6)
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def wrong(
+    option: str, found: Any, expected: str, *, message: str = "", suggestion: str = "", severity: Severity = "error"
+) -> ConfigError:
+    """Make the error of one option's value; ``option`` may lead on to a part of it (``shape.input``)."""
+    problem = Problem(
+        message or "the value cannot be used",
+        path=option,
+        expected=expected,
+        found=shown(found),
+        suggestion=suggestion,
+        severity=severity,
+    )
+    return ConfigError([problem])
+
+
+@dataclass(slots=True)
+class Findings:
+    """The problems of one file.
+
+    ``fatal`` make the file unusable as a whole; ``problems`` are the others, warnings included.
+    """
+
+    file: str
+    fatal: list[Problem] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, node: Located, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
+        """Note a problem for which the file as a whole cannot be used."""
+        self.fatal.append(Problem(message, self.file, node.line, node.path, expected, found, suggestion))
+
+    def refuse_repeated(self, document: JsonDocument) -> None:
+        """Note every key that its object had already."""
+        for node in document.repeated:
+            self.refuse(node, "the key is given twice in one object", suggestion="remove one of them")
+
+    def warn(self, node: Located, message: str, suggestion: str = "") -> None:
+        """Note something that is passed over."""
+        self.problems.append(Problem(message, self.file, node.line, node.path, "", "", suggestion, "warning"))
+
+    def place(self, node: Located, problem: Problem) -> Problem:
+        """Give a problem of a part of ``node`` its place: its path leads on from there, as far as the file goes."""
+        at = node.find(*problem.path.split("."))
+        return replace(problem, file=self.file, line=at.line, path=at.path)
+
+
+def by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Order problems of one file."""
+    return tuple(sorted(problems, key=lambda problem: problem.line or 0))

@@ -1,0 +1,74 @@
+"""``mapping_config.json`` of a version: other names for a model's tensors, which callers then use alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ovmstrio.config.documents import OPTIONAL, Schema, check_members, load_document
+from ovmstrio.config.findings import Findings, by_line
+from ovmstrio.config.json_locations import JsonDocument, Located
+from ovmstrio.errors import ConfigError, Problem
+
+__all__ = ["MAPPING_FILE", "NO_MAPPING", "TensorMapping", "read_mapping"]
+
+MAPPING_FILE: Final = "mapping_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapping:
+    """Aliases of tensors, by the name that the model's file gives them."""
+
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_MAPPING: Final = TensorMapping()
+
+
+class _MappingFile(Schema):
+    inputs: dict[str, str] = OPTIONAL
+    outputs: dict[str, str] = OPTIONAL
+
+
+def read_mapping(directory: Path) -> TensorMapping:
+    """Read the mapping of a version's directory; without the file there is none.
+
+    Blocks while it reads, so that callers on the event loop run it in a worker thread.
+
+    Raises:
+        ConfigError: the file cannot be read or has another form; lists every problem.
+    """
+    path = directory / MAPPING_FILE
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return NO_MAPPING
+    except OSError as error:
+        raise ConfigError([Problem(f"the mapping cannot be read: {error.strerror}", file=str(path))]) from error
+    return _mapping(load_document(content, str(path)), Findings(str(path)))
+
+
+def _mapping(document: JsonDocument, findings: Findings) -> TensorMapping:
+    findings.refuse_repeated(document)
+    good = check_members(document.root, _MappingFile, findings)
+    sides = {side: node.value for side, node in good.items()}
+    for side, members in sides.items():
+        _refuse_shared_aliases(side, members, findings)
+    if findings.fatal:
+        raise ConfigError(by_line(findings.fatal))
+    return TensorMapping(**{side: {name: str(node.value) for name, node in sides[side].items()} for side in sides})
+
+
+def _refuse_shared_aliases(side: str, members: Mapping[str, Located], findings: Findings) -> None:
+    first: dict[str, str] = {}
+    for name, node in members.items():
+        alias = str(node.value)
+        if first.setdefault(alias, name) != name:
+            message = f"two {side} get the same name"
+            findings.refuse(
+                node, message, expected=f"a name other than that of {first[alias]!r}", found=json.dumps(alias)
+            )

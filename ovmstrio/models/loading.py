@@ -1,0 +1,64 @@
+"""Load one version of a model out of its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from ovmstrio.config.mapping import read_mapping
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.models.model import ModelServable
+from ovmstrio.models.reshaping import NetworkSource, check_auto, follows_requests
+from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.openvino.compile import Compiled, ModelSource, compile_model
+from ovmstrio.openvino.run import Network
+from ovmstrio.placement import run_load
+from ovmstrio.repository.versions import find_model_file
+from ovmstrio.servable import Servable
+
+__all__ = ["load_model"]
+
+log = structlog.get_logger(__name__)
+
+
+async def load_model(spec: ModelSpec, version: int, directory: Path, *, hooks: ServableHooks = NULL_HOOKS) -> Servable:
+    """Load, compile and warm up one version; the caller owns the servable and closes it.
+
+    Raises:
+        ConfigError: there is no model in the directory, it cannot be read, or its settings do not fit it.
+
+    Cancellation: at once; the load goes on in its thread and its result is dropped.
+    """
+    network = await _load_network(spec, directory, hooks, {})
+    if not follows_requests(spec):
+        return ModelServable(spec, version, network)
+    refusal = check_auto(spec, network.signature.inputs)
+    if refusal:
+        raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
+    source = NetworkSource(network, partial(_load_network, spec, directory, hooks))
+    return ModelServable(spec, version, network, source)
+
+
+async def _load_network(
+    spec: ModelSpec, directory: Path, hooks: ServableHooks, requested: Mapping[str, tuple[int, ...]]
+) -> Network:
+    compiled = await run_load(partial(_load, spec, directory, requested))
+    timing = compiled.timing
+    network = Network(compiled, hooks)
+    log.debug(
+        "model compiled",
+        model=spec.name,
+        nireq=compiled.nireq,
+        streams=compiled.streams,
+        inline=network.runs_inline,
+        median_seconds=None if timing is None else timing.median_seconds,
+    )
+    return network
+
+
+def _load(spec: ModelSpec, directory: Path, requested: Mapping[str, tuple[int, ...]]) -> Compiled:
+    return compile_model(ModelSource(find_model_file(directory), spec, read_mapping(directory), requested))

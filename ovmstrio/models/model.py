@@ -1,0 +1,82 @@
+"""One version of one OpenVINO model, without state, as a servable."""
+
+from __future__ import annotations
+
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.models.reshaping import NetworkSource, relaxed
+from ovmstrio.models.strings import strings_of_rows
+from ovmstrio.models.validation import Validator
+from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.signature import Signature
+from ovmstrio.request import InferRequest, InferResponse, ServableMetadata
+from ovmstrio.tensor import Tensor
+
+__all__ = ["PLATFORM", "ModelServable"]
+
+PLATFORM = "OpenVINO"
+
+
+class ModelServable:
+    """Validates requests, runs them, and names the outputs.
+
+    Args:
+        spec: how the model was configured.
+        version: the version served.
+        network: the loaded model.
+        source: where networks of other shapes come from, for a model that follows its requests; None for others.
+    """
+
+    def __init__(self, spec: ModelSpec, version: int, network: Network, source: NetworkSource | None = None) -> None:
+        self.name = spec.name
+        self.version = str(version)
+        self._network: Network | None = network
+        self._source = source
+        inputs = network.signature.inputs
+        self._validate = Validator(inputs if source is None else relaxed(spec, inputs))
+        self._metadata = _metadata(spec.name, network.signature)
+
+    @property
+    def metadata(self) -> ServableMetadata:
+        """Inputs and outputs; of a model that follows its requests, those of the moment."""
+        if self._source is not None:
+            return _metadata(self.name, self._source.current.signature)
+        return self._metadata
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer one call with all outputs of the model, in the order of their names, whichever were asked for.
+
+        The caller owns the request, whose buffers must stay unchanged until this returns.
+
+        Raises:
+            InvalidRequest: the request does not fit the inputs.
+            NotSupported: an input is sent as BYTES that cannot be.
+            FailedPrecondition: a model that follows its requests cannot take the shape.
+            ModelFailure: OpenVINO failed on a valid request.
+
+        Cancellation: see :meth:`Network.infer`; requests of the pool are given back.
+        """
+        arrays = self._validate(request)
+        network = self._network
+        if self._source is not None:
+            network = await self._source.fitting(arrays)
+        if network is None:
+            raise trio.ClosedResourceError
+        results = await network.infer(tuple(arrays.values()))
+        outputs = [
+            strings_of_rows(Tensor(spec.name, spec.datatype, array))
+            for spec, array in zip(network.signature.outputs, results, strict=True)
+        ]
+        return InferResponse(self.name, self.version, outputs, request.id)
+
+    async def aclose(self) -> None:
+        """Unload the model.  Called once, when no call is in flight.
+
+        Cancellation: never; it does not wait.
+        """
+        self._network = self._source = None
+
+
+def _metadata(name: str, signature: Signature) -> ServableMetadata:
+    return ServableMetadata(name, PLATFORM, signature.inputs, signature.outputs, dict(signature.extra))

@@ -1,0 +1,129 @@
+"""Run inferences of one compiled model: on the event loop when they are short, through the pool otherwise.
+
+OpenVINO's Python callback is called after a success only, not after a failure or a cancellation.  So a run that has
+not called back in good time is waited for by a worker thread as well, and learns from there how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import trio
+
+from ovmstrio.errors import ModelFailure
+from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.pool import RequestPool, Slot
+from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.openvino.tensors import Array
+
+__all__ = ["Network"]
+
+_LEAST_PATIENCE_SECONDS: Final = 0.02
+_PATIENCE_FACTOR: Final = 3
+
+
+class Network:
+    """A compiled model with its infer requests; made on the event loop, out of what :func:`compile_model` gives."""
+
+    def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS) -> None:
+        self.signature = compiled.signature
+        self._timing = compiled.timing
+        self._placement = compiled.placement
+        self._hooks = hooks
+        self._compile_again = compiled.compile_again
+        make_slot = partial(Slot, signature=self.signature, synchronous=compiled.synchronous)
+        self._may_fail = compiled.may_fail
+        models = compiled.models if compiled.may_fail else compiled.models * compiled.nireq
+        self.pool = RequestPool([make_slot(model) for model in models])
+        # A model that may fail runs one request at a time, so that its inline runs take their turn in the pool.
+        self._inline_slot = None if compiled.may_fail else make_slot(compiled.models[0])
+        self._threads = trio.CapacityLimiter(2 * self.pool.size)
+        median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
+        self._patience = max(_PATIENCE_FACTOR * median, _LEAST_PATIENCE_SECONDS)
+        hooks.set_streams(compiled.streams)
+        hooks.set_pool(self.pool.size, 0)
+
+    @property
+    def runs_inline(self) -> bool:
+        """Whether requests of the size that was measured run on the event loop."""
+        timing = self._timing
+        return timing is not None and self._placement.is_inline(timing.input_bytes)
+
+    async def infer(self, arrays: Sequence[Array]) -> list[Array]:
+        """Infer on ``arrays``, in the order of the signature's inputs; gives its outputs, which the caller owns.
+
+        The arrays must stay unchanged until this returns.
+
+        Raises:
+            ModelFailure: OpenVINO failed on these inputs.
+
+        Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
+        is asked to stop, and this returns when it has.  A short inference on the event loop has no checkpoint.
+        """
+        inline = self._placement.is_inline(sum([array.nbytes for array in arrays]))
+        if inline and self._inline_slot is not None:
+            return self._infer_inline(self._inline_slot, arrays)
+        begin = time.perf_counter()
+        slot = await self.pool.acquire()
+        try:
+            self._hooks.set_pool(self.pool.size, self.pool.active)
+            start = time.perf_counter()
+            self._hooks.wait_time(start - begin)
+            slot.bind(arrays)
+            await self._run(slot, inline=inline)
+            outputs = slot.outputs()
+            self._hooks.inference_time(time.perf_counter() - start)
+            return outputs
+        finally:
+            slot.unbind()
+            self.pool.release(slot)
+            self._hooks.set_pool(self.pool.size, self.pool.active)
+
+    def _infer_inline(self, slot: Slot, arrays: Sequence[Array]) -> list[Array]:
+        self._hooks.wait_time(0.0)
+        begin = time.perf_counter()
+        try:
+            slot.bind(arrays)
+            slot.infer()
+            outputs = slot.outputs()
+        finally:
+            slot.unbind()
+        self._hooks.inference_time(time.perf_counter() - begin)
+        return outputs
+
+    async def _run(self, slot: Slot, *, inline: bool) -> None:
+        try:
+            if inline:
+                slot.infer()
+            else:
+                await self._run_on_device(slot)
+        except (ModelFailure, trio.Cancelled):
+            slot.request.cancel()
+            with trio.CancelScope(shield=True):
+                await self._settle(slot)
+            raise
+
+    async def _run_on_device(self, slot: Slot) -> None:
+        done = slot.start()
+        with trio.move_on_after(self._patience):
+            await done.wait()
+        if not done.is_set():
+            await self._wait_in_thread(slot)
+
+    async def _settle(self, slot: Slot) -> None:
+        """Wait until OpenVINO has let go of a run that failed or was cancelled, and mend the model."""
+        with contextlib.suppress(ModelFailure):
+            await self._wait_in_thread(slot)
+        if self._may_fail:
+            await trio.to_thread.run_sync(slot.recover, self._compile_again, limiter=self._threads)
+
+    async def _wait_in_thread(self, slot: Slot) -> None:
+        try:
+            await trio.to_thread.run_sync(slot.request.wait, abandon_on_cancel=True, limiter=self._threads)
+        except OPENVINO_ERRORS as error:
+            raise ModelFailure(f"Inference failed: {reason(error)}") from error

@@ -1,0 +1,132 @@
+"""A model's inputs and outputs as callers see them: mapped names, datatypes, shapes, batch axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openvino as ov
+
+from ovmstrio.config.mapping import TensorMapping
+from ovmstrio.datatypes import BY_OPENVINO_NAME
+from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.tensor import ANY_SIZE, Dim, TensorSpec
+
+__all__ = ["Signature", "port_names", "read_signature", "to_partial_shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Inputs and outputs sorted by name, each with the position of its port in the model.
+
+    ``extra`` is what the model's file says of itself (``rt_info``), fit for JSON.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    input_ports: tuple[int, ...]
+    outputs: tuple[TensorSpec, ...]
+    output_ports: tuple[int, ...]
+    extra: dict[str, Any]
+
+    @property
+    def has_fixed_inputs(self) -> bool:
+        """Whether every input accepts one shape only."""
+        return all(dim.is_fixed for spec in self.inputs for dim in spec.shape)
+
+
+def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bool) -> list[str]:
+    """Name each port: its alias, else any name the model gives it, else (outputs) ``out_<index>``."""
+    names = []
+    for index, port in enumerate(ports):
+        known = sorted(port.get_names())
+        fallback = port.node.friendly_name if is_input else f"out_{index}"
+        alias = next((aliases[name] for name in known if name in aliases), None)
+        names.append(alias or (str(port.get_any_name()) if known else fallback))
+    return names
+
+
+def to_partial_shape(dims: Sequence[Dim]) -> ov.PartialShape:
+    """Give OpenVINO's form of a shape."""
+    return ov.PartialShape([ov.Dimension(dim.low, dim.high) for dim in dims])
+
+
+def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> Signature:
+    """Describe a model.
+
+    Raises:
+        ConfigError: it has no inputs, no outputs, two tensors of one name, or a tensor that no protocol can carry.
+    """
+    problems = [
+        Problem(f"the model has no {kind}", file=file)
+        for kind, ports in (("inputs", model.inputs), ("outputs", model.outputs))
+        if not ports
+    ]
+    inputs, input_ports = _side(model.inputs, mapping.inputs, file, problems, is_input=True)
+    outputs, output_ports = _side(model.outputs, mapping.outputs, file, problems, is_input=False)
+    if problems:
+        raise ConfigError(problems)
+    return Signature(inputs, input_ports, outputs, output_ports, _extra(model))
+
+
+def _side(
+    ports: Sequence[Any], aliases: Mapping[str, str], file: str, problems: list[Problem], *, is_input: bool
+) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+    kind = "input" if is_input else "output"
+    names = port_names(ports, aliases, is_input=is_input)
+    problems.extend(
+        Problem(f"two {kind}s are called {name!r}", file=file, suggestion="rename them in mapping_config.json")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    )
+    specs = []
+    for index, (name, port) in enumerate(zip(names, ports, strict=True)):
+        type_name = port.get_element_type().get_type_name()
+        if type_name not in BY_OPENVINO_NAME:
+            problems.append(
+                Problem(f"{kind} {name!r} has the element type {type_name}, which no protocol carries", file=file)
+            )
+        elif is_input and port.get_partial_shape().rank.is_dynamic:
+            problems.append(
+                Problem(f"input {name!r} has no fixed number of dimensions", file=file, suggestion="set its shape")
+            )
+        else:
+            specs.append((_spec(name, port), index))
+    specs.sort(key=lambda pair: pair[0].name)
+    return tuple(spec for spec, _ in specs), tuple(index for _, index in specs)
+
+
+def _spec(name: str, port: Any) -> TensorSpec:
+    shape = port.get_partial_shape()
+    # An output of unknown rank is shown as one dimension of any size; the answer's own shape is exact.
+    dims = (ANY_SIZE,) if shape.rank.is_dynamic else tuple(Dim(d.get_min_length(), d.get_max_length()) for d in shape)
+    layout = port.node.layout
+    text = "" if layout.empty or str(layout) == "[...]" else str(layout).strip("[]").replace(",", "")
+    return TensorSpec(
+        name, BY_OPENVINO_NAME[port.get_element_type().get_type_name()], dims, _batch_axis(text, len(dims)), text
+    )
+
+
+def _batch_axis(layout: str, rank: int) -> int | None:
+    if not layout:
+        return 0 if rank else None
+    before, dots, after = layout.partition("...")
+    if "N" in before:
+        return before.index("N")
+    if dots and "N" in after:
+        return rank - len(after) + after.index("N")
+    return None
+
+
+def _extra(model: ov.Model) -> dict[str, Any]:
+    if not model.has_rt_info("model_info"):
+        return {}
+    return {"rt_info": {"model_info": _plain(model.get_rt_info("model_info"))}}
+
+
+def _plain(value: Any) -> Any:
+    held = getattr(value, "value", value)
+    if isinstance(held, Mapping):
+        return {str(key): _plain(inner) for key, inner in held.items()}
+    if isinstance(held, (list, tuple)):
+        return [_plain(inner) for inner in held]
+    return held if isinstance(held, (str, int, float, bool)) else str(held)

