@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from ovmstrio.protocol.kserve import encode_request
+import httpx
+import numpy as np
 
 from benchmarks.models import trivial, write_repository
 from benchmarks.processes import Server, cpu_seconds, free_ports, need, ovms, script
 from benchmarks.report import Row
-from ovmstrio.request import InferInput, InferRequest
+from benchmarks.requests import framed_infer_request
 
 ROUNDS = 5
 CALLS = 20_000
@@ -27,11 +27,7 @@ GOAL = 0.9
 
 def request_bytes() -> bytes:
     """Build one framed ModelInfer request for the trivial model."""
-    request = InferRequest(
-        "trivial", inputs=[InferInput("b", "FP32", (1, 10))], raw_inputs=[struct.pack("<10f", *range(10))]
-    )
-    body = encode_request(request)
-    return struct.pack(">BI", 0, len(body)) + body
+    return framed_infer_request("trivial", "b", np.arange(10, dtype=np.float32).reshape(1, 10))
 
 
 def _load(server: Server, body: Path) -> tuple[float, float]:
@@ -48,6 +44,14 @@ def _load(server: Server, body: Path) -> tuple[float, float]:
     return float(rate[1]), (cpu_seconds(server.process) - before) / CALLS * 1e6
 
 
+def _check_all_answered(server: Server, calls: int) -> None:
+    """The load generator sees HTTP's status alone; the server's own counter tells whether the calls succeeded."""
+    metrics = httpx.get(f"http://127.0.0.1:{server.rest}/metrics").text
+    found = re.search(r'ovms_requests_success{[^}]*interface="gRPC",method="ModelInfer"[^}]*} ([0-9.e+]+)', metrics)
+    if found is None or float(found[1]) != calls:
+        sys.exit(f"expected {calls} successful calls, the server counted {found and found[1]}")
+
+
 def run() -> list[Row]:
     """Measure in turn, and compare medians."""
     with tempfile.TemporaryDirectory() as folder:
@@ -57,6 +61,7 @@ def run() -> list[Row]:
         (port,) = free_ports(1)
         with ovms(config) as ours, script([__file__, str(port)], port) as theirs:
             pairs = [(_load(ours, body), _load(theirs, body)) for _ in range(ROUNDS + 1)][1:]
+            _check_all_answered(ours, (ROUNDS + 1) * CALLS)
     ratio = statistics.median(a[0] / b[0] for a, b in pairs)
     ours_rate, ours_cpu = (statistics.median(a[i] for a, _ in pairs) for i in (0, 1))
     theirs_rate, theirs_cpu = (statistics.median(b[i] for _, b in pairs) for i in (0, 1))
@@ -80,7 +85,7 @@ async def _serve_canned(port: int) -> None:
     async def handler(_request: bytes, _context: object) -> bytes:
         return answer
 
-    class Handlers(grpc.GenericRpcHandler):
+    class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         def service(self, _details: object) -> object:
             return grpc.unary_unary_rpc_method_handler(handler)
 

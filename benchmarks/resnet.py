@@ -6,20 +6,19 @@ The queue runs in a process of its own and in turn with the server, which idles 
 from __future__ import annotations
 
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from ovmstrio.protocol.kserve import encode_request
 
 from benchmarks.models import RESNET_SETTINGS, resnet50, write_repository
 from benchmarks.processes import need, ovms
 from benchmarks.report import Row
-from ovmstrio.request import InferInput, InferRequest
+from benchmarks.requests import framed_infer_request
 
 ROUNDS = 5
 INFERENCES = 120
@@ -57,12 +56,13 @@ def _served_rate(port: int, body: Path) -> float:
 
 
 def _request_file(folder: Path) -> Path:
-    image = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
-    inputs = [InferInput("image", "FP32", image.shape)]
-    body = encode_request(InferRequest("resnet50", inputs=inputs, raw_inputs=[image.tobytes()]))
     path = folder / "request.bin"
-    path.write_bytes(struct.pack(">BI", 0, len(body)) + body)
+    path.write_bytes(framed_infer_request("resnet50", "image", _image()))
     return path
+
+
+def _image() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
 
 
 def run() -> list[Row]:
@@ -96,7 +96,7 @@ def _run_queue(model: str) -> None:
 
     compiled = ov.Core().compile_model(model, "CPU", RESNET_SETTINGS)
     queue = ov.AsyncInferQueue(compiled, CONCURRENCY)
-    image = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
+    image = _image()
     for _ in range(2 * CONCURRENCY):
         queue.start_async([image], share_inputs=True)
     queue.wait_all()

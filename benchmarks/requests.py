@@ -1,0 +1,22 @@
+"""Requests as the bytes that load generators send."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+from ovmstrio.protocol.descriptors import message_class
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["framed_infer_request"]
+
+
+def framed_infer_request(model: str, name: str, array: np.ndarray[Any, Any]) -> bytes:
+    """Build one ModelInfer request with an FP32 input, behind gRPC's five bytes."""
+    request = message_class("inference.ModelInferRequest")(model_name=model)
+    request.inputs.add(name=name, datatype="FP32", shape=array.shape)
+    request.raw_input_contents.append(array.tobytes())
+    body = request.SerializeToString()
+    return struct.pack(">BI", 0, len(body)) + bytes(body)

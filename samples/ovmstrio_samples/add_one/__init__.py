@@ -1,0 +1,1 @@
+"""The smallest model: adds one to whatever comes."""

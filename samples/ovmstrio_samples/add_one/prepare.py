@@ -1,0 +1,30 @@
+"""Build the model, in code alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as op
+
+from ovmstrio.openvino.convert import save
+
+__all__ = ["ENTRIES", "build"]
+
+
+def build() -> ov.Model:
+    """Make the graph: ``x`` FP32 [-1,10] -> ``y`` FP32 [-1,10]."""
+    x = op.parameter(ov.PartialShape([-1, 10]), np.float32, name="x")
+    x.output(0).set_names({"x"})
+    y = op.add(x, np.float32(1))
+    y.output(0).set_names({"y"})
+    return ov.Model([op.result(y)], [x], "add_one")
+
+
+def write(_files: Path, directory: Path) -> None:
+    """Write the version directory."""
+    save(build(), directory)
+
+
+ENTRIES = {"add_one": write}

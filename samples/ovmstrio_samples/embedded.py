@@ -1,0 +1,80 @@
+"""The samples that every install can serve at once: nothing is fetched for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ovmstrio.openvino.convert import new_version
+from ovmstrio_samples.catalog import BY_NAME, Sample
+from ovmstrio_samples.file_type.prepare import installed_files
+from ovmstrio_samples.iris.client import FLOWERS
+
+__all__ = ["FLOWER", "embedded_samples", "prepare_repository", "sources"]
+
+FLOWER: Final = "flower.npy"
+"""The file beside ``config.json`` that holds one flower, to ask the model iris about."""
+_HERE: Final = Path(__file__).parent
+
+
+def sources(sample: Sample) -> Path | None:
+    """Give the folder with the files that the install brought for ``sample``, None when it brought none."""
+    return installed_files() if sample.name == "file_type" else _HERE / sample.name
+
+
+def embedded_samples() -> list[Sample]:
+    """List the samples whose model is here already."""
+    return [sample for sample in BY_NAME.values() if sample.wheel is None and sources(sample) is not None]
+
+
+def _fingerprint(samples: list[Sample]) -> str:
+    """Tell one state of what goes in from another: a repository made from the same is used again."""
+    digest = hashlib.sha256(version("openvino").encode() + Path(__file__).read_bytes())
+    for sample in samples:
+        digest.update(sample.name.encode())
+        own = [path for path in (_HERE / sample.name).iterdir() if path.suffix in {".py", ".json"}]
+        for path in sorted(own):
+            digest.update(path.read_bytes())
+    if BY_NAME["file_type"] in samples:
+        digest.update(version("magika").encode())
+    return digest.hexdigest()[:16]
+
+
+def _write(samples: list[Sample], repository: Path) -> None:
+    models = []
+    for sample in samples:
+        for name, write in sample.entries.items():
+            with new_version(repository, name) as directory:
+                write(sources(sample) or _HERE, directory)
+            models.append({"config": {"name": name, "base_path": name}})
+    np.save(repository / FLOWER, np.array([FLOWERS[0][0]], np.float32))
+    config = json.dumps({"model_config_list": models}, indent=2)
+    (repository / "config.json").write_text(f"{config}\n", encoding="utf-8")
+
+
+def prepare_repository(cache_dir: Path) -> Path:
+    """Write a model repository of the embedded samples below ``cache_dir`` and give the path of its ``config.json``.
+
+    A repository that is there already is used as it is; a half-written one is never seen.
+    """
+    samples = embedded_samples()
+    target = cache_dir / f"samples-{_fingerprint(samples)}"
+    if not (target / "config.json").is_file():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".samples-", dir=cache_dir))
+        try:
+            _write(samples, scratch / "made")
+            (scratch / "made").rename(target)
+        except OSError:
+            if not (target / "config.json").is_file():  # otherwise another process was quicker, with the same
+                raise
+        finally:
+            shutil.rmtree(scratch)
+    return target / "config.json"

@@ -1,0 +1,1 @@
+"""Sentence embedding: texts that mean alike get vectors that point alike."""

@@ -1,0 +1,41 @@
+"""Ask which text is nearest in meaning: ``python -m ovmstrio_samples.embedding.client TOKENIZER.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ovmstrio_samples.asking import arguments, main
+from ovmstrio_samples.embedding.wordpiece import WordPieces
+from ovmstrio_samples.question import Arrays, Question
+
+__all__ = ["questions"]
+
+_TEXTS: Final = (
+    ("a man is eating food", "a man is eating a piece of bread", "the girl is carrying a baby"),
+    ("how do I reset my password?", "I forgot how to log in", "tomorrow it will rain in the mountains"),
+    ("the engine does not start", "my car won't run", "she plays the violin beautifully"),
+)
+
+
+def _nearest(texts: Sequence[str]) -> Callable[[Arrays], str]:
+    """Make what reads which text points most nearly where the first does."""
+
+    def read(outputs: Arrays) -> str:
+        vectors = outputs["sentence_embedding"]
+        return texts[1 + int((vectors[1:] @ vectors[0]).argmax())]
+
+    return read
+
+
+def questions(pieces: WordPieces) -> list[Question]:
+    """Give calls of three texts each: the second means what the first does, the third does not."""
+    return [
+        Question("embedding", f"what is nearest to {texts[0]!r}", pieces.encode(texts), texts[1], _nearest(texts))
+        for texts in _TEXTS
+    ]
+
+
+if __name__ == "__main__":
+    options = arguments("Which text is nearest?", "TOKENIZER", required=True)
+    main(options, questions(WordPieces.read(options.files[0])))

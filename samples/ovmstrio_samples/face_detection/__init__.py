@@ -1,0 +1,1 @@
+"""Faces and their landmarks in a picture."""

@@ -1,0 +1,9 @@
+"""Serve the TensorFlow Lite file as it is."""
+
+from __future__ import annotations
+
+from ovmstrio_samples.copying import copy
+
+__all__ = ["ENTRIES"]
+
+ENTRIES = {"face_detection": copy("face_detection_short_range.tflite")}

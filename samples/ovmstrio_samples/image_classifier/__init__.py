@@ -1,0 +1,1 @@
+"""ImageNet classifier of pictures of any size."""

@@ -1,0 +1,27 @@
+"""Ask what is in a picture: ``python -m ovmstrio_samples.image_classifier.client PICTURE...``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ovmstrio_samples import pictures
+from ovmstrio_samples.asking import arguments, main
+from ovmstrio_samples.question import Array, Arrays, Question
+
+__all__ = ["ask_about"]
+
+
+def _read(outputs: Arrays) -> str:
+    probabilities = outputs["probabilities"].reshape(-1)
+    best = np.argsort(probabilities)[::-1][:3]
+    return ", ".join(f"class {number} ({probabilities[number]:.0%})" for number in best)
+
+
+def ask_about(subject: str, rgb: Array, expected: str = "") -> Question:
+    """Make the call for one picture, UINT8 [height,width,3]: the model resizes it itself."""
+    return Question("image_classifier", subject, {"images": rgb[np.newaxis]}, expected, _read)
+
+
+if __name__ == "__main__":
+    options = arguments("What is in these pictures, in ImageNet's numbering?", "PICTURE", required=True)
+    main(options, [ask_about(str(path), pictures.read(path)) for path in options.files])

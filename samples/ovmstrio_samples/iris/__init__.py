@@ -1,0 +1,1 @@
+"""A tabular classifier: the species of an iris by the sizes of its leaves."""

@@ -1,0 +1,47 @@
+"""Ask for the species of three flowers of Fisher's data set (its rows 1, 51 and 101)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ovmstrio_samples.asking import arguments, main
+from ovmstrio_samples.iris.prepare import coefficients
+from ovmstrio_samples.question import Arrays, Question
+
+__all__ = ["FLOWERS", "questions", "species"]
+
+FLOWERS = (
+    ((5.1, 3.5, 1.4, 0.2), "setosa"),
+    ((7.0, 3.2, 4.7, 1.4), "versicolor"),
+    ((6.3, 3.3, 6.0, 2.5), "virginica"),
+)
+
+
+def species(label: int) -> str:
+    """Name the species that the model numbers so."""
+    return str(coefficients()["classes"][label])
+
+
+def _read(outputs: Arrays) -> str:
+    label = int(outputs["label"].reshape(-1)[0])
+    if label != int(outputs["probabilities"].reshape(-1).argmax()):
+        return f"label {label} is not the most probable class"
+    return species(label)
+
+
+def questions() -> list[Question]:
+    """Give one call for each flower."""
+    return [
+        Question(
+            model="iris",
+            subject=f"{' x '.join(map(str, sizes))} cm",
+            inputs={"features": np.array([sizes], np.float32)},
+            expected=name,
+            read=_read,
+        )
+        for sizes, name in FLOWERS
+    ]
+
+
+if __name__ == "__main__":
+    main(arguments("Which flower is it?"), questions())

