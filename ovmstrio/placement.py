@@ -13,15 +13,27 @@ from typing import Final, TypeVar
 
 import trio
 
-__all__ = ["INLINE_THRESHOLD_SECONDS", "LOAD_LIMITER", "Placement", "run_load"]
+__all__ = ["INLINE_THRESHOLD_SECONDS", "LOADS_AT_ONCE", "Placement", "load_limiter", "run_load"]
 
 _T = TypeVar("_T")
 
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
 """Inferences expected to be shorter run on the event loop."""
 
-LOAD_LIMITER: Final = trio.CapacityLimiter(2)
+LOADS_AT_ONCE: Final = 2
 """Reading and compiling models is heavy on every core already, so that few at a time finish sooner."""
+
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("load limiter")
+
+
+def load_limiter() -> trio.CapacityLimiter:
+    """Give the limiter of this run's loads; a run that ends before an abandoned load would keep its token for ever."""
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(LOADS_AT_ONCE)
+        _limiter.set(limiter)
+        return limiter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +76,4 @@ async def run_load(work: Callable[[], _T]) -> _T:
 
     Cancellation: at once; the thread goes on and its result is dropped, so ``work`` must own all that it touches.
     """
-    return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=LOAD_LIMITER)
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=load_limiter())

@@ -12,9 +12,8 @@ import typer
 from ovms_cli.console import fail, stderr, stdout
 
 if TYPE_CHECKING:
-    from ovmstrio_samples.question import Ask, Question
-
     from ovmstrio.supervisor import Running
+    from ovmstrio_samples.question import Ask, Question
 
 __all__ = ["register"]
 
@@ -51,8 +50,9 @@ def demo(
 ) -> None:
     """Serve the embedded samples, ask them over gRPC and REST, show the answers, and go on serving."""
     import trio
-    from ovmstrio_samples import prepare_repository
     from platformdirs import user_cache_path
+
+    from ovmstrio_samples import prepare_repository
 
     if port == rest_port:
         fail(f"--port and --rest_port are both {port}; they have to differ", 64)

@@ -13,11 +13,10 @@ import typer
 from ovms_cli.console import EX_USAGE, fail, stderr, stdout
 
 if TYPE_CHECKING:
-    from ovmstrio_samples.catalog import Sample
-    from ovmstrio_samples.wheels import Progress
-
     from ovmstrio.openvino.convert import Converted
     from ovmstrio.tensor import TensorSpec
+    from ovmstrio_samples.catalog import Sample
+    from ovmstrio_samples.wheels import Progress
 
 __all__ = ["register"]
 
@@ -140,11 +139,10 @@ def _download_bar(sample: Sample) -> Iterator[Progress]:
 def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, as_json: bool) -> None:
     from difflib import get_close_matches
 
+    from ovmstrio.errors import ServerError
     from ovmstrio_samples.catalog import BY_NAME
     from ovmstrio_samples.preparing import prepare_sample
     from ovmstrio_samples.wheels import WheelUnavailable
-
-    from ovmstrio.errors import ServerError
 
     sample = BY_NAME.get(name)
     if sample is None:

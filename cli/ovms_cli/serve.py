@@ -88,8 +88,9 @@ def run_server(options: dict[str, Any]) -> None:
 
 
 def _embedded_samples() -> Path:
-    from ovmstrio_samples import prepare_repository
     from platformdirs import user_cache_path
+
+    from ovmstrio_samples import prepare_repository
 
     path = prepare_repository(user_cache_path("ovmstrio"))
     stderr().print(f"[dim]no model named: serving the embedded samples of {path}[/]", highlight=False)

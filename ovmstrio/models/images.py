@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from ovmstrio.errors import InvalidRequest, NotSupported
+from ovmstrio.errors import InvalidRequest
 from ovmstrio.models.rejections import mismatch, refused, show_shape
 from ovmstrio.models.strings import elements_of
 from ovmstrio.request import Buffer, InferInput
@@ -67,11 +67,10 @@ def image_batch(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Arra
     """Decode the images of a request into one array of the input's element type.
 
     Raises:
-        NotSupported: the input's element type cannot take images.
-        InvalidRequest: the layout, the number, the channels or the sizes do not fit, or an image cannot be decoded.
+        InvalidRequest: the element type, layout, number, channels or sizes do not fit, or an image cannot be decoded.
     """
     if spec.datatype.name not in _DATATYPES:
-        raise NotSupported(
+        raise InvalidRequest(
             f"Functionality not implemented - encoded images for {spec.datatype.name}; input name: {spec.name}"
         )
     if not _takes_channels_last(spec.layout):

@@ -51,7 +51,6 @@ class ModelServable:
 
         Raises:
             InvalidRequest: the request does not fit the inputs.
-            NotSupported: an input is sent as BYTES that cannot be.
             FailedPrecondition: a model that follows its requests cannot take the shape.
             ModelFailure: OpenVINO failed on a valid request.
 

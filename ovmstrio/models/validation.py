@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from ovmstrio.datatypes import BYTES
-from ovmstrio.errors import InvalidRequest, NotSupported
+from ovmstrio.errors import InvalidRequest
 from ovmstrio.models.contents import to_array
 from ovmstrio.models.images import IMAGE_RANK, image_batch
 from ovmstrio.models.rejections import combined, mismatch, refused, show_shape
@@ -49,7 +49,6 @@ class _InputValidator:
 
         Raises:
             InvalidRequest: it does not fit.
-            NotSupported: it is BYTES and the model's input can be neither strings nor an image.
         """
         shape = given.shape
         if (
@@ -93,7 +92,7 @@ class _InputValidator:
             return string_matrix(given, raw, spec)
         if len(spec.shape) == IMAGE_RANK:
             return image_batch(given, raw, spec)
-        raise NotSupported(f"Functionality not implemented - BYTES for an input of {spec}; input name: {spec.name}")
+        raise InvalidRequest(f"Functionality not implemented - BYTES for an input of {spec}; input name: {spec.name}")
 
     def _check_rank(self, shape: tuple[int, ...]) -> None:
         spec = self.spec
@@ -126,7 +125,6 @@ class Validator:
 
         Raises:
             InvalidRequest: the request does not fit; the text is of the first thing wrong, the rest follows it.
-            NotSupported: an input is sent as BYTES that cannot be.
         """
         inputs, raws = request.inputs, request.raw_inputs
         if len(inputs) != len(self._inputs):
@@ -149,10 +147,6 @@ class Validator:
                 continue
             try:
                 arrays[name] = check(inputs[position], raws[position] if raws else None)
-            except NotSupported:
-                if errors:
-                    break
-                raise
             except InvalidRequest as error:
                 errors.append(error)
         if errors:

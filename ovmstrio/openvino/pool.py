@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import openvino as ov
+import structlog
 import trio
 
 from ovmstrio.datatypes import BYTES
@@ -15,6 +16,8 @@ from ovmstrio.openvino.signature import Signature
 from ovmstrio.openvino.tensors import Array, from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
 
 __all__ = ["RequestPool", "Slot"]
+
+log = structlog.get_logger(__name__)
 
 
 class _Signal:
@@ -52,10 +55,11 @@ class Slot:
             cannot fail or have more threads.
     """
 
-    __slots__ = ("_arrays", "_idle", "_shares_outputs", "_signal", "_signature", "_synchronous", "request")
+    __slots__ = ("_arrays", "_broken", "_idle", "_shares_outputs", "_signal", "_signature", "_synchronous", "request")
 
     def __init__(self, model: ov.CompiledModel, signature: Signature, *, synchronous: bool) -> None:
         self._synchronous = synchronous
+        self._broken = ""
         self._signature = signature
         self._idle = [idle_tensor(spec) for spec in signature.inputs]
         # OpenVINO warns when it is asked to share strings, which it always copies.
@@ -72,8 +76,10 @@ class Slot:
         """Set the inputs, which are kept alive until :meth:`unbind`.
 
         Raises:
-            ModelFailure: OpenVINO refuses them.
+            ModelFailure: OpenVINO refuses them, or the model is broken.
         """
+        if self._broken:
+            raise ModelFailure(f"The model failed and cannot be loaded again: {self._broken}")
         self._arrays = arrays
         signature = self._signature
         try:
@@ -105,16 +111,16 @@ class Slot:
     def recover(self, compile_again: Callable[[], ov.CompiledModel]) -> None:
         """Leave the model fit for the next request after one that failed; only for a slot that is alone on its model.
 
-        A stream that has seen two different shapes succeed is sound again.  Where it cannot, the model is replaced.
-
-        Raises:
-            ModelFailure: it cannot be replaced.
+        A stream that has seen two different shapes succeed is sound again.  Where it cannot, the model is replaced;
+        where that fails, too, every request is refused until it succeeds.
         """
+        self._broken = ""
         if self._signature.has_fixed_inputs or [self._runs_on_zeros(more) for more in (0, 1, 0)][1:] != [True, True]:
             try:
                 self._attach(compile_again())
             except ConfigError as error:
-                raise ModelFailure(f"The model failed and cannot be loaded again: {error.message}") from error
+                self._broken = error.message
+                log.exception("failed model cannot be loaded again", reason=error.message)
         self.unbind()
 
     def _runs_on_zeros(self, more: int) -> bool:

@@ -74,8 +74,7 @@ class Network:
             self._hooks.set_pool(self.pool.size, self.pool.active)
             start = time.perf_counter()
             self._hooks.wait_time(start - begin)
-            slot.bind(arrays)
-            await self._run(slot, inline=inline)
+            await self._run(slot, arrays, inline=inline)
             outputs = slot.outputs()
             self._hooks.inference_time(time.perf_counter() - start)
             return outputs
@@ -96,8 +95,9 @@ class Network:
         self._hooks.inference_time(time.perf_counter() - begin)
         return outputs
 
-    async def _run(self, slot: Slot, *, inline: bool) -> None:
+    async def _run(self, slot: Slot, arrays: Sequence[Array], *, inline: bool) -> None:
         try:
+            slot.bind(arrays)
             if inline:
                 slot.infer()
             else:

@@ -34,8 +34,9 @@ class Timing:
 def warm_up(model: ov.CompiledModel, signature: Signature, *, synchronous: bool) -> Timing | None:
     """Time inferences on zeros, dynamic dimensions being 1.
 
-    Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not counted, as it allocates; a model for which one run is long is run twice only.
-    ``synchronous`` is as in :class:`~ovmstrio.openvino.pool.Slot`.
+    Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not
+    counted, as it allocates; a model for which one run is long is run twice only.  ``synchronous`` is as in
+    :class:`~ovmstrio.openvino.pool.Slot`.
     """
     arrays = [placeholder(spec) for spec in signature.inputs]
     slot = Slot(model, signature, synchronous=synchronous)

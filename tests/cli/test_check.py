@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import structlog
 import typer
-from ovms_cli import check
 from typer.testing import CliRunner, Result
 
+from ovms_cli import check
 from tests.support import ir
 
 Run = Callable[..., Result]

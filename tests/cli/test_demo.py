@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.processes import STOP_TIMEOUT_SECONDS, free_ports, run_ovms
+
+from tests.support.processes import STOP_TIMEOUT_SECONDS, free_ports, run_ovms
 
 pytestmark = pytest.mark.e2e
 

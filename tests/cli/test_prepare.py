@@ -7,10 +7,11 @@ from pathlib import Path
 import openvino as ov
 import pytest
 import typer
+from typer.testing import CliRunner, Result
+
 from ovms_cli import prepare
 from ovmstrio_samples.add_one.prepare import build
 from ovmstrio_samples.catalog import SAMPLES
-from typer.testing import CliRunner, Result
 
 Run = Callable[..., Result]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from support.stub_registry import StubLoader, add_versions, running
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.errors import NotReady
 from ovmstrio.registry import Readiness, Registry, VersionState
+from tests.support.stub_registry import StubLoader, add_versions, running
 
 
 def _spec(base: Path, name: str = "m") -> ModelSpec:

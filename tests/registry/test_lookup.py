@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from support.stub_registry import StubLoader, add_versions, running
 
 from ovmstrio.config.specs import AllVersions, ModelSpec
 from ovmstrio.errors import InvalidRequest, NotFound, ServerError, VersionLoading, VersionRetired
 from ovmstrio.registry import Registry, VersionState
+from tests.support.stub_registry import StubLoader, add_versions, running
 
 UNKNOWN_NAMES = ["nobody", "", "../m", "m/", "m\0", "%2e%2e", "m" * 100_000]
 NO_INTEGERS = ["abc", "1.0", "1abc", " 1", "1_0", "٣", "0x1", "9223372036854775808", "9" * 10_000, "-", "../1"]

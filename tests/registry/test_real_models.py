@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import trio
-from support import ir
-from support.stub_registry import running
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.models import load_model
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.request import InferInput, InferRequest
+from tests.support import ir
+from tests.support.stub_registry import running
 
 
 def _spec(base: Path, nireq: int = 1) -> ModelSpec:

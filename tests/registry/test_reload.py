@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from support.stub_registry import StubLoader, StubServable, add_versions, running
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.errors import Problem
 from ovmstrio.registry import ApplyResult, Registry, VersionState
 from ovmstrio.request import InferRequest
+from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
 
 
 def _spec(base: Path, nireq: int = 0) -> ModelSpec:

@@ -9,12 +9,12 @@ import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
-from support.stub_registry import StubLoader, add_versions, running
 
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.errors import ConfigError, FailedPrecondition, ModelFailure, Problem
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
+from tests.support.stub_registry import StubLoader, add_versions, running
 
 
 def _parse(content: bytes, path: Path) -> ServerSpec:

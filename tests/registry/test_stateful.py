@@ -14,11 +14,11 @@ import trio.testing
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from support.stub_registry import StubLoader, StubServable, add_versions, running
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.errors import NotFound, VersionLoading
 from ovmstrio.registry import Lease, Registry, VersionState
+from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
 
 T = TypeVar("T")
 

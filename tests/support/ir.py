@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ TYPES = {
 }
 """OpenVINO's element types by KServe's names."""
 
-Shape = Sequence[Any] | ov.PartialShape
+Shape = Any
+"""Sizes, -1 for any, or OpenVINO's own form of a shape."""
 
 
 def _parameter(name: str, shape: Shape, datatype: str = "FP32", layout: str = "") -> Any:
@@ -113,7 +113,7 @@ def matmul() -> ov.Model:
 
 
 def reshape_by_data() -> ov.Model:
-    """Inputs ``numbers`` [4] and ``shape`` [2], output ``y``: the numbers in that shape; fails where they do not fit."""
+    """Inputs ``numbers`` [4] and ``shape`` [2], output ``y``: the numbers in that shape, if they fit it."""
     shape, numbers = _parameter("shape", [2], "INT64"), _parameter("numbers", [4])
     return _model({"y": op.reshape(numbers, shape, special_zero=False)}, [numbers, shape], "reshape_by_data")
 

@@ -32,7 +32,7 @@ def free_ports(count: int) -> list[int]:
 def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run one ``ovms`` command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "ovms_cli", *arguments], capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-m", "ovms_cli", *arguments], check=False, capture_output=True, text=True, timeout=timeout
     )
 
 
@@ -48,18 +48,31 @@ class OvmsProcess:
         """Ask the REST port."""
         return httpx.get(self.rest + path, timeout=10)
 
+    def answers(self, path: str = "/v2/health/live") -> bool:
+        """Tell whether the REST port answers a path with success."""
+        try:
+            return self.get(path).is_success
+        except httpx.TransportError:
+            return False
+
     def wait_ready(self) -> None:
         """Return once the server calls itself ready; fail when it ends or takes too long."""
+        self._wait("/v2/health/ready")
+
+    def wait_live(self) -> None:
+        """Return once the server answers at all; fail when it ends or takes too long."""
+        self._wait("/v2/health/live")
+
+    def _wait(self, path: str) -> None:
         ends = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < ends:
             if self.process.poll() is not None:
                 output, _ = self.process.communicate()
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{output}")
-            with contextlib.suppress(httpx.TransportError):
-                if self.get("/v2/health/ready").status_code == httpx.codes.OK:
-                    return
+            if self.answers(path):
+                return
             threading.Event().wait(0.02)
-        raise AssertionError("the server was not ready in time")
+        raise AssertionError(f"the server did not answer {path} with success in time")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait for the end; returns the exit code and all that was printed."""

@@ -16,7 +16,7 @@ from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.openvino.compile import ModelSource, compile_model
 from ovmstrio.openvino.run import Network
 from ovmstrio.request import Contents, InferInput, InferRequest
-from support import ir
+from tests.support import ir
 
 __all__ = ["EXACT", "RecordingHooks", "contents_request", "load", "network", "raw_request"]
 

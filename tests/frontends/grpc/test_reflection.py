@@ -44,7 +44,7 @@ async def test_a_client_without_stubs_can_infer(serving: Serving) -> None:
         database = ProtoReflectionDescriptorDatabase(channel)
         pool = DescriptorPool(database)
         method = pool.FindServiceByName("inference.GRPCInferenceService").methods_by_name["ModelInfer"]
-        request = GetMessageClass(method.input_type)(model_name="echo")
+        request: Any = GetMessageClass(method.input_type)(model_name="echo")
         request.inputs.add(name="x", datatype="FP32", shape=[2])
         request.raw_input_contents.append(np.array([1, 2], "f4").tobytes())
         infer = channel.unary_unary(

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovmstrio.checking import CheckReport, LoadedVersion, check_config
+from tests.support import ir
+
+
+def _config(root: Path, *models: dict[str, Any], **sections: Any) -> Path:
+    path = root / "config.json"
+    entries = [{"config": model} for model in models]
+    path.write_text(json.dumps({"model_config_list": entries, **sections}, indent=1))
+    return path
+
+
+def _told(report: CheckReport) -> list[tuple[str, str, str]]:
+    return [(Path(problem.file).name, problem.path, problem.severity) for problem in report.problems]
+
+
+def _line(path: Path, text: str) -> int:
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+
+
+async def test_everything_that_would_be_served_is_loaded(tmp_path: Path) -> None:
+    """Each version that its policy selects, and no other."""
+    for version in (1, 2, 3):
+        ir.save(ir.dummy(), tmp_path, "a", version)
+    ir.save(ir.sum_of_two(), tmp_path, "b")
+    latest = {"latest": {"num_versions": 2}}
+    config = _config(
+        tmp_path, {"name": "b", "base_path": "b"}, {"name": "a", "base_path": "a", "model_version_policy": latest}
+    )
+    report = await check_config(config)
+    assert report.loaded == (LoadedVersion("a", 2), LoadedVersion("a", 3), LoadedVersion("b", 1))
+    assert report.problems == ()
+
+
+async def test_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    """The configuration, a mapping, a model's file and a directory each have their own, and the rest loads."""
+    ir.save(ir.dummy(), tmp_path, "good")
+    ir.save(ir.dummy(), tmp_path, "mapped")
+    (tmp_path / "mapped/1/mapping_config.json").write_text('{"inputs": {"b": 1}}')
+    ir.save(ir.dummy(), tmp_path, "weightless")
+    (tmp_path / "weightless/1/model.bin").unlink()
+    (tmp_path / "corrupt/1").mkdir(parents=True)
+    (tmp_path / "corrupt/1/model.xml").write_text("<net")
+    (tmp_path / "corrupt/1/model.bin").touch()
+    (tmp_path / "empty").mkdir()
+    names = ("good", "mapped", "weightless", "corrupt", "empty", "missing")
+    config = _config(tmp_path, *({"name": name, "base_path": name} for name in names), monitor=1)
+    report = await check_config(config)
+    assert report.loaded == (LoadedVersion("good", 1),)
+    assert _told(report) == [
+        ("config.json", "model_config_list[5].config.base_path", "error"),
+        ("config.json", "monitor", "error"),
+        ("model.xml", "", "error"),
+        ("empty", "", "warning"),
+        ("mapping_config.json", "inputs.b", "error"),
+        ("1", "", "error"),
+    ]
+    assert len(report.errors) == 5
+    assert len(report.warnings) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message", "suggestion"),
+    [
+        ("shape", {"y": "(1,10)"}, "a tensor that the model does not have", ""),
+        ("shape", "(1,10,3)", "the model cannot take the shape", ""),
+        ("target_device", "CPUU", "Cannot compile model into target device", "CPU"),
+        ("plugin_config", {"NUM_STREAM": "1"}, "Cannot compile model into target device", "NUM_STREAMS"),
+    ],
+)
+async def test_a_setting_that_does_not_fit_the_model_is_found_in_the_configuration(
+    tmp_path: Path, option: str, value: Any, message: str, suggestion: str
+) -> None:
+    """What only shows when the model is loaded still has the line of the setting."""
+    model = ir.sum_of_two() if value == "(1,10,3)" else ir.dummy()
+    if value == "(1,10,3)":
+        value = {"x": value}
+    ir.save(model, tmp_path, "m")
+    config = _config(tmp_path, {"name": "m", "base_path": "m", option: value})
+    (problem,) = (await check_config(config)).problems
+    assert (problem.file, problem.line) == (str(config), _line(config, f'"{option}"'))
+    assert problem.path.startswith(f"model_config_list[0].config.{option}")
+    assert message in problem.message
+    assert suggestion in problem.suggestion
+
+
+async def test_a_version_that_is_asked_for_and_missing_is_a_warning(tmp_path: Path) -> None:
+    """OVMS serves the others."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    policy = {"specific": {"versions": [1, 4]}}
+    report = await check_config(_config(tmp_path, {"name": "m", "base_path": "m", "model_version_policy": policy}))
+    assert report.loaded == (LoadedVersion("m", 1),)
+    (warning,) = report.warnings
+    assert warning.message == "version 4 does not exist"
+    assert warning.found == "1"
+
+
+async def test_a_model_of_a_broken_file_is_looked_at_as_well(tmp_path: Path) -> None:
+    """One misspelt key does not hide what is wrong elsewhere, and a path that is not known is not looked for."""
+    settings = ({"name": "a", "base_path": "nowhere", "nirq": 1}, {"name": "b", "base_pth": "b"}, {"name": "c"})
+    report = await check_config(_config(tmp_path, *settings))
+    assert [problem.path for problem in report.problems] == [
+        "model_config_list[0].config.base_path",
+        "model_config_list[0].config.nirq",
+        "model_config_list[1].config.base_pth",
+        "model_config_list[2].config",
+    ]
+
+
+async def test_models_that_share_a_directory_share_its_problems(tmp_path: Path) -> None:
+    """What is said of a directory is said once."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    (tmp_path / "m/notes").mkdir()
+    report = await check_config(_config(tmp_path, *({"name": name, "base_path": "m"} for name in "ab")))
+    assert [problem.message for problem in report.problems] == [
+        'directory "notes" is no version: expected a positive integer'
+    ]
+    assert len(report.loaded) == 2
+
+
+async def test_a_models_directory_is_checked_with_all_versions(tmp_path: Path) -> None:
+    """No configuration is needed, and a file of that name beside the versions is none."""
+    base = ir.save(ir.dummy(), tmp_path, "m", 1)
+    ir.save(ir.dummy(), tmp_path, "m", 7)
+    (base / "config.json").write_text("{}")
+    report = await check_config(base)
+    assert report.loaded == (LoadedVersion("m", 1), LoadedVersion("m", 7))
+    assert report.problems == ()
+
+
+async def test_a_directory_without_versions_stands_for_its_configuration(tmp_path: Path) -> None:
+    """That is what the user means; without either the user is told what was expected."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    (empty,) = (await check_config(tmp_path)).errors
+    assert (empty.file, empty.message) == (str(tmp_path), "no version of a model found")
+    (inside,) = (await check_config(tmp_path / "m/1")).errors
+    assert inside.suggestion == f"did you mean {tmp_path / 'm'}?"
+    _config(tmp_path, {"name": "m", "base_path": "m"})
+    assert (await check_config(tmp_path)).loaded == (LoadedVersion("m", 1),)
+
+
+async def test_a_file_that_cannot_be_used_is_the_report(tmp_path: Path) -> None:
+    """Nothing is raised for what is wrong with a file."""
+    (gone,) = (await check_config(tmp_path / "config.json")).errors
+    assert gone.message == "the configuration cannot be read: No such file or directory"
+    (tmp_path / "config.json").write_text("{,}")
+    (broken,) = (await check_config(tmp_path / "config.json")).errors
+    assert broken.line == 1
+    assert broken.message.startswith("The file is not valid json")
