@@ -1,0 +1,84 @@
+"""`ovms models`: what a server serves, in which state, with which inputs and outputs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ovms_cli.console import stdout
+from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+
+if TYPE_CHECKING:
+    from ovmstrio.client import ModelInfo, ModelState, TensorInfo
+
+__all__ = ["register"]
+
+_COLOURS = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "dim"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(models)
+
+
+def models(
+    name: Annotated[str, typer.Argument(help="One model, with all that is known of it.", show_default=False)] = "",
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    url: Url = "",
+    rest: Rest = False,
+    timeout: Timeout = 10.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """List the models of a server with their versions and states, or one of them with its inputs and outputs."""
+    with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+        states = [state for state in client.models() if name in {"", state.name}]
+        # A name that was given is asked for even if the list does not have it: the server says what is wrong with it.
+        ready = sorted({state.name for state in states if state.state == "READY"})
+        known = {each: client.metadata(each) for each in ([name] if name else ready)}
+    if as_json:
+        stdout().print_json(data=_as_data(states, known))
+    else:
+        _print_states(states, known)
+
+
+def _as_data(states: list[ModelState], known: dict[str, ModelInfo]) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = [asdict(state) for state in states]
+    for entry in listed:
+        info = known.get(entry["name"])
+        if info is not None:
+            described = asdict(info)
+            entry |= {key: described[key] for key in ("platform", "inputs", "outputs")}
+    return listed
+
+
+def _print_states(states: list[ModelState], known: dict[str, ModelInfo]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("model", "version", "state", "inputs", "outputs", "reason"):
+        table.add_column(column, overflow="fold")
+    for state in states:
+        info = known.get(state.name) if state.state == "READY" else None
+        colour = _COLOURS.get(state.state, "red")
+        table.add_row(
+            escape(state.name),
+            state.version,
+            f"[{colour}]{state.state}[/]",
+            _tensors(info.inputs) if info else "",
+            _tensors(info.outputs) if info else "",
+            escape(state.reason),
+        )
+    stdout().print(table)
+
+
+def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
+    from rich.markup import escape
+
+    return "\n".join(escape(f"{each.name} {each.datatype} {list(each.shape)}") for each in tensors)

@@ -1,0 +1,52 @@
+"""The options by which commands reach a server, and what they do when it says no."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ovms_cli.console import fail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ovmstrio.client import Client
+
+__all__ = ["EX_UNREACHABLE", "Ca", "Cert", "Key", "Rest", "Timeout", "Url", "asking"]
+
+EX_UNREACHABLE: Final = 2
+EX_INTERRUPTED: Final = 130
+
+Url = Annotated[
+    str, typer.Option("--url", help="HOST:PORT of the server; by default 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
+]
+Rest = Annotated[bool, typer.Option("--rest/--grpc", help="The protocol to speak.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds that each call may take.")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="TLS: trust this CA (PEM).")]
+Cert = Annotated[Path | None, typer.Option("--cert", help="TLS: the client's certificate (PEM).")]
+Key = Annotated[Path | None, typer.Option("--key", help="TLS: the certificate's key (PEM).")]
+
+
+@contextmanager
+def asking(
+    url: str, *, rest: bool, timeout: float, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
+) -> Iterator[Client]:
+    """Give a client; what the server refuses ends the command with 1, a server that does not answer with 2."""
+    from ovmstrio.client import ClientTls, Unreachable, open_client
+    from ovmstrio.errors import ServerError
+
+    secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
+    try:
+        with open_client(url, rest=rest, timeout=timeout, tls=ClientTls(ca, cert, key) if secure else None) as client:
+            yield client
+    except Unreachable as error:
+        fail(f"{error.message}; is the server running? --url says where to look", EX_UNREACHABLE)
+    except ServerError as error:
+        fail(error.message)
+    except OSError as error:
+        fail(f"{error.filename or url}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        raise typer.Exit(EX_INTERRUPTED) from None

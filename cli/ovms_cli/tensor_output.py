@@ -1,0 +1,103 @@
+"""Outputs as a table for people, JSON for programs, or arrays in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ovms_cli.console import stderr, stdout
+from ovmstrio.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovms_cli.tensor_files import Array
+
+__all__ = ["as_json", "check_target", "write_outputs"]
+
+_SHOWN: Final = 8
+_TOP: Final = 5
+_TOP_FROM: Final = 20
+"""Number of scores from which on the highest are shown instead of the first."""
+
+
+def check_target(target: str) -> None:
+    """Refuse a target before anything is called.
+
+    Raises:
+        InvalidRequest: it is neither ``table`` nor ``json`` nor a file of a known kind.
+    """
+    if target not in {"table", "json"} and Path(target).suffix not in {".npy", ".npz", ".json"}:
+        raise InvalidRequest(f"--output: expected table, json, or a file ending in .npy, .npz or .json, got {target!r}")
+
+
+def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
+    """Show or save outputs.
+
+    Raises:
+        InvalidRequest: several outputs do not go into one .npy file.
+        OSError: the file cannot be written.
+    """
+    if target == "table":
+        _print_table(outputs)
+        return
+    if target == "json":
+        stdout().print_json(data=as_json(outputs))
+        return
+    path = Path(target)
+    if path.suffix == ".npz":
+        arrays: dict[str, Any] = {name: _savable(array) for name, array in outputs.items()}
+        np.savez(path, **arrays)
+    elif path.suffix == ".json":
+        import json
+
+        path.write_text(json.dumps(as_json(outputs)))
+    else:
+        if len(outputs) != 1:
+            raise InvalidRequest(f"{path}: the model gave {', '.join(outputs)}; save several outputs as .npz")
+        np.save(path, _savable(next(iter(outputs.values()))))
+    stderr().print(f"saved {path}", highlight=False)
+
+
+def _savable(array: Array) -> Array:
+    return array.astype("S") if array.dtype.hasobject else array
+
+
+def as_json(outputs: Mapping[str, Array]) -> dict[str, Any]:
+    """Give nested lists by output name; BYTES that are not UTF-8 have their bytes replaced."""
+    return {name: _plain(array) for name, array in outputs.items()}
+
+
+def _plain(array: Array) -> Any:
+    if array.dtype.hasobject:
+        decoded = [element.decode(errors="replace") for element in array.flat]
+        return np.array(decoded, object).reshape(array.shape).tolist()
+    return array.tolist()
+
+
+def _print_table(outputs: Mapping[str, Array]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("output", "type", "shape", "values"):
+        table.add_column(column, overflow="fold")
+    for name, array in outputs.items():
+        kind = "bytes" if array.dtype.hasobject else str(array.dtype)
+        table.add_row(escape(name), kind, str(list(array.shape)), escape(_values(array)))
+    stdout().print(table)
+
+
+def _values(array: Array) -> str:
+    flat = array.reshape(-1)
+    if array.dtype.hasobject:
+        shown = ", ".join(repr(element) for element in flat[:_SHOWN])
+    elif array.dtype.kind == "f" and _TOP_FROM <= flat.size == array.shape[-1]:
+        best = np.argsort(flat)[::-1][:_TOP]
+        return "highest: " + ", ".join(f"[{index}] {flat[index]:.4g}" for index in best)
+    else:
+        shown = ", ".join(f"{value:.6g}" if array.dtype.kind == "f" else str(value) for value in flat[:_SHOWN])
+    return shown + (f", ... ({flat.size} in all)" if flat.size > _SHOWN else "")
