@@ -72,7 +72,9 @@ def resnet50() -> ov.Model:
     return ov.Model([op.result(scores)], [image], "resnet50")
 
 
-def write_repository(root: Path, models: dict[str, ov.Model], settings: dict[str, dict[str, str]]) -> Path:
+def write_repository(
+    root: Path, models: dict[str, ov.Model], settings: dict[str, dict[str, str]], *, nireq: int = 0
+) -> Path:
     """Save models as version 1 each under ``root`` and return the path of their ``config.json``."""
     entries = []
     for name, model in models.items():
@@ -80,7 +82,14 @@ def write_repository(root: Path, models: dict[str, ov.Model], settings: dict[str
         target.parent.mkdir(parents=True, exist_ok=True)
         ov.save_model(model, target, compress_to_fp16=False)
         entries.append(
-            {"config": {"name": name, "base_path": str(root / name), "plugin_config": settings.get(name, F32)}}
+            {
+                "config": {
+                    "name": name,
+                    "base_path": str(root / name),
+                    "plugin_config": settings.get(name, F32),
+                    "nireq": nireq,
+                }
+            }
         )
     config = root / "config.json"
     config.write_text(json.dumps({"model_config_list": entries}))

@@ -44,7 +44,8 @@ class Network:
         self._inline_slot = None if compiled.may_fail else make_slot(compiled.models[0])
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
-        self._patience = max(_PATIENCE_FACTOR * median, _LEAST_PATIENCE_SECONDS)
+        # Requests that run side by side share the device, and each takes so much longer.
+        self._patience = max(_PATIENCE_FACTOR * median * self.pool.size, _LEAST_PATIENCE_SECONDS)
         hooks.set_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
 

@@ -45,6 +45,10 @@ _DEFAULT_TABLE_BYTES: Final = 4_096
 _PRIORITY_BYTES: Final = 5
 _LARGEST_FRAME_SETTING: Final = 2**24 - 1
 _RESET_CODES: Final = 4
+_LENGTH_BYTES: Final = 3
+_VIEWED_FROM_BYTES: Final = 8 * 1024
+"""Size from which on a DATA frame's payload is a view of what was received, so that it is copied once, when its message
+is complete.  Smaller ones are copied out, lest a few bytes keep a whole read alive."""
 
 
 class StreamState:
@@ -132,12 +136,32 @@ class Http2Core:
         Raises:
             ConnectionFault: the peer broke a rule of the connection; call ``fail`` and close it.
         """
-        data = self._pending + data
-        position = 0
+        data, position = bytes(data), 0
         if not self._preface_seen:
+            data = self._pending + data
             if not self._read_preface(data):
                 return []
-            position = len(PREFACE)
+            self._pending, position = b"", len(PREFACE)
+        elif self._pending:
+            # Only the frame that was cut is put together; what follows it is read where it lies.
+            missing = self._missing(data)
+            self._pending = self._read_frames(self._pending + data[:missing], 0)
+            position = missing
+        if position < len(data):
+            self._pending = self._read_frames(data, position)
+        events, self._events = self._events, []
+        return events
+
+    def _missing(self, data: bytes) -> int:
+        """Count the bytes of ``data`` that belong to the frame whose beginning is pending."""
+        have = len(self._pending)
+        if have < FRAME_HEADER_BYTES:
+            return len(data)
+        length = int.from_bytes(self._pending[:_LENGTH_BYTES])
+        return min(length + FRAME_HEADER_BYTES - have, len(data))
+
+    def _read_frames(self, data: bytes, position: int) -> bytes:
+        """Handle every whole frame; gives the bytes of the one that was cut."""
         size = len(data)
         unpack, handlers = FRAME_HEADER.unpack_from, self._handlers
         while size - position >= FRAME_HEADER_BYTES:
@@ -152,12 +176,11 @@ class Http2Core:
             if not self.ready or self._continued is not None:
                 self._check_order(kind, flags)
             if kind < len(handlers):
-                handlers[kind](flags, stream_id & MAX_STREAM_ID, data[start:end])
+                payload = memoryview(data)[start:end] if low >= _VIEWED_FROM_BYTES and not kind else data[start:end]
+                handlers[kind](flags, stream_id & MAX_STREAM_ID, payload)
             else:
                 self._count_idle_frame()
-        self._pending = data[position:]
-        events, self._events = self._events, []
-        return events
+        return data[position:]
 
     def _read_preface(self, data: bytes) -> bool:
         if data[: len(PREFACE)] != PREFACE[: len(data)]:
@@ -177,7 +200,7 @@ class Http2Core:
 
     # -- streams: what comes in ----------------------------------------------------------------------------------
 
-    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+    def _on_data(self, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
         size = len(payload)
         self._receive_window -= size
         if self._receive_window < 0:
@@ -227,7 +250,7 @@ class Http2Core:
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if flags & Flag.PADDED:
-            payload = frames.strip_padding(payload)
+            payload = bytes(frames.strip_padding(payload))
         if flags & Flag.PRIORITY:
             if len(payload) < _PRIORITY_BYTES:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority")

@@ -164,7 +164,7 @@ def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
     return _pack_header(0, len(payload), FrameType.GOAWAY, 0, 0) + payload
 
 
-def strip_padding(payload: bytes) -> bytes:
+def strip_padding(payload: bytes | memoryview) -> bytes | memoryview:
     """Take the padding off a PADDED frame's payload.
 
     Raises:

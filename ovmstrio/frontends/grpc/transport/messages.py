@@ -40,13 +40,13 @@ class MessageBuffer:
     __slots__ = ("_chunks", "_first", "_position", "size", "wanted")
 
     def __init__(self) -> None:
-        self._first = b""
+        self._first: bytes | memoryview = b""
         self._position = 0
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self.size = 0
         self.wanted = 0
 
-    def append(self, chunk: bytes) -> None:
+    def append(self, chunk: bytes | memoryview) -> None:
         """Add the payload of a DATA frame."""
         if self.size:
             self._chunks.append(chunk)
@@ -88,7 +88,7 @@ class MessageBuffer:
     def _cut(self, start: int, length: int) -> bytes:
         end = start + length
         if end <= len(self._first):
-            message = self._first[start:end]
+            message = bytes(self._first[start:end])
             self._position = end
         else:
             parts = [self._first[start:]]
