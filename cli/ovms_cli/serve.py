@@ -55,7 +55,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         f"--{name}/--no_{name}" if flag else f"--{name}",
         help=field.description,
         rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
-        show_default="" if field.default is None else str(field.default),
+        show_default=False if field.default is None else str(field.default),
         metavar=None if flag else "TEXT" if field.annotation is str else "VALUE",
     )
     kind: Any = bool if flag else str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -77,13 +78,13 @@ def _read(name: str, file: str, expected: Sequence[TensorInfo]) -> dict[str, Any
     content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     suffix = Path(file).suffix.lower() if file != "-" else _sniff(content)
     if suffix == ".npz":
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {name: archive[next(iter(archive.files))]} if name else dict(archive.items())
+        arrays = _load_numpy(content, file)
+        return {name: next(iter(arrays.values()))} if name and arrays else arrays
     if suffix == ".json":
         return _read_json(name, content, file, expected)
     tensor = next((each for each in expected if each.name == name), None) or _only(expected, file)
     if suffix == ".npy":
-        return {tensor.name: _load_npy(content, file)}
+        return {tensor.name: next(iter(_load_numpy(content, file).values()))}
     if suffix in _IMAGES and tensor.datatype != BYTES.name:
         return {tensor.name: _image(content, file, tensor)}
     return {tensor.name: _raw(content, file, tensor)}
@@ -97,12 +98,13 @@ def _sniff(content: bytes) -> str:
     return ".json" if content.lstrip()[:1] in {b"{", b"["} else ""
 
 
-def _load_npy(content: bytes, file: str) -> Array:
+def _load_numpy(content: bytes, file: str) -> dict[str, Array]:
+    """Read the arrays of an .npz file, or the one of an .npy file under an empty name."""
     try:
-        array: Array = np.load(io.BytesIO(content), allow_pickle=False)
-    except ValueError as error:
-        raise InvalidRequest(f"{file}: not a .npy file of numbers: {error}") from None
-    return array
+        loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
+        return dict(loaded.items()) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
+    except (ValueError, EOFError, OSError, LookupError, zipfile.BadZipFile) as error:
+        raise InvalidRequest(f"{file}: not a file of numpy arrays: {error}") from None
 
 
 def _read_json(name: str, content: bytes, file: str, expected: Sequence[TensorInfo]) -> dict[str, Any]:
@@ -191,16 +193,25 @@ def _to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Arr
     wanted = np.dtype(np.float32) if tensor.datatype == "BF16" else BY_NAME[tensor.datatype].numpy
     try:
         array = np.array(value) if not isinstance(value, np.ndarray) else value
-        converted = array.astype(wanted)
+        with np.errstate(all="ignore"):
+            converted = array.astype(wanted)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f'input "{tensor.name}": expected {tensor.datatype}: {error}') from None
     if array.dtype == wanted or array.dtype.hasobject:
         return converted
-    back = converted.astype(array.dtype)
-    same = np.allclose(back, array, rtol=1e-3, equal_nan=True) if wanted.kind == "f" else np.array_equal(back, array)
-    if not same:
+    if not _survived(array, converted):
         detail = f"expected {tensor.datatype}, got {array.dtype}, whose values do not survive conversion"
         raise InvalidRequest(f'input "{tensor.name}": {detail}')
     if isinstance(value, np.ndarray):
         note(f"input {tensor.name}: converted {array.dtype} to {tensor.datatype}")
     return converted
+
+
+def _survived(array: Array, converted: Array) -> bool:
+    """Tell whether values are the same after conversion, for floating-point types as nearly as the type can say."""
+    if array.dtype.kind not in "buif":
+        return False
+    if converted.dtype.kind == "f":
+        return bool(np.allclose(converted.astype(np.float64), array.astype(np.float64), rtol=1e-3, equal_nan=True))
+    with np.errstate(all="ignore"):
+        return bool(np.array_equal(converted.astype(array.dtype), array))

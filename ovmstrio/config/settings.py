@@ -79,8 +79,10 @@ class ServeSettings(BaseModel):
     )
     target_device: str = _setting("CPU", MODEL, "Device.")
     plugin_config: str | None = _setting(None, MODEL, 'Device settings: {"NUM_STREAMS":"2"}.')
-    mean: str | None = _setting(None, MODEL, "Subtracted from the input: 127.5 or [a,b,c]; needs --layout.")
-    scale: str | None = _setting(None, MODEL, "Divides the input: 127.5 or [a,b,c]; needs --layout.")
+    mean: str | None = _setting(
+        None, MODEL, "Subtracted from the input: 127.5, or a list with one a channel; needs --layout."
+    )
+    scale: str | None = _setting(None, MODEL, "Divides the input: 127.5, or a list with one a channel; needs --layout.")
     color_format: str | None = _setting(None, MODEL, "Colour format of the input: BGR or BGR:RGB; needs --layout.")
     precision: str | None = _setting(None, MODEL, "Element type of the input: FP32 or input:FP32; needs --layout.")
     stateful: bool = _setting(False, MODEL, "Serve sequences.")

@@ -1,0 +1,91 @@
+"""`ovms infer`, `models` and `health` as scripts use them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import ir
+from tests.support.processes import OvmsProcess, free_ports, run_ovms, serving
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
+    """Serve a model that adds one."""
+    base = ir.save(ir.dummy(), tmp_path_factory.mktemp("models"), "dummy")
+    options = (
+        "--model_name",
+        "dummy",
+        "--model_path",
+        str(base),
+        "--plugin_config",
+        '{"INFERENCE_PRECISION_HINT":"f32"}',
+    )
+    with serving(*options) as running:
+        yield running
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """Ten numbers."""
+    path = tmp_path / "b.npy"
+    np.save(path, np.arange(10, dtype=np.float32))
+    return str(path)
+
+
+@pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
+def test_an_answer_is_printed_as_json(server: OvmsProcess, file: str, protocol: str) -> None:
+    """The answer goes to standard output alone, so that it can be piped."""
+    url = server.rest if protocol == "--rest" else server.grpc
+    done = run_ovms("infer", "--model", "dummy", "--input", file, "--output", "json", protocol, "--url", url)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"a": [[float(value) for value in range(1, 11)]]}
+    assert "batch axis" in done.stderr
+
+
+def test_an_answer_is_saved_and_latencies_are_summed_up(server: OvmsProcess, file: str, tmp_path: Path) -> None:
+    """An array in a file is the answer; the summary goes to people."""
+    saved = tmp_path / "a.npy"
+    target = ("--output", str(saved), "--repeat", "5", "--url", server.grpc)
+    done = run_ovms("infer", "--model", "dummy", "--input", f"b={file}", *target)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(saved), np.arange(1, 11, dtype=np.float32)[None])
+    assert "5 calls" in done.stderr
+    assert "median" in done.stderr
+
+
+def test_refusals_and_absent_servers_have_exit_codes_of_their_own(server: OvmsProcess, file: str) -> None:
+    """1 means no, 2 means nobody is there, 64 means a wrong command line; never a traceback."""
+    (port,) = free_ports(1)
+    for code, options in (
+        (1, ("--model", "nobody", "--input", file, "--url", server.grpc)),
+        (1, ("--model", "dummy", "--input", "nowhere.npy", "--url", server.grpc)),
+        (2, ("--model", "dummy", "--input", file, "--url", f"127.0.0.1:{port}")),
+        (64, ("--model", "dummy", "--input", file, "--output", "answer.txt")),
+        (64, ("--model", "dummy")),
+    ):
+        done = run_ovms("infer", *options)
+        assert done.returncode == code, (options, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_models_are_listed_with_what_they_take(server: OvmsProcess) -> None:
+    """As JSON for programs, and refused for a name that is not there."""
+    done = run_ovms("models", "--json", "--url", server.grpc)
+    (entry,) = json.loads(done.stdout)
+    assert (entry["name"], entry["version"], entry["state"]) == ("dummy", "1", "READY")
+    assert entry["inputs"] == [{"name": "b", "datatype": "FP32", "shape": [1, 10]}]
+    assert run_ovms("models", "nobody", "--url", server.grpc).returncode == 1
+
+
+def test_health_is_an_exit_code(server: OvmsProcess) -> None:
+    """0 ready, 1 not, 2 nobody."""
+    (port,) = free_ports(1)
+    assert run_ovms("health", "--url", server.rest).returncode == 0
+    assert run_ovms("health", "--live", "--grpc", "--url", server.grpc).returncode == 0
+    assert run_ovms("health", "--model", "nobody", "--url", server.rest).returncode == 1
+    assert run_ovms("health", "--url", f"127.0.0.1:{port}").returncode == 2

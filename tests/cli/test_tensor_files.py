@@ -1,0 +1,141 @@
+"""Files as the inputs of a model."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from ovms_cli.tensor_files import fit, read_inputs
+from ovmstrio.client import TensorInfo
+from ovmstrio.errors import InvalidRequest
+
+X = TensorInfo("x", "FP32", (1, 3))
+Y = TensorInfo("y", "INT64", (-1,))
+IMAGE_FIRST = TensorInfo("image", "UINT8", (1, 3, 4, 5))
+IMAGE_LAST = TensorInfo("image", "FP32", (1, 4, 5, 3))
+TEXT = TensorInfo("text", "BYTES", (-1,))
+
+
+def _ignore(_: str) -> None:
+    """Take no note."""
+
+
+def _write(path: Path, content: bytes) -> str:
+    path.write_bytes(content)
+    return str(path)
+
+
+def _npy(array: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def test_the_only_input_needs_no_name(tmp_path: Path) -> None:
+    """A .npy file is the input, and a missing batch axis is added and said."""
+    notes: list[str] = []
+    file = _write(tmp_path / "x.npy", _npy(np.arange(3, dtype=np.float32)))
+    inputs = read_inputs([file], [X], notes.append)
+    assert inputs["x"].tolist() == [[0, 1, 2]]
+    assert "batch axis" in notes[0]
+
+
+def test_several_inputs_are_named(tmp_path: Path) -> None:
+    """Each file says whose it is, whatever its kind."""
+    x = _write(tmp_path / "x.npy", _npy(np.ones((1, 3))))
+    y = _write(tmp_path / "y.json", b"[4, 5]")
+    inputs = read_inputs([f"x={x}", f"y={y}"], [X, Y], _ignore)
+    assert inputs["x"].dtype == np.float32
+    assert inputs["y"].tolist() == [4, 5]
+
+
+def test_an_archive_and_an_object_hold_inputs_by_name(tmp_path: Path) -> None:
+    """.npz and JSON carry several inputs in one file."""
+    archive = tmp_path / "both.npz"
+    np.savez(archive, x=np.zeros((1, 3)), y=np.array([7]))
+    document = _write(tmp_path / "both.json", json.dumps({"x": [[0, 0, 0]], "y": [7]}).encode())
+    for file in (str(archive), document):
+        inputs = read_inputs([file], [X, Y], _ignore)
+        assert (inputs["x"].tolist(), inputs["y"].tolist()) == ([[0, 0, 0]], [7])
+
+
+def test_a_body_of_the_protocol_is_understood(tmp_path: Path) -> None:
+    """What curl sends can be sent by the command as well."""
+    body = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}
+    inputs = read_inputs([_write(tmp_path / "b.json", json.dumps(body).encode())], [X], _ignore)
+    assert inputs["x"].tolist() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize(("tensor", "where"), [(IMAGE_FIRST, (0, 0, 1, 2)), (IMAGE_LAST, (0, 1, 2, 0))])
+def test_an_image_takes_the_layout_and_size_of_the_input(tmp_path: Path, tensor: TensorInfo, where: Any) -> None:
+    """Channels stand where the input has them, as red, green, blue."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (50, 40), (200, 10, 30)).save(buffer, "PNG")
+    image = read_inputs([_write(tmp_path / "i.png", buffer.getvalue())], [tensor], _ignore)["image"]
+    assert image.shape == tensor.shape
+    assert image[where] == 200
+
+
+def test_other_files_are_raw_bytes(tmp_path: Path) -> None:
+    """One element of a BYTES input, or packed elements of any other."""
+    file = _write(tmp_path / "any.bin", np.array([1, 2], "<i8").tobytes())
+    assert read_inputs([file], [Y], _ignore)["y"].tolist() == [1, 2]
+    assert read_inputs([file], [TEXT], _ignore)["text"].tolist() == [np.array([1, 2], "<i8").tobytes()]
+
+
+def test_standard_input_is_recognised_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes mean the same with and without a file name."""
+    for content in (_npy(np.arange(3.0)), b"[0, 1, 2]"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert read_inputs(["-"], [X], _ignore)["x"].tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("x.npy", b"nonsense", "not a file of numpy arrays"),
+        ("x.json", b"{", "not JSON"),
+        ("x.json", b'{"z": [1]}', "unknown: z; missing: x"),
+        ("x.bin", b"12345", "no whole number of FP32"),
+        ("x.bin", b"1234", "expected the bytes of FP32 [1, 3], got 1"),
+        ("x.json", b"[1, 2]", "expected FP32 [1, 3], got [1, 2]"),
+        ("x.json", b'["a", "b", "c"]', "expected FP32"),
+        ("x.png", b"no image", "does not look like an image"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path: Path, name: str, content: bytes, text: str) -> None:
+    """The message names the file or the input, what was expected and what came."""
+    with pytest.raises(InvalidRequest) as raised:
+        read_inputs([_write(tmp_path / name, content)], [X], _ignore)
+    assert text in str(raised.value)
+
+
+def test_values_that_would_change_are_refused() -> None:
+    """A fraction is not an integer, and a large integer is no float16."""
+    with pytest.raises(InvalidRequest, match="do not survive"):
+        fit(np.array([1.5]), Y, _ignore)
+    with pytest.raises(InvalidRequest, match="do not survive"):
+        fit(np.array([100_001]), TensorInfo("h", "FP16", (-1,)), _ignore)
+
+
+@given(st.binary(max_size=200), st.sampled_from([".npy", ".npz", ".json", ".png", ".bin"]))
+def test_no_file_makes_the_command_fail_otherwise(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
+) -> None:
+    """Any bytes of any kind are read or refused."""
+    file = tmp_path_factory.getbasetemp() / f"any{suffix}"
+    file.write_bytes(content)
+    try:
+        inputs = read_inputs([str(file)], [IMAGE_LAST], _ignore)
+    except InvalidRequest:
+        return
+    assert inputs["image"].shape == IMAGE_LAST.shape
