@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-import sys
+import zipfile
 import zlib
 from functools import cache
 from pathlib import Path
@@ -80,16 +80,23 @@ def _npy() -> bytes:
     return buffer.getvalue()
 
 
+def _zip() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("flowers.json", _json())
+        archive.writestr("picture.png", _png())
+    return buffer.getvalue()
+
+
 def questions() -> list[Question]:
     """Give calls about files that are made here or lie in every Python installation."""
     source = Path(json.__file__).read_bytes()
-    program = Path(sys.executable).read_bytes()
     return [
         ask_about("a PNG drawn just now", _png(), "png"),
         ask_about("Python's json/__init__.py", source, "python"),
         ask_about("a JSON document", _json(), "json"),
         ask_about("an array saved by numpy", _npy(), "npy"),
-        ask_about("the Python interpreter", program, "elf"),
+        ask_about("an archive of these", _zip(), "zip"),
     ]
 
 
