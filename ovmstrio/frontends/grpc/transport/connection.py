@@ -42,6 +42,8 @@ _KEEPALIVE_PING = b"alive?\0\0"
 _DRAIN_PING = b"drain\0\0\0"
 _ANNOUNCEMENT_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 1.0
+_READ_BYTES: Final = 64 * 1024
+_LARGE_READ_BYTES: Final = 512 * 1024
 
 
 class Connection:
@@ -113,9 +115,12 @@ class Connection:
     async def _read(self) -> bool:
         """Feed the core; return whether the peer is still there to be told more."""
         core, receive_some = self.core, self._stream.receive_some
+        max_bytes = _READ_BYTES
         with self._reading:
             try:
-                while data := await receive_some():
+                while data := await receive_some(max_bytes):
+                    # A full read says that more is waiting: a large message then takes few reads.
+                    max_bytes = _READ_BYTES if len(data) < max_bytes else _LARGE_READ_BYTES
                     self._heard_at = trio.current_time()
                     for event in core.receive(data):
                         self._dispatch[type(event)](self, event)
