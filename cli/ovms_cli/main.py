@@ -6,7 +6,7 @@ with is imported when it runs, so that ``ovms --help`` answers at once.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,26 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _spell_with_underscores},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"ovmstrio {version('ovmstrio')}, OpenVINO {version('openvino')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Serve OpenVINO models and the Python code around them."""
+    del version
+
 
 for module in (serve, demo, infer, models, health, check, prepare):
     module.register(app)
