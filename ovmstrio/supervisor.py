@@ -237,4 +237,13 @@ def _cors(settings: ServeSettings) -> Cors | None:
 def _tls(settings: ServeSettings, protocol: str) -> ssl.SSLContext | None:
     if settings.tls_cert is None or settings.tls_key is None:
         return None
-    return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)
+    try:
+        return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)
+    except OSError as error:
+        # The ssl module does not say which file it means.
+        files = ", ".join(
+            f"--{name} {path}"
+            for name in ("tls_cert", "tls_key", "client_ca")
+            if (path := getattr(settings, name)) is not None
+        )
+        raise ConfigError([Problem(f"TLS cannot be set up from {files}: {error.strerror or error}")]) from error

@@ -28,6 +28,7 @@ def open_client(
 
     Raises:
         OSError: a certificate cannot be read.
+        InvalidRequest: the URL is none.
     """
     address = url.rpartition("://")[2].rstrip("/")
     if rest:

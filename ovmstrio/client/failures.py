@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio import errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["Unreachable", "error_of_grpc", "error_of_http"]
+__all__ = ["Unreachable", "error_of_grpc", "error_of_http", "reading"]
 
 
 class Unreachable(errors.ServerError):
@@ -40,6 +41,15 @@ _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
     503: errors.NotReady,
     504: errors.DeadlineExceeded,
 }
+
+
+@contextmanager
+def reading(address: str) -> Iterator[None]:
+    """Read an answer inside the block; one that is not KServe's raises ``ServerError``."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise errors.ServerError(f"{address} does not answer as a KServe v2 server does: {error}") from None
 
 
 def error_of_grpc(status: str, message: str) -> errors.ServerError:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
-from ovmstrio.client.failures import Unreachable, error_of_grpc
+from ovmstrio.client.failures import Unreachable, error_of_grpc, reading
 from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
-from ovmstrio.errors import NotReady, ServerError
+from ovmstrio.errors import DeadlineExceeded, NotReady, ServerError
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcClient"]
 
+_STATE_SECONDS: Final = 1.0
+"""How long the library may take to tell the state of a connection, which it does at once."""
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -65,10 +68,11 @@ class GrpcClient:
             request.inputs.add(name=name, datatype=datatype, shape=array.shape)
             request.raw_input_contents.append(to_raw(array, datatype))
         answer = self._send("ModelInfer", request)
-        return {
-            output.name: from_raw(raw, output.datatype, tuple(output.shape))
-            for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
-        }
+        with reading(self._address):
+            return {
+                output.name: from_raw(raw, output.datatype, tuple(output.shape))
+                for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+            }
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""
@@ -112,7 +116,17 @@ class GrpcClient:
 
     def _error(self, failure: Any) -> ServerError:
         error = error_of_grpc(failure.code().name, failure.details())
-        # The library's own failures to connect carry the status that a server uses for "not ready".
-        if isinstance(error, NotReady) and "connect" in error.message.lower():
+        # The library gives its own failures to connect the statuses that a server uses for "not ready" and "too late".
+        if isinstance(error, NotReady | DeadlineExceeded) and not self._connected():
             return Unreachable(f"no server answers gRPC at {self._address}: {error.message}")
         return error
+
+    def _connected(self) -> bool:
+        states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
+        self._channel.subscribe(states.put)
+        try:
+            return states.get(timeout=_STATE_SECONDS) is grpc.ChannelConnectivity.READY
+        except Empty:
+            return False
+        finally:
+            self._channel.unsubscribe(states.put)

@@ -11,10 +11,10 @@ import numpy as np
 import orjson
 
 from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
-from ovmstrio.client.failures import Unreachable, error_of_http
+from ovmstrio.client.failures import Unreachable, error_of_http, reading
 from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
 from ovmstrio.datatypes import BY_NAME, BYTES
-from ovmstrio.errors import DeadlineExceeded
+from ovmstrio.errors import DeadlineExceeded, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,10 @@ class RestClient:
     def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
         scheme = "http" if tls is None else "https"
         self._url = f"{scheme}://{address}"
-        self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=_verification(tls))
+        try:
+            self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=_verification(tls))
+        except httpx.InvalidURL as error:
+            raise InvalidRequest(f"{address} is no HOST:PORT: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -68,24 +71,29 @@ class RestClient:
         head = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
         headers = {_HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
         path = f"{_model_path(model, version)}/infer"
-        return _read_outputs(self._send("POST", path, content=b"".join([head, *buffers]), headers=headers))
+        answer = self._send("POST", path, content=b"".join([head, *buffers]), headers=headers)
+        with reading(self._url):
+            return _read_outputs(answer)
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""
-        answer = self._send("GET", _model_path(model, version)).json()
-        inputs, outputs = (
-            tuple(TensorInfo(each["name"], each["datatype"], tuple(each["shape"])) for each in answer[side])
-            for side in ("inputs", "outputs")
-        )
-        return ModelInfo(answer["name"], tuple(answer["versions"]), answer["platform"], inputs, outputs)
+        answer = self._send("GET", _model_path(model, version))
+        with reading(self._url):
+            known = answer.json()
+            inputs, outputs = (
+                tuple(TensorInfo(each["name"], each["datatype"], tuple(each["shape"])) for each in known[side])
+                for side in ("inputs", "outputs")
+            )
+            return ModelInfo(known["name"], tuple(known["versions"]), known["platform"], inputs, outputs)
 
     def models(self) -> list[ModelState]:
         """List every version that the server knows of."""
-        answer = self._send("POST", "/v2/repository/index").json()
-        return [
-            ModelState(each["name"], each.get("version", ""), each.get("state", ""), each.get("reason", ""))
-            for each in answer
-        ]
+        answer = self._send("POST", "/v2/repository/index")
+        with reading(self._url):
+            return [
+                ModelState(each["name"], each.get("version", ""), each.get("state", ""), each.get("reason", ""))
+                for each in answer.json()
+            ]
 
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""
@@ -108,9 +116,9 @@ class RestClient:
     def _ask(self, path: str, method: str = "GET", **options: Any) -> httpx.Response:
         try:
             return self._http.request(method, path, **options)
-        except httpx.TimeoutException as error:
+        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
             raise DeadlineExceeded(f"{self._url} did not answer in time: {error}") from None
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise Unreachable(f"no server answers REST at {self._url}: {error}") from None
 
 

@@ -18,6 +18,7 @@ __all__ = ["datatype_of", "from_raw", "to_raw"]
 _LENGTH: Final = struct.Struct("<I")
 _BY_DTYPE: Final = {row.numpy: row.name for row in BY_NAME.values() if row.name not in {"BF16", "BYTES"}}
 _HALF: Final = 16
+_QUIET_BIT: Final = 0x40
 
 
 def datatype_of(array: Array) -> str:
@@ -41,7 +42,9 @@ def to_raw(array: Array, datatype: str) -> bytes:
         return b"".join(part for each in elements for part in (_LENGTH.pack(len(each)), each))
     if datatype == "BF16" and array.dtype.kind == "f":
         bits = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
-        array = ((bits + 0x7FFF + ((bits >> _HALF) & 1)) >> _HALF).astype(np.uint16)
+        rounded = (bits + 0x7FFF + ((bits >> _HALF) & 1)) >> _HALF
+        # Rounding carries some NaNs over into the sign: they are cut instead, and kept NaNs by a bit of their own.
+        array = np.where(np.isnan(array), bits >> _HALF | _QUIET_BIT, rounded).astype(np.uint16)
     return np.ascontiguousarray(array, BY_NAME[datatype].numpy).tobytes()
 
 
@@ -52,11 +55,7 @@ def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
         ValueError: the bytes are not a tensor of that type and shape.
     """
     if datatype == BYTES.name:
-        elements, position = [], 0
-        while position < len(raw):
-            (length,) = _LENGTH.unpack_from(raw, position)
-            position += _LENGTH.size + length
-            elements.append(raw[position - length : position])
+        elements = _split(raw)
         array = np.empty(len(elements), dtype=object)
         array[:] = elements
         return array.reshape(shape)
@@ -64,3 +63,14 @@ def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
     if datatype == "BF16":
         array = (array.astype(np.uint32) << _HALF).view(np.float32)
     return array.reshape(shape)
+
+
+def _split(raw: bytes) -> list[bytes]:
+    elements, position = [], 0
+    while position < len(raw):
+        start = position + _LENGTH.size
+        position = start + int.from_bytes(raw[position:start], "little")
+        if position > len(raw):
+            raise ValueError("BYTES end within an element")
+        elements.append(raw[start:position])
+    return elements

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,9 @@ __all__ = ["JSON", "Answer", "error_answer", "failure_answer", "json_answer"]
 
 JSON: Final = "application/json"
 
+_MAX_TEXT: Final = 4096
+"""Characters of an error that are told: it may quote what the caller sent."""
+
 
 @dataclass(slots=True)
 class Answer:
@@ -29,12 +33,20 @@ class Answer:
 
 def json_answer(value: Any, status: int = 200) -> Answer:
     """Answer with JSON."""
-    return Answer(status, orjson.dumps(value), {"Content-Type": JSON})
+    try:
+        body = orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        # A text that is not UTF-8, such as a file name in a reason; the standard library escapes what is not.
+        body = json.dumps(value).encode()
+    return Answer(status, body, {"Content-Type": JSON})
 
 
 def error_answer(error: ServerError) -> Answer:
     """Answer with an error: ``{"error": text}`` and the status of its class."""
-    answer = json_answer({"error": error.message}, status_of(error).http)
+    text = error.message
+    if len(text) > _MAX_TEXT:
+        text = f"{text[:_MAX_TEXT]}..."
+    answer = json_answer({"error": text}, status_of(error).http)
     if isinstance(error, Overloaded):
         answer.headers = {**answer.headers, "Retry-After": str(max(1, round(error.retry_after_seconds)))}
     return answer

@@ -5,13 +5,14 @@ Paths and statuses are those of ``ovms_classic`` sections 1.8, 1.10 and 2.2.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from quart import Blueprint, Response, request
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge, RequestTimeout
 
 from ovmstrio import errors
 from ovmstrio.frontends.rest import admin, kserve
@@ -29,20 +30,31 @@ log = structlog.get_logger(__name__)
 INVALID_URL: Final = "Invalid request URL"
 UNSUPPORTED_METHOD: Final = "Unsupported method"
 
+_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
+_AUTHORITY: Final = re.compile(r"https?://[^/]*", re.IGNORECASE)
+"""What a target has before its path when it is written in full, as to a proxy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """What browsers of other origins may do."""
+    """What browsers of other origins may do; ``origins`` are separated by commas, or ``*``."""
 
     origins: str
     methods: str = "*"
     headers: str = "*"
     credentials: bool = False
 
-    def response_headers(self) -> dict[str, str]:
-        """Give the headers that go with every answer."""
-        headers = {
-            "Access-Control-Allow-Origin": self.origins,
+    def response_headers(self, origin: str) -> dict[str, str]:
+        """Give the headers that go with an answer to a page of this origin, which may be empty.
+
+        Browsers take one origin or ``*``, so of several the one that asks is named.
+        """
+        allowed = [each.strip() for each in self.origins.split(",")]
+        headers = {} if self.origins == "*" else {"Vary": "Origin"}
+        if self.origins != "*" and origin not in allowed:
+            return headers
+        headers |= {
+            "Access-Control-Allow-Origin": "*" if self.origins == "*" else origin,
             "Access-Control-Allow-Methods": self.methods,
             "Access-Control-Allow-Headers": self.headers,
         }
@@ -50,7 +62,13 @@ class Cors:
 
 
 class _Application(QuartTrio):
-    """Quart on trio, that loses no error."""
+    """Quart on trio, that loses no error and takes every target that a client may write."""
+
+    async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request; the framework would fail on a path that begins with no slash."""
+        path = _AUTHORITY.sub("", scope["path"], count=1)
+        scope["path"] = path if path.startswith("/") else f"/{path}"
+        await super().asgi_app(scope, receive, send)
 
     async def handle_user_exception(self, error: Any) -> Any:
         """Find the handler of an error.
@@ -68,12 +86,24 @@ def make_application(plane: DataPlane, *, max_body_bytes: int, cors: Cors | None
     app.config["MAX_CONTENT_LENGTH"] = max_body_bytes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.strict_slashes = False
+    app.url_map.merge_slashes = False
     for blueprint in (kserve.make_blueprint(plane, max_body_bytes), admin.make_blueprint(plane)):
         app.register_blueprint(blueprint)
+    app.before_request(_judge_target)
     _handle_errors(app, max_body_bytes)
     if cors is not None:
         _allow_origins(app, cors)
     return app
+
+
+async def _judge_target() -> None:
+    """Refuse verbs that nothing here knows, and targets that are no paths or try to be others."""
+    if request.method not in _METHODS:
+        raise errors.MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {request.method} {request.path}")
+    # An encoded slash is part of a name, and no name has one; decoded it would part a path elsewhere.
+    raw = request.scope["raw_path"].lower()
+    if ".." in request.path or b"%2f" in raw or not raw.startswith((b"/", b"http://", b"https://")):
+        raise errors.InvalidRequest(f"{INVALID_URL} - {request.method} {request.path}")
 
 
 def _handle_errors(app: QuartTrio, max_body_bytes: int) -> None:
@@ -96,7 +126,9 @@ def _translate(error: HTTPException, max_body_bytes: int) -> errors.ServerError:
     if isinstance(error, MethodNotAllowed):
         return errors.MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {request.method} {request.path}")
     if isinstance(error, RequestEntityTooLarge):
-        return size_refusal(request.content_length or "more", max_body_bytes)
+        return size_refusal(request.content_length or f"more than {max_body_bytes}", max_body_bytes)
+    if isinstance(error, RequestTimeout):
+        return errors.InvalidRequest("the rest of the body did not come in time")
     return errors.InvalidRequest(f"{INVALID_URL} - {request.method} {request.path}")
 
 
@@ -112,7 +144,7 @@ def _allow_origins(app: QuartTrio, cors: Cors) -> None:
     app.register_blueprint(preflight)
 
     async def add(response: Any) -> Any:
-        response.headers.update(cors.response_headers())
+        response.headers.update(cors.response_headers(request.headers.get("Origin", "")))
         return response
 
     app.after_request(add)

@@ -8,6 +8,9 @@ with every byte that has been read, so that all judging of odd input is done by 
 
     socket ─> reader task ─> buffer ─> head, body ─> answer_infer ─> socket
                  │ end of stream: the call in progress is cancelled
+
+A client that closes its sending side while it waits cannot be told from one that is gone; its call is cancelled.  A
+request that was complete before that is answered.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from urllib.parse import unquote
 import trio
 
 from ovmstrio.frontends.rest.infer_route import answer_infer
+from ovmstrio.frontends.rest.sending import send_bounded
 
 if TYPE_CHECKING:
     from ovmstrio.dataplane import DataPlane
@@ -35,9 +39,10 @@ MAX_WAITING_BYTES: Final = 64 * 1024
 """Bytes of later, pipelined requests that may wait while one is answered."""
 
 IDLE_SECONDS: Final = 75.0
+HEAD_SECONDS: Final = 30.0
+"""Time that a head may take from its first byte to its last."""
 RECEIVE_SECONDS: Final = 30.0
-"""Time that the rest of a begun request may take."""
-SEND_SECONDS: Final = 60.0
+"""Time that may pass between two pieces of a body."""
 
 _CACHED_HEAD_BYTES: Final = 1024
 _PREFIX: Final = b"POST /v2/models/"
@@ -79,7 +84,7 @@ def _parse_head(head: bytes) -> InferHead | None:
         model = unquote(match[1].decode("ascii"), errors="strict")
     except UnicodeDecodeError:
         return None
-    if "/" in model:
+    if "/" in model or ".." in model:
         return None
     version = (match[2] or b"").decode()
     json_length = headers.get("inference-header-content-length")
@@ -128,13 +133,14 @@ class FastLane:
 
         Cancellation: at any checkpoint; a call in progress is cancelled with it.
         """
-        left: bytes | None = None
+        leaves = False
         async with trio.open_nursery() as nursery:
             self._lane = nursery.cancel_scope
             nursery.start_soon(self._read)
-            left = await self._serve()
+            leaves = await self._serve()
             nursery.cancel_scope.cancel()
-        return left
+        # Only now: the reader may have held bytes when it was told to end, and has put them into the buffer since.
+        return bytes(self._buffer) if leaves else None
 
     def drain(self) -> None:
         """Close the connection after the answer in progress, at once if there is none."""
@@ -160,50 +166,53 @@ class FastLane:
         if self._call is not None:
             self._call.cancel()
 
-    async def _more(self, seconds: float) -> bool:
+    async def _more(self, deadline: float) -> bool:
         """Wait for bytes; False when there will be none."""
-        if self._ended or self._lane is None:
+        if self._ended:
             return False
-        self._lane.deadline = trio.current_time() + seconds
+        known = len(self._buffer)
+        self._set_deadline(deadline)
         self._arrived = trio.Event()
         self._room.set()
         await self._arrived.wait()
-        return not self._ended
+        return len(self._buffer) > known
 
     # Serving
 
-    async def _serve(self) -> bytes | None:
+    async def _serve(self) -> bool:
+        """Answer until the connection is over (False) or leaves the lane (True)."""
         while True:
             self._idle = not self._buffer
             if self._idle and self._draining:
-                return None
-            if not self._buffer and not await self._more(IDLE_SECONDS):
-                return None
+                return False
+            if not self._buffer and not await self._more(trio.current_time() + IDLE_SECONDS):
+                return False
             self._idle = False
             head = await self._head()
             if head is None:
-                return bytes(self._buffer)
+                return True
             body = await self._body(head.body_length)
             if body is None:
-                return None
+                return False
             answer = await self._answer(head, body)
             if answer is None:
-                return None
+                return False
             keep_alive = head.keep_alive and not self._draining
-            await self._send(answer, keep_alive=keep_alive)
+            await send_bounded(self._stream, _render(answer, keep_alive=keep_alive))
             if not keep_alive:
-                return None
+                return False
 
     async def _head(self) -> InferHead | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
         buffer = self._buffer
+        deadline = trio.current_time() + HEAD_SECONDS
         while True:
             if not buffer.startswith(_PREFIX[: len(buffer)]):
                 return None
             end = buffer.find(b"\r\n\r\n")
             if end >= 0:
                 break
-            if len(buffer) > MAX_HEAD_BYTES or not await self._more(RECEIVE_SECONDS):
+            if len(buffer) > MAX_HEAD_BYTES or not await self._more(deadline):
                 return None
         head = parse_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
         if head is None or head.body_length > self._max_body_bytes:
@@ -214,7 +223,7 @@ class FastLane:
     async def _body(self, length: int) -> bytes | None:
         self._wanted = length
         while len(self._buffer) < length:
-            if not await self._more(RECEIVE_SECONDS):
+            if not await self._more(trio.current_time() + RECEIVE_SECONDS):
                 return None
         self._wanted = 0
         body = bytes(self._buffer) if len(self._buffer) == length else bytes(self._buffer[:length])
@@ -226,17 +235,10 @@ class FastLane:
         """Infer; None when the client left meanwhile."""
         self._set_deadline(float("inf"))
         with trio.CancelScope() as self._call:
-            if self._ended and not self._buffer:
-                # The client has closed its side; it may still read, but nobody can tell.
-                self._call.cancel()
             answer = await answer_infer(self._plane, head.model, head.version, body, head.json_length)
         gone = self._call.cancelled_caught
         self._call = None
         return None if gone else answer
-
-    async def _send(self, answer: Answer, *, keep_alive: bool) -> None:
-        self._set_deadline(trio.current_time() + SEND_SECONDS)
-        await self._stream.send_all(_render(answer, keep_alive=keep_alive))
 
     def _set_deadline(self, deadline: float) -> None:
         if self._lane is not None:

@@ -25,7 +25,6 @@ __all__ = ["HEAD_LENGTH", "render_infer_answer"]
 HEAD_LENGTH: Final = "Inference-Header-Content-Length"
 
 _HEADERS: Final = {"Content-Type": JSON}
-_BINARY_HEADERS: Final = {"Content-Type": "application/octet-stream"}
 _HALF: Final = 16
 
 
@@ -57,7 +56,7 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> Answe
     body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if not buffers:
         return Answer(200, body, _HEADERS)
-    return Answer(200, b"".join([body, *buffers]), {**_BINARY_HEADERS, HEAD_LENGTH: str(len(body))})
+    return Answer(200, b"".join([body, *buffers]), {**_HEADERS, HEAD_LENGTH: str(len(body))})
 
 
 _NOTHING: Final[frozenset[str]] = frozenset()

@@ -6,6 +6,7 @@ cannot take a value that the protocol allows (64-bit integers, NUL in strings), 
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -30,9 +31,15 @@ SIZE_INVALID: Final = "Invalid value of the binary data size parameter"
 BUFFER_EXCEEDED: Final = "Received buffer size is smaller than binary_data_size parameter indicates"
 CONTENTS_NOT_EMPTY: Final = "Request contents field is not empty"
 HEADER_INVALID: Final = "Invalid value of the Inference-Header-Content-Length header"
+TOO_DEEP: Final = "JSON nesting depth exceeded"
 HEADER_EXCEEDED: Final = "Value of the Inference-Header-Content-Length header is larger than the request body"
 
 _INT32: Final = 2**31
+_MAX_DEPTH: Final = 100
+_DATA_DEPTH: Final = 4
+"""Depth of a list ``data``: it lies in an object, in a list, in an object."""
+_PARSER_GAVE_UP: Final = ("depth limit", "recursion limit")
+"""What orjson says, in its newer and its older versions, of a document that is too deep for it."""
 _MAX_BYTES: Final = 2**63 - 1
 _NUMBER: Final = frozenset({int, float})
 _ELEMENT_TYPES: Final = {
@@ -80,10 +87,11 @@ def _split(body: memoryview, head_length: str | None) -> tuple[memoryview, memor
         return body, body[len(body) :]
     if not (head_length.isascii() and head_length.isdigit()):
         raise _refuse(HEADER_INVALID, f"expected a whole number of bytes, got {head_length[:40]!r}")
-    # More digits than any length has would take long to convert.
-    length = int(head_length[-20:]) if len(head_length) <= 20 else _MAX_BYTES  # noqa: PLR2004
-    if length > len(body):
-        raise _refuse(HEADER_EXCEEDED, f"{length} against {len(body)} bytes")
+    digits = head_length.lstrip("0") or "0"
+    # More digits than the body's length has would take long to convert, and are too many.
+    if len(digits) > len(str(len(body))) or int(digits) > len(body):
+        raise _refuse(HEADER_EXCEEDED, f"{digits[:20]} against {len(body)} bytes")
+    length = int(digits)
     return body[:length], body[length:]
 
 
@@ -91,6 +99,8 @@ def _parse(head: memoryview) -> dict[str, Any]:
     try:
         document = orjson.loads(head)
     except orjson.JSONDecodeError as error:
+        if any(text in str(error).lower() for text in _PARSER_GAVE_UP):
+            raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other") from None
         raise MalformedJson(f"{NOT_JSON} - {error}") from None
     if not isinstance(document, dict):
         raise _refuse(BODY_NO_OBJECT, f"got {_kind(document)}")
@@ -117,8 +127,10 @@ def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
     if not isinstance(given, dict):
         raise _refuse(PARAMETERS_UNREADABLE, f"expected an object, got {_kind(given)}")
     for name, value in given.items():
-        if not isinstance(value, (str, bool, int, float)):
-            raise _refuse(PARAMETERS_UNREADABLE, f"{name}: expected a text, number or boolean, got {_kind(value)}")
+        if not isinstance(value, (str, bool, int)):
+            found = "a fraction" if isinstance(value, float) else _kind(value)
+            detail = f"{name[:80]}: expected a text, whole number or boolean, got {found}"
+            raise _refuse(PARAMETERS_UNREADABLE, detail)
     return given
 
 
@@ -135,11 +147,11 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
 
 
 def _inputs(document: dict[str, Any]) -> list[Any]:
-    given = document.get("inputs")
-    if given is None or given == []:
-        raise _refuse(NO_INPUTS)
+    given = document.get("inputs", [])
     if not isinstance(given, list):
         raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list, got {_kind(given)}")
+    if not given:
+        raise _refuse(NO_INPUTS)
     return given
 
 
@@ -160,15 +172,18 @@ def _input(given: Any) -> InferInput:
 def _contents(read: InferInput, data: Any) -> Contents | None:
     if not isinstance(data, list):
         raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {_kind(data)}")
-    if not data:
+    values = _flatten(data)
+    if not values and 0 not in read.shape:
+        # As if there were no data: the tensor may come behind the JSON.
         return None
     datatype = BY_NAME.get(read.datatype)
     if datatype is None:
         raise _refuse(UNSUPPORTED_PRECISION, f"input {read.name}: {read.datatype!r} is none of {', '.join(BY_NAME)}")
     if not datatype.contents_field:
+        if not values:
+            return None
         detail = f"input {read.name}: {datatype.name} cannot be sent as JSON; send it as a binary tensor"
         raise _refuse(INPUT_UNREADABLE, detail)
-    values = _flatten(data)
     strangers = set(map(type, values)) - _ELEMENT_TYPES[datatype.contents_field]
     if strangers:
         detail = (
@@ -180,19 +195,15 @@ def _contents(read: InferInput, data: Any) -> Contents | None:
 
 def _flatten(data: list[Any]) -> list[Any]:
     """Give the elements depth first; lists and elements may be mixed on one level."""
-    if list not in set(map(type, data)):
-        return data
-    flat: list[Any] = []
-    pending = [iter(data)]
-    while pending:
-        for each in pending[-1]:
-            if type(each) is list:
-                pending.append(iter(each))
-                break
-            flat.append(each)
+    for _ in range(_DATA_DEPTH, _MAX_DEPTH + 1):
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        if len(kinds) == 1:
+            data = list(chain.from_iterable(data))
         else:
-            pending.pop()
-    return flat
+            data = list(chain.from_iterable(each if type(each) is list else (each,) for each in data))
+    raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other")
 
 
 def _assign_tail(request: InferRequest, tail: memoryview) -> None:
@@ -213,15 +224,16 @@ def _binary_size(given: InferInput, tail_length: int, *, sole: bool) -> int | No
     """Tell how many bytes of the tail are this input's, None where it has its data in the JSON."""
     if "binary_data_size" in given.parameters:
         size = given.parameters["binary_data_size"]
-        if given.contents is not None:
+        if given.contents is not None and len(given.contents.values):
             raise _refuse(CONTENTS_NOT_EMPTY, f"input {given.name} has both data and binary_data_size")
+        given.contents = None
         if type(size) is not int or size < 0:
             raise _refuse(SIZE_INVALID, f"input {given.name}: expected a whole number, 0 or more, got {size!r}")
         return size
     if given.contents is not None:
         return None
     if given.datatype == BYTES.name:
-        if not sole:
+        if not sole or given.shape != (1,):
             detail = f"input {given.name}: BYTES needs data or binary_data_size"
             raise _refuse(INPUT_UNREADABLE, detail)
         return tail_length

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from ovmstrio.errors import InvalidRequest, PayloadTooLarge, ServerError
+from ovmstrio.errors import InvalidRequest, NotFound, PayloadTooLarge, ServerError
 from ovmstrio.frontends.rest.answers import Answer, error_answer, failure_answer
 from ovmstrio.frontends.rest.infer_answer import render_infer_answer
 from ovmstrio.frontends.rest.infer_request import read_infer_request
@@ -16,11 +16,27 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane import DataPlane
     from ovmstrio.request import Buffer
 
-__all__ = ["answer_infer", "inflate", "size_refusal"]
+__all__ = ["answer_infer", "check_version", "inflate", "size_refusal"]
 
 log = structlog.get_logger(__name__)
 
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+_MAX_VERSION: Final = 2**63 - 1
+
+
+def check_version(version: str) -> str:
+    """Give a version of a path back if it may name one; an empty one is the default.
+
+    Raises:
+        InvalidRequest: it is not a whole number.
+        NotFound: it is larger than any version can be.
+    """
+    if version and not (version.isascii() and version.isdigit()):
+        raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
+    if version and (len(version) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION):
+        raise NotFound("Model with requested version is not found")
+    return version
 
 
 async def answer_infer(plane: DataPlane, model: str, version: str, body: Buffer, head_length: str | None) -> Answer:
@@ -37,6 +53,7 @@ async def answer_infer(plane: DataPlane, model: str, version: str, body: Buffer,
         except ServerError as error:
             plane.count_unparsed(model, version, error, "REST")
             raise
+        check_version(version)
         response = await plane.infer(request, "REST")
         return render_infer_answer(request, response)
     except ServerError as error:
@@ -70,6 +87,6 @@ def inflate(body: bytes, encoding: str, limit: int) -> bytes:
         raise InvalidRequest(f"the body is not {encoding}: {error}") from None
     if len(inflated) > limit:
         raise size_refusal(f"more than {limit}", limit)
-    if not inflater.eof:
-        raise InvalidRequest(f"the body is not {encoding}: it ends too early")
+    if not inflater.eof or inflater.unused_data:
+        raise InvalidRequest(f"the body is not {encoding}: it {'goes on' if inflater.eof else 'ends too early'}")
     return inflated

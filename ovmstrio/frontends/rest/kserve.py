@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from quart import Blueprint, Response, request
 
-from ovmstrio.errors import InvalidRequest, NotFound, NotReady, VersionLoading
+from ovmstrio.errors import MalformedJson, NotReady, ServerError, VersionLoading
 from ovmstrio.frontends.repository_index import repository_index
 from ovmstrio.frontends.rest.answers import Answer, json_answer
 from ovmstrio.frontends.rest.infer_answer import HEAD_LENGTH
-from ovmstrio.frontends.rest.infer_route import answer_infer, inflate
+from ovmstrio.frontends.rest.infer_route import answer_infer, check_version, inflate
 from ovmstrio.frontends.rest.quart_answers import to_quart
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["make_blueprint"]
 
-_MAX_VERSION = 2**63 - 1
-
 
 def make_blueprint(plane: DataPlane, max_body_bytes: int) -> Blueprint:
     """Make the routes over one data plane."""
@@ -32,8 +31,12 @@ def make_blueprint(plane: DataPlane, max_body_bytes: int) -> Blueprint:
 
     async def infer(model: str, version: str = "") -> Response:
         sent: Any = await request.get_data()
-        body = inflate(sent, request.headers.get("Content-Encoding", "").lower(), max_body_bytes)
-        answer = await answer_infer(plane, model, _version(version), body, request.headers.get(HEAD_LENGTH))
+        try:
+            body = inflate(sent, request.headers.get("Content-Encoding", "").strip().lower(), max_body_bytes)
+        except ServerError as error:
+            plane.count_unparsed(model, version, error, "REST")
+            raise
+        answer = await answer_infer(plane, model, version, body, request.headers.get(HEAD_LENGTH))
         return to_quart(answer)
 
     for path in _model_paths("/infer"):
@@ -49,14 +52,16 @@ def _add_server_routes(routes: Blueprint, plane: DataPlane) -> None:
 
     @routes.get("/v2/health/live")
     async def live() -> Response:
-        return to_quart(Answer(200 if plane.is_live() else 503))
+        if not plane.is_live():
+            raise NotReady("Server is not live")
+        return _healthy("live")
 
     @routes.get("/v2/health/ready")
     async def ready() -> Response:
         readiness = plane.readiness()
         if not readiness.ready:
             raise NotReady(f"Server is not ready - {readiness.reason}")
-        return to_quart(Answer(200))
+        return _healthy("ready")
 
     @routes.get("/v2/models")
     async def models() -> Response:
@@ -64,25 +69,29 @@ def _add_server_routes(routes: Blueprint, plane: DataPlane) -> None:
 
     @routes.post("/v2/repository/index")
     async def index() -> Response:
-        asked = await request.get_json(force=True, silent=True)
+        sent: Any = await request.get_data()
+        try:
+            asked = orjson.loads(sent) if sent else {}
+        except orjson.JSONDecodeError as error:
+            raise MalformedJson(f"The file is not valid json - {error}") from None
         only_ready = isinstance(asked, dict) and asked.get("ready") is True
         return to_quart(json_answer(_index(plane, only_ready=only_ready)))
 
 
 def _add_model_routes(routes: Blueprint, plane: DataPlane) -> None:
     async def metadata(model: str, version: str = "") -> Response:
-        known = plane.model_metadata(model, _version(version), "REST")
+        known = plane.model_metadata(model, check_version(version), "REST")
         document: dict[str, Any] = {"name": known.name, "versions": known.versions, "platform": known.platform}
         document |= {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
         return to_quart(json_answer(document))
 
     async def model_ready(model: str, version: str = "") -> Response:
-        if not plane.model_ready(model, _version(version), "REST"):
+        if not plane.model_ready(model, check_version(version), "REST"):
             raise VersionLoading("Model with requested version is not loaded yet")
         return to_quart(Answer(200))
 
     async def config(model: str, version: str = "") -> Response:
-        known = plane.model_metadata(model, _version(version), "REST")
+        known = plane.model_metadata(model, check_version(version), "REST")
         document = {"name": known.name, "platform": known.platform, "backend": "openvino", "max_batch_size": 0}
         return to_quart(
             json_answer(document | {"input": _config_tensors(known.inputs), "output": _config_tensors(known.outputs)})
@@ -97,12 +106,11 @@ def _model_paths(suffix: str) -> tuple[str, str]:
     return f"/v2/models/<model>{suffix}", f"/v2/models/<model>/versions/<version>{suffix}"
 
 
-def _version(version: str) -> str:
-    if version and not (version.isascii() and version.isdigit()):
-        raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
-    if version and (len(version) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION):
-        raise NotFound("Model with requested version is not found")
-    return version
+def _healthy(state: str) -> Response:
+    """Answer without a body, as OVMS does, unless the client asks for JSON."""
+    if "application/json" in request.headers.get("Accept", "").lower():
+        return to_quart(json_answer({state: True}))
+    return to_quart(Answer(200))
 
 
 def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
