@@ -10,8 +10,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["EX_USAGE", "fail", "stderr", "stdout"]
+__all__ = ["EX_INTERRUPTED", "EX_USAGE", "fail", "stderr", "stdout"]
 
+EX_INTERRUPTED = 130
 EX_USAGE = 64
 """The exit code of a wrong command line (sysexits.h), which OVMS uses too."""
 
@@ -21,7 +22,7 @@ def stdout() -> Console:
     """Give the console for answers."""
     from rich.console import Console
 
-    return Console()
+    return Console(emoji=False)
 
 
 @cache
@@ -29,7 +30,7 @@ def stderr() -> Console:
     """Give the console for messages."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, emoji=False)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

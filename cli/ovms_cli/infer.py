@@ -35,6 +35,9 @@ def infer(
         ),
     ],
     version: Annotated[str, typer.Option("--version", help="A version other than the default.")] = "",
+    encoded: Annotated[
+        bool, typer.Option("--encoded", help="Send image files as they are: the server decodes and resizes them.")
+    ] = False,
     output: Annotated[str, typer.Option("--output", help="table, json, or a file: .npy, .npz, .json.")] = "table",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Call so many times and sum up the latencies.")] = 1,
     url: Url = "",
@@ -46,7 +49,8 @@ def infer(
 ) -> None:
     """Call a model.
 
-    Values are brought to the element type and rank that the model's metadata asks for, which is said on standard error.
+    Values are brought to the element type and rank that the model's metadata asks for, which is said on standard error;
+    a value that would change is refused. Images are decoded as RGB, 0 to 255, and resized to the input's size.
 
     Exits with 0 if the model answered, with 1 if the server or an input says no, with 2 if nobody answers.
     """
@@ -60,8 +64,9 @@ def infer(
         fail(error.message, 64)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
-        inputs = read_inputs(given, known.inputs, _note)
-        datatypes = {tensor.name: tensor.datatype for tensor in known.inputs}
+        inputs = read_inputs(given, known.inputs, _note, encoded=encoded)
+        # An encoded image is BYTES even where the input takes pixels.
+        datatypes = {tensor.name: tensor.datatype for tensor in known.inputs if not inputs[tensor.name].dtype.hasobject}
         outputs, seconds = _timed(lambda: client.infer(model, inputs, version=version, datatypes=datatypes), repeat)
         write_outputs(outputs, output)
     if repeat > 1:
@@ -93,4 +98,5 @@ def _print_latencies(seconds: list[float]) -> None:
     stderr().print(
         f"{len(seconds)} calls, ms: {text}; {len(seconds) / sum(seconds):.0f} requests/s, one at a time",
         highlight=False,
+        soft_wrap=True,
     )

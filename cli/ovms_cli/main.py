@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ovms_cli import check, demo, health, infer, models, prepare, serve
-from ovms_cli.console import EX_USAGE
+from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 
 __all__ = ["app", "main"]
 
@@ -57,4 +57,7 @@ def main() -> None:
     # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
     usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
     usage_error.exit_code = EX_USAGE
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(EX_INTERRUPTED) from None

@@ -13,6 +13,9 @@ from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 if TYPE_CHECKING:
     from ovmstrio.client import ModelInfo, ModelState, TensorInfo
 
+    Known = dict[tuple[str, str], ModelInfo]
+    """Metadata by name and version."""
+
 __all__ = ["register"]
 
 _COLOURS = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "dim"}
@@ -37,26 +40,27 @@ def models(
     """List the models of a server with their versions and states, or one of them with its inputs and outputs."""
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         states = [state for state in client.models() if name in {"", state.name}]
-        # A name that was given is asked for even if the list does not have it: the server says what is wrong with it.
-        ready = sorted({state.name for state in states if state.state == "READY"})
-        known = {each: client.metadata(each) for each in ([name] if name else ready)}
+        if name and not states:
+            client.metadata(name)  # The server says in its own words what is wrong with the name.
+        ready = [(state.name, state.version) for state in states if state.state == "READY"]
+        known = {each: client.metadata(*each) for each in ready}
     if as_json:
         stdout().print_json(data=_as_data(states, known))
     else:
         _print_states(states, known)
 
 
-def _as_data(states: list[ModelState], known: dict[str, ModelInfo]) -> list[dict[str, Any]]:
+def _as_data(states: list[ModelState], known: Known) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = [asdict(state) for state in states]
     for entry in listed:
-        info = known.get(entry["name"])
+        info = known.get((entry["name"], entry["version"]))
         if info is not None:
             described = asdict(info)
             entry |= {key: described[key] for key in ("platform", "inputs", "outputs")}
     return listed
 
 
-def _print_states(states: list[ModelState], known: dict[str, ModelInfo]) -> None:
+def _print_states(states: list[ModelState], known: Known) -> None:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -65,7 +69,7 @@ def _print_states(states: list[ModelState], known: dict[str, ModelInfo]) -> None
     for column in ("model", "version", "state", "inputs", "outputs", "reason"):
         table.add_column(column, overflow="fold")
     for state in states:
-        info = known.get(state.name) if state.state == "READY" else None
+        info = known.get((state.name, state.version))
         colour = _COLOURS.get(state.state, "red")
         table.add_row(
             escape(state.name),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ovms_cli.console import fail
+from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["EX_UNREACHABLE", "Ca", "Cert", "Key", "Rest", "Timeout", "Url", "asking"]
 
 EX_UNREACHABLE: Final = 2
-EX_INTERRUPTED: Final = 130
 
 Url = Annotated[
     str, typer.Option("--url", help="HOST:PORT of the server; by default 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
@@ -38,6 +37,8 @@ def asking(
     from ovmstrio.client import ClientTls, Unreachable, open_client
     from ovmstrio.errors import ServerError
 
+    if (cert is None) != (key is None):
+        fail("--cert and --key belong together", EX_USAGE)
     secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
     try:
         with open_client(url, rest=rest, timeout=timeout, tls=ClientTls(ca, cert, key) if secure else None) as client:

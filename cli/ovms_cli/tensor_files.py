@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import sys
+import tokenize
+import warnings
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ovms_cli.tensor_types import Array, to_type
+from ovmstrio.client.wire_tensors import from_raw
 from ovmstrio.datatypes import BY_NAME, BYTES
 from ovmstrio.errors import InvalidRequest
 
@@ -21,30 +27,56 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "fit", "read_inputs"]
 
-Array = np.ndarray[Any, Any]
-
 _IMAGES: Final = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _CHANNELS: Final = (1, 3)
 _IMAGE_RANK: Final = 4
+_DAMAGED: Final = (
+    OSError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    SyntaxError,
+    ArithmeticError,
+    RuntimeError,  # encrypted, or (NotImplementedError) packed in a way that is not known
+    MemoryError,  # a header that claims more elements than there can be
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What the readers of arrays and images raise on damaged files."""
+
+
+class _Encoded(bytes):
+    """The content of a file that goes to the server as it is, whatever the input's element type."""
 
 
 def read_inputs(
-    arguments: Sequence[str], expected: Sequence[TensorInfo], note: Callable[[str], None]
+    arguments: Sequence[str], expected: Sequence[TensorInfo], note: Callable[[str], None], *, encoded: bool = False
 ) -> dict[str, Array]:
     """Read ``file`` or ``name=file`` arguments into the inputs of a model.
 
-    ``note`` is told what was changed to make a value fit.
+    ``note`` is told what was changed to make a value fit.  With ``encoded``, files that hold no arrays are given as
+    ``BYTES`` of one element, for the server to decode.
 
     Raises:
         InvalidRequest: a file is not what its kind should be, or does not fit the input.
         OSError: a file cannot be read.
     """
+    known = {tensor.name: tensor for tensor in expected}
+    unnamed = sorted(tensor.name for tensor in expected if tensor.datatype not in BY_NAME)
+    if unnamed:
+        raise InvalidRequest(f"inputs of a type that KServe has no name for: {', '.join(unnamed)}")
     found: dict[str, Any] = {}
     for argument in arguments:
         name, file = _split(argument, expected)
-        found |= _read(name, file, expected)
-    known = {tensor.name: tensor for tensor in expected}
+        more = _read(name, file, expected, encoded=encoded)
+        twice = sorted(set(more) & set(found))
+        if twice:
+            raise InvalidRequest(f"{file}: given twice: {', '.join(twice)}")
+        found |= more
     strangers = sorted(set(found) - set(known))
     missing = sorted(set(known) - set(found))
     if strangers or missing:
@@ -52,7 +84,20 @@ def read_inputs(
             missing
         )
         raise InvalidRequest(f"inputs do not match ({'; '.join(what)}); the model takes {', '.join(known)}")
-    return {name: fit(value, known[name], note) for name, value in found.items()}
+    return _fit_all(found, known, note)
+
+
+def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], note: Callable[[str], None]) -> dict[str, Array]:
+    """Fit every value, and tell of all that do not fit at once."""
+    inputs, refusals = {}, []
+    for name, value in found.items():
+        try:
+            inputs[name] = _one(value) if isinstance(value, _Encoded) else fit(value, known[name], note)
+        except InvalidRequest as error:
+            refusals.append(error.message)
+    if refusals:
+        raise InvalidRequest("\n".join(refusals))
+    return inputs
 
 
 def _split(argument: str, expected: Sequence[TensorInfo]) -> tuple[str, str]:
@@ -73,18 +118,23 @@ def _only(expected: Sequence[TensorInfo], file: str) -> TensorInfo:
     return expected[0]
 
 
-def _read(name: str, file: str, expected: Sequence[TensorInfo]) -> dict[str, Any]:
+def _read(name: str, file: str, expected: Sequence[TensorInfo], *, encoded: bool) -> dict[str, Any]:
     """Read one file, which may hold one input or, as .npz and JSON can, several."""
     content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     suffix = Path(file).suffix.lower() if file != "-" else _sniff(content)
     if suffix == ".npz":
         arrays = _load_numpy(content, file)
-        return {name: next(iter(arrays.values()))} if name and arrays else arrays
+        return _choose(name, arrays, file) if name else arrays
     if suffix == ".json":
-        return _read_json(name, content, file, expected)
+        values = _read_json(content, file)
+        if not isinstance(values, dict):
+            return {name or _only(expected, file).name: values}
+        return _choose(name, values, file) if name else values
     tensor = next((each for each in expected if each.name == name), None) or _only(expected, file)
     if suffix == ".npy":
         return {tensor.name: next(iter(_load_numpy(content, file).values()))}
+    if encoded:
+        return {tensor.name: _Encoded(content)}
     if suffix in _IMAGES and tensor.datatype != BYTES.name:
         return {tensor.name: _image(content, file, tensor)}
     return {tensor.name: _raw(content, file, tensor)}
@@ -103,19 +153,24 @@ def _load_numpy(content: bytes, file: str) -> dict[str, Array]:
     try:
         loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
         return dict(loaded.items()) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
-    except (ValueError, EOFError, OSError, LookupError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise InvalidRequest(f"{file}: not a file of numpy arrays: {error}") from None
 
 
-def _read_json(name: str, content: bytes, file: str, expected: Sequence[TensorInfo]) -> dict[str, Any]:
-    """Read a KServe body, an object of nested lists by input name, or a nested list for one input."""
+def _choose(name: str, values: dict[str, Any], file: str) -> dict[str, Any]:
+    """Take the value of one name out of a file of several; a file of one may call it otherwise."""
+    if name not in values and len(values) != 1:
+        raise InvalidRequest(f'{file}: has no "{name}", but {", ".join(values) or "nothing"}')
+    return {name: values[name] if name in values else next(iter(values.values()))}
+
+
+def _read_json(content: bytes, file: str) -> Any:
+    """Read a KServe body or an object of nested lists, both by input name, or a nested list."""
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{file}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        return {name or _only(expected, file).name: value}
-    if isinstance(value.get("inputs"), list):
+    if isinstance(value, dict) and isinstance(value.get("inputs"), list):
         try:
             return {each["name"]: np.array(each["data"], object).reshape(each["shape"]) for each in value["inputs"]}
         except (LookupError, TypeError, ValueError) as error:
@@ -126,18 +181,21 @@ def _read_json(name: str, content: bytes, file: str, expected: Sequence[TensorIn
 def _raw(content: bytes, file: str, tensor: TensorInfo) -> Array:
     """Take bytes as one element of a BYTES input, or as packed little-endian elements."""
     if tensor.datatype == BYTES.name:
-        array = np.empty(1, object)
-        array[0] = content
-        return array
-    dtype = BY_NAME[tensor.datatype].numpy
-    if len(content) % dtype.itemsize:
+        return _one(content)
+    if len(content) % BY_NAME[tensor.datatype].itemsize:
         raise InvalidRequest(f"{file}: {len(content)} bytes are no whole number of {tensor.datatype} elements")
-    array = np.frombuffer(content, dtype)
+    array = from_raw(content, tensor.datatype, (-1,))
     shape = _complete(tensor.shape, array.size)
     if shape is None:
         wanted = f"{tensor.datatype} {list(tensor.shape)}"
         raise InvalidRequest(f"{file}: expected the bytes of {wanted}, got {array.size} elements")
     return array.reshape(shape)
+
+
+def _one(content: bytes) -> Array:
+    array = np.empty(1, object)
+    array[0] = bytes(content)
+    return array
 
 
 def _complete(shape: tuple[int, ...], size: int) -> tuple[int, ...] | None:
@@ -153,15 +211,16 @@ def _complete(shape: tuple[int, ...], size: int) -> tuple[int, ...] | None:
 
 def _image(content: bytes, file: str, tensor: TensorInfo) -> Array:
     """Decode an image to the layout and size of a rank-4 input, RGB, values 0 to 255."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if len(tensor.shape) != _IMAGE_RANK or not {tensor.shape[1], tensor.shape[3]} & set(_CHANNELS):
         raise InvalidRequest(f"{file}: input {tensor.name} {list(tensor.shape)} does not look like an image")
     first = tensor.shape[1] in _CHANNELS
     channels, height, width = (tensor.shape[i] for i in ((1, 2, 3) if first else (3, 1, 2)))
     try:
-        image = Image.open(io.BytesIO(content)).convert("L" if channels == 1 else "RGB")
-    except (UnidentifiedImageError, OSError) as error:
+        with warnings.catch_warnings(action="ignore"):
+            image = Image.open(io.BytesIO(content)).convert("L" if channels == 1 else "RGB")
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
         raise InvalidRequest(f"{file}: not an image that can be decoded: {error}") from None
     size = (width if width > 0 else image.width, height if height > 0 else image.height)
     array = np.asarray(image.resize(size)).reshape(size[1], size[0], channels)[None]
@@ -174,7 +233,7 @@ def fit(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
     Raises:
         InvalidRequest: values would change, or the shape cannot be the input's.
     """
-    array = _to_type(value, tensor, note)
+    array = to_type(value, tensor, note)
     if array.ndim == len(tensor.shape) - 1 and tensor.shape[0] in {1, -1}:
         note(f"input {tensor.name}: added a batch axis, {list(array.shape)} -> {[1, *array.shape]}")
         array = array[None]
@@ -185,33 +244,3 @@ def fit(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
         wanted = f"{tensor.datatype} {list(tensor.shape)}"
         raise InvalidRequest(f'input "{tensor.name}": expected {wanted}, got {list(array.shape)}')
     return array
-
-
-def _to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
-    if tensor.datatype == BYTES.name:
-        return np.array(value, object)
-    wanted = np.dtype(np.float32) if tensor.datatype == "BF16" else BY_NAME[tensor.datatype].numpy
-    try:
-        array = np.array(value) if not isinstance(value, np.ndarray) else value
-        with np.errstate(all="ignore"):
-            converted = array.astype(wanted)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f'input "{tensor.name}": expected {tensor.datatype}: {error}') from None
-    if array.dtype == wanted or array.dtype.hasobject:
-        return converted
-    if not _survived(array, converted):
-        detail = f"expected {tensor.datatype}, got {array.dtype}, whose values do not survive conversion"
-        raise InvalidRequest(f'input "{tensor.name}": {detail}')
-    if isinstance(value, np.ndarray):
-        note(f"input {tensor.name}: converted {array.dtype} to {tensor.datatype}")
-    return converted
-
-
-def _survived(array: Array, converted: Array) -> bool:
-    """Tell whether values are the same after conversion, for floating-point types as nearly as the type can say."""
-    if array.dtype.kind not in "buif":
-        return False
-    if converted.dtype.kind == "f":
-        return bool(np.allclose(converted.astype(np.float64), array.astype(np.float64), rtol=1e-3, equal_nan=True))
-    with np.errstate(all="ignore"):
-        return bool(np.array_equal(converted.astype(array.dtype), array))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "check_target", "write_outputs"]
 
+_NOT_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _SHOWN: Final = 8
 _TOP: Final = 5
 _TOP_FROM: Final = 20
@@ -37,7 +38,7 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
     """Show or save outputs.
 
     Raises:
-        InvalidRequest: several outputs do not go into one .npy file.
+        InvalidRequest: the outputs do not go into a file of that kind.
         OSError: the file cannot be written.
     """
     if target == "table":
@@ -62,11 +63,18 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
 
 
 def _savable(array: Array) -> Array:
-    return array.astype("S") if array.dtype.hasobject else array
+    if not array.dtype.hasobject:
+        return array
+    if any(element.endswith(b"\0") for element in array.flat):
+        raise InvalidRequest("an output has BYTES that end in zeros, which numpy's files cut off; save it as .json")
+    return array.astype("S")
 
 
 def as_json(outputs: Mapping[str, Array]) -> dict[str, Any]:
-    """Give nested lists by output name; BYTES that are not UTF-8 have their bytes replaced."""
+    """Give nested lists by output name.
+
+    BYTES that are not UTF-8 have their bytes replaced; NaN and infinities, which JSON has no numbers for, are texts.
+    """
     return {name: _plain(array) for name, array in outputs.items()}
 
 
@@ -74,6 +82,9 @@ def _plain(array: Array) -> Any:
     if array.dtype.hasobject:
         decoded = [element.decode(errors="replace") for element in array.flat]
         return np.array(decoded, object).reshape(array.shape).tolist()
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        named = [_NOT_NUMBERS.get(str(value), value) for value in array.reshape(-1).tolist()]
+        return np.array(named, object).reshape(array.shape).tolist()
     return array.tolist()
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT_SECONDS", "open_client"]
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60.0
+_SCHEMES: Final = frozenset({"", "http", "https", "grpc", "grpcs"})
 _GRPC_ADDRESS: Final = "127.0.0.1:9000"
 _REST_ADDRESS: Final = "127.0.0.1:8000"
 
@@ -30,7 +31,8 @@ def open_client(
         OSError: a certificate cannot be read.
         InvalidRequest: the URL is none.
     """
-    address = url.rpartition("://")[2].rstrip("/")
+    scheme, _, rest_of_url = url.rpartition("://")
+    address = rest_of_url.rstrip("/") if scheme in _SCHEMES else url
     if rest:
         from ovmstrio.client.rest_client import RestClient  # noqa: PLC0415 - only one protocol's library is imported
 

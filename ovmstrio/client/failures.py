@@ -42,6 +42,12 @@ _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
     504: errors.DeadlineExceeded,
 }
 
+_TEXTS: Final[Mapping[str, type[errors.ServerError]]] = {
+    "Model with requested version is not loaded yet": errors.VersionLoading,
+    "Model with requested version is retired": errors.VersionRetired,
+}
+"""Beginnings of messages whose class their status, which others share, does not tell."""
+
 
 @contextmanager
 def reading(address: str) -> Iterator[None]:
@@ -54,11 +60,15 @@ def reading(address: str) -> Iterator[None]:
 
 def error_of_grpc(status: str, message: str) -> errors.ServerError:
     """Make the error of a gRPC status, named as in ``StatusCode``."""
-    cls = _GRPC.get(status)
+    cls = _by_text(message) or _GRPC.get(status)
     return errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
 
 
 def error_of_http(status: int, message: str) -> errors.ServerError:
     """Make the error of an HTTP status."""
-    cls = _HTTP.get(status)
+    cls = _by_text(message) or _HTTP.get(status)
     return errors.ServerError(f"HTTP {status}: {message}") if cls is None else cls(message)
+
+
+def _by_text(message: str) -> type[errors.ServerError] | None:
+    return next((cls for text, cls in _TEXTS.items() if message.startswith(text)), None)

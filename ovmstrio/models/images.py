@@ -115,7 +115,8 @@ def _image(encoded: bytes, spec: TensorSpec) -> Array:
         pixels = pixels[:, :, np.newaxis]
     if depth in _BGR_ORDER:
         pixels = pixels[:, :, _BGR_ORDER[depth]]
-    return pixels.astype(spec.datatype.numpy)
+    # Reversed channels are a view in another order of memory, which the runtime does not take.
+    return np.ascontiguousarray(pixels, spec.datatype.numpy)
 
 
 def _decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:

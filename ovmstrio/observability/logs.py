@@ -69,7 +69,8 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
 def _formatter(fmt: LogFormat, *, colors: bool) -> logging.Formatter:
     if fmt == "json":
         rendering: list[Processor] = [
-            structlog.processors.dict_tracebacks,
+            # Local variables would put callers' tensors into the log.
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(),
         ]
     else:

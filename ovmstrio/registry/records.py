@@ -104,10 +104,17 @@ class ModelRecord:
         """Say why a version that is not available cannot be called, in the words of OVMS."""
         record = self.versions.get(version)
         if record is None:
-            return VersionLoading(_VERSION_LOADING) if self.is_pending(version) else NotFound(_VERSION_MISSING)
+            return VersionLoading(_VERSION_LOADING) if self.is_pending(version) else NotFound(self._missing(version))
         if record.state >= VersionState.UNLOADING:
             return VersionRetired(_VERSION_RETIRED)
         return VersionLoading(_VERSION_LOADING if record.is_pending else f"{_VERSION_LOADING}: its last load failed")
+
+    def _missing(self, version: int) -> str:
+        """Say that a version is not there, and of the default one why nothing can stand for it."""
+        failed = [each for each in self.versions.values() if each.failure is not None]
+        if version != DEFAULT_VERSION or not failed:
+            return _VERSION_MISSING
+        return f"{_VERSION_MISSING} - the last load of version {failed[-1].version} failed: {failed[-1].reason}"
 
     def available_versions(self) -> list[int]:
         """List the versions that can be called, ascending."""

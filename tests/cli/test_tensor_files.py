@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -110,6 +111,9 @@ def test_standard_input_is_recognised_by_its_beginning(monkeypatch: pytest.Monke
         ("x.json", b"[1, 2]", "expected FP32 [1, 3], got [1, 2]"),
         ("x.json", b'["a", "b", "c"]', "expected FP32"),
         ("x.png", b"no image", "does not look like an image"),
+        ("x.json", b"[" * 200_000, "not JSON"),
+        ("x.npy", _npy(np.zeros(3)).replace(b"(3,), }", b"(3,),  "), "not a file of numpy arrays"),
+        ("x.npy", _npy(np.zeros(3)).replace(b"(3,), }" + b" " * 9, b"(" + b"9" * 12 + b",)}"), "not a file of numpy"),
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, name: str, content: bytes, text: str) -> None:
@@ -117,6 +121,71 @@ def test_what_does_not_fit_is_said(tmp_path: Path, name: str, content: bytes, te
     with pytest.raises(InvalidRequest) as raised:
         read_inputs([_write(tmp_path / name, content)], [X], _ignore)
     assert text in str(raised.value)
+
+
+def test_damage_anywhere_in_a_file_is_said(tmp_path: Path) -> None:
+    """No changed byte of an archive or an image makes the reading fail otherwise."""
+    archive, image = io.BytesIO(), io.BytesIO()
+    np.savez_compressed(archive, image=np.arange(60.0).reshape(1, 4, 5, 3))
+    Image.fromarray(np.arange(60, dtype=np.uint8).reshape(4, 5, 3)).save(image, "PNG")
+    for name, content in (("a.npz", archive.getvalue()), ("a.png", image.getvalue())):
+        for position in range(len(content)):
+            damaged = bytearray(content)
+            damaged[position] ^= 0xFF
+            with contextlib.suppress(InvalidRequest):
+                read_inputs([_write(tmp_path / name, bytes(damaged))], [IMAGE_LAST], _ignore)
+
+
+def test_an_image_too_large_to_decode_is_refused(tmp_path: Path) -> None:
+    """A small file does not fill the memory."""
+    buffer = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(buffer, "PNG")
+    with pytest.raises(InvalidRequest, match="exceeds limit"):
+        read_inputs([_write(tmp_path / "bomb.png", buffer.getvalue())], [IMAGE_LAST], _ignore)
+
+
+def test_raw_bytes_of_bf16_are_its_bits(tmp_path: Path) -> None:
+    """They are not integers that look like them."""
+    file = _write(tmp_path / "b.bin", np.array([0x3F80, 0xC000], "<u2").tobytes())
+    inputs = read_inputs([file], [TensorInfo("b", "BF16", (2,))], _ignore)
+    assert inputs["b"].tolist() == [1.0, -2.0]
+
+
+def test_an_input_given_twice_is_refused(tmp_path: Path) -> None:
+    """The first does not vanish without a word."""
+    file = _write(tmp_path / "x.json", b"[[1, 2, 3]]")
+    with pytest.raises(InvalidRequest, match="given twice: x"):
+        read_inputs([file, f"x={file}"], [X], _ignore)
+
+
+def test_a_name_takes_its_value_out_of_a_file_of_several(tmp_path: Path) -> None:
+    """The name that was given decides, and a file without it is refused."""
+    archive = tmp_path / "several.npz"
+    np.savez(archive, a=np.zeros((1, 3)), x=np.ones((1, 3)))
+    assert read_inputs([f"x={archive}"], [X], _ignore)["x"].tolist() == [[1, 1, 1]]
+    document = _write(tmp_path / "several.json", b'{"a": [1], "b": [2]}')
+    with pytest.raises(InvalidRequest, match='has no "x", but a, b'):
+        read_inputs([f"x={document}"], [X], _ignore)
+
+
+def test_all_inputs_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
+    """One round is enough to mend them."""
+    file = _write(tmp_path / "both.json", b'{"x": [1], "y": [1.5]}')
+    with pytest.raises(InvalidRequest) as raised:
+        read_inputs([file], [X, Y], _ignore)
+    assert [line.split(":")[0] for line in str(raised.value).split("\n")] == ['input "x"', 'input "y"']
+
+
+def test_an_encoded_image_goes_as_it_is(tmp_path: Path) -> None:
+    """The server decodes it, whatever element type the input has."""
+    file = _write(tmp_path / "i.png", b"any content")
+    assert read_inputs([file], [IMAGE_LAST], _ignore, encoded=True)["image"].tolist() == [b"any content"]
+
+
+def test_an_input_of_a_type_without_a_name_is_refused(tmp_path: Path) -> None:
+    """Metadata calls such types INVALID."""
+    with pytest.raises(InvalidRequest, match="no name for: odd"):
+        read_inputs([_write(tmp_path / "x.json", b"[1]")], [TensorInfo("odd", "INVALID", (1,))], _ignore)
 
 
 def test_values_that_would_change_are_refused() -> None:

@@ -56,6 +56,7 @@ def test_pixels_are_bgr_and_cast(datatype: str, layout: str) -> None:
     """A lossless image arrives channels last, blue first, cast without scaling."""
     array = pixels_of(spec(1, 2, 4, 3, datatype=datatype, layout=layout), encoded(RGB))
     np.testing.assert_array_equal(array[0], RGB[..., ::-1].astype(BY_NAME[datatype].numpy))
+    assert array.flags.c_contiguous
 
 
 def test_alpha_grey_and_sixteen_bits() -> None:

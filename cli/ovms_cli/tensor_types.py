@@ -1,0 +1,114 @@
+"""Values from files as arrays of the element type that an input asks for, unchanged or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ovmstrio.datatypes import BY_NAME, BYTES
+from ovmstrio.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.client import TensorInfo
+
+__all__ = ["Array", "to_type"]
+
+Array = np.ndarray[Any, Any]
+
+_ROUNDING: Final = 1e-3
+"""How far a narrower floating-point type may be from the value, relative to it."""
+_NOT_NUMBERS: Final = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
+"""The texts that stand for what JSON has no numbers for, as the server writes them."""
+_LARGEST_SIGNED: Final = 2**63
+_MOST_DIMENSIONS: Final = 32
+"""Above these, numpy makes arrays that it cannot walk through."""
+
+
+def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
+    """Convert an array, or nested lists from JSON; ``BF16`` is given as ``float32``.
+
+    Raises:
+        InvalidRequest: values would change, or are of another kind.
+    """
+    of_file = isinstance(value, np.ndarray) and not value.dtype.hasobject
+    if tensor.datatype == BYTES.name:
+        return _texts(value, tensor)
+    array = value if of_file else _numbers(_elements(value), tensor)
+    wanted = np.dtype(np.float32) if tensor.datatype == "BF16" else BY_NAME[tensor.datatype].numpy
+    if array.dtype == wanted:
+        return array
+    if array.dtype.kind not in "buif":
+        raise _refused(tensor, f"got {array.dtype}")
+    with np.errstate(all="ignore"):
+        converted = array.astype(wanted)
+        survived = _survived(array, converted)
+    if not survived:
+        raise _refused(tensor, f"got {array.dtype}, whose values do not survive conversion")
+    if of_file:
+        note(f"input {tensor.name}: converted {array.dtype} to {tensor.datatype}")
+    return converted
+
+
+def _refused(tensor: TensorInfo, found: str) -> InvalidRequest:
+    return InvalidRequest(f'input "{tensor.name}": expected {tensor.datatype}, {found}')
+
+
+def _survived(array: Array, converted: Array) -> bool:
+    """Tell whether values are the same, or between floating-point types as nearly as the narrower can say."""
+    if array.dtype.kind == converted.dtype.kind == "f":
+        exact, near = array.astype(np.float64), converted.astype(np.float64)
+        return bool(np.allclose(near, exact, rtol=_ROUNDING, equal_nan=True))
+    # Between signed and unsigned, a value that wrapped around comes back as what it was: only its sign tells.
+    same_sign = np.array_equal(converted < 0, array < 0)
+    return same_sign and bool(np.array_equal(converted.astype(array.dtype), array))
+
+
+def _elements(value: Any) -> Array:
+    """Lay nested lists out as an array of objects; lists that make no array stay lists inside it."""
+    try:
+        elements: Array = np.array(value, object)
+        if elements.ndim <= _MOST_DIMENSIONS:
+            return elements
+    except ValueError:
+        pass
+    ragged = np.empty(1, object)
+    ragged[0] = value
+    return ragged
+
+
+def _numbers(elements: Array, tensor: TensorInfo) -> Array:
+    """Give what JSON holds the narrowest kind that holds all of it."""
+    kinds = {type(each) for each in elements.flat}
+    if kinds == {bool}:
+        return elements.astype(bool)
+    if kinds and kinds <= {bool, int}:
+        low, high = min(elements.flat), max(elements.flat)
+        if not (low >= -_LARGEST_SIGNED and high < (2 * _LARGEST_SIGNED if low >= 0 else _LARGEST_SIGNED)):
+            raise _refused(tensor, f"got {low if low < 0 else high}, which fits no integer type")
+        return elements.astype(np.int64 if high < _LARGEST_SIGNED else np.uint64)
+    plain = [_NOT_NUMBERS.get(each, each) if isinstance(each, str) else each for each in elements.flat]
+    strangers = sorted({type(each).__name__ for each in plain} - {"bool", "int", "float"})
+    if "list" in strangers:
+        raise _refused(tensor, "got lists of differing lengths or depths")
+    if strangers:
+        raise _refused(tensor, f"got JSON with values of type {', '.join(strangers)}")
+    try:
+        return np.array(plain, np.float64).reshape(elements.shape)
+    except OverflowError:
+        raise _refused(tensor, "got a number that is too large") from None
+
+
+def _texts(value: Any, tensor: TensorInfo) -> Array:
+    elements = value.astype(object) if isinstance(value, np.ndarray) and value.dtype.kind in "SU" else _elements(value)
+    strangers = sorted({type(each).__name__ for each in elements.flat if not isinstance(each, str | bytes)})
+    if strangers:
+        raise _refused(tensor, f"got values of type {', '.join(strangers)}")
+    encoded = np.empty(elements.size, object)
+    try:
+        encoded[:] = [each.encode() if isinstance(each, str) else bytes(each) for each in elements.flat]
+    except UnicodeEncodeError as error:
+        raise _refused(tensor, f"got text that has no UTF-8 form: {error.reason}") from None
+    return encoded.reshape(elements.shape)

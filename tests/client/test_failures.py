@@ -1,0 +1,145 @@
+"""What clients make of answers that are no answers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from ovmstrio import errors
+from ovmstrio.client import Unreachable, open_client
+from ovmstrio.client.failures import error_of_grpc, error_of_http
+from ovmstrio.client.wire_tensors import from_raw, to_raw
+from ovmstrio.frontends.statuses import STATUS_OF
+
+REFUSAL = "cannot connect to the database"
+
+
+class _Refusing(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers every call with UNAVAILABLE and a text that speaks of connecting."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(
+            lambda request, context: context.abort(grpc.StatusCode.UNAVAILABLE, REFUSAL)
+        )
+
+
+class _Page(BaseHTTPRequestHandler):
+    """Answers everything with a page."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>hello</html>")
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the class above gives it
+        """Print nothing."""
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[str]:
+    """Listen, and never accept: what is behind the address is not known until a timeout."""
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_server_that_is_not_ready_is_not_absent() -> None:
+    """Who answers is there, whatever words it uses."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((_Refusing(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with open_client(f"127.0.0.1:{port}") as client, pytest.raises(errors.NotReady, match=REFUSAL):
+            client.server_live()
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_an_address_that_keeps_silent_is_absent(rest: bool) -> None:
+    """A deadline that passes before there is a connection means nobody, not too slow."""
+    with _silence() as url, open_client(url, rest=rest, timeout=0.5) as client, pytest.raises(Unreachable):
+        client.server_live()
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_name_that_no_one_has_is_absent(rest: bool) -> None:
+    """A host that does not resolve is told apart from a refusal."""
+    url = "no-such-host.invalid:9000"
+    with open_client(url, rest=rest, timeout=10) as client, pytest.raises(Unreachable, match="no-such-host"):
+        client.server_live()
+
+
+def test_a_page_in_place_of_an_answer_is_said() -> None:
+    """Another program behind the port gives an error of ours, not a parser's."""
+    server = HTTPServer(("127.0.0.1", 0), _Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with open_client(f"127.0.0.1:{server.server_port}", rest=True) as client:
+            for call in (client.models, lambda: client.metadata("m"), lambda: client.infer("m", {"x": np.zeros(1)})):
+                with pytest.raises(errors.ServerError, match="does not answer as a KServe v2 server"):
+                    call()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    """A typing mistake in the port is the caller's."""
+    with pytest.raises(errors.InvalidRequest, match="HOST:PORT"):
+        open_client("localhost:x", rest=True)
+
+
+@pytest.mark.parametrize("error", [cls for cls in STATUS_OF if cls is not errors.ConfigError])
+def test_a_status_makes_an_error_of_the_same_status(error: type[errors.ServerError]) -> None:
+    """What comes out of the wire would go into it again as it came."""
+    pair = STATUS_OF[error]
+    assert STATUS_OF[type(error_of_grpc(pair.grpc.name, "text"))].grpc is pair.grpc
+    assert STATUS_OF[type(error_of_http(pair.http, "text"))].http == pair.http
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("Model with requested version is not loaded yet", errors.VersionLoading),
+        ("Model with requested version is retired", errors.VersionRetired),
+    ],
+)
+def test_versions_that_come_and_go_are_told_apart_over_both(text: str, error: type[errors.ServerError]) -> None:
+    """REST has one status for them and for what never was."""
+    pair = STATUS_OF[error]
+    assert type(error_of_grpc(pair.grpc.name, text)) is error
+    assert type(error_of_http(pair.http, f"{text}: its last load failed")) is error
+
+
+@pytest.mark.parametrize("raw", [b"\x05\0\0\0ab", b"\x05\0"])
+def test_bytes_that_end_too_early_are_refused(raw: bytes) -> None:
+    """A cut answer does not become a shorter text."""
+    with pytest.raises(ValueError, match="end within an element"):
+        from_raw(raw, "BYTES", (1,))
+
+
+def test_no_nan_becomes_a_number_in_bf16() -> None:
+    """Whatever bits a NaN has, of either sign."""
+    nans = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
+    assert np.isnan(from_raw(to_raw(nans, "BF16"), "BF16", (4,))).all()
