@@ -31,8 +31,7 @@ loop 0.4 ms: its code and data are evicted from the caches by the convolutions b
 `perf record -t THREAD` on the event loop's thread while it serves: 59% interpreting Python, 20% kernel (the socket's
 copies and wake-ups), 7% copying memory in libc, 4% the binding of OpenVINO, 3% numpy, 2% protobuf. A request takes
 about 12 steps of tasks and 3.5 reads; pinning (`ENABLE_CPU_PINNING`), larger reads and one copy of the message less
-changed the ratio by less than its noise. On a processor whose inference takes twice as long the same code would be
-within the goal.
+changed the ratio by less than its noise.
 """
 
 
