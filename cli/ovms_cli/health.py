@@ -32,8 +32,8 @@ def health(
 ) -> None:
     """Ask whether the server, or a model, is ready.
 
-    Exits with 0 if so, with 1 and the reason if not, with 2 if nobody answers. REST is the default here, because it
-    carries the reason.
+    Exits with 0 if so, with 1 and the reason if not, with 2 if nobody answers, with 64 if the command line is wrong.
+    REST is the default here, because it carries the reason.
     """
     from ovmstrio.client import Health
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import fail, stderr
+from ovms_cli.console import EX_USAGE, fail, stderr
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ def infer(
     encoded: Annotated[
         bool, typer.Option("--encoded", help="Send image files as they are: the server decodes and resizes them.")
     ] = False,
+    mean: Annotated[
+        float | None, typer.Option("--mean", help="Subtracted from the pixels of images.", show_default=False)
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option("--scale", help="Divides the pixels of images.", show_default=False)
+    ] = None,
     output: Annotated[str, typer.Option("--output", help="table, json, or a file: .npy, .npz, .json.")] = "table",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Call so many times and sum up the latencies.")] = 1,
     url: Url = "",
@@ -50,21 +56,26 @@ def infer(
     """Call a model.
 
     Values are brought to the element type and rank that the model's metadata asks for, which is said on standard error;
-    a value that would change is refused. Images are decoded as RGB, 0 to 255, and resized to the input's size.
+    a value that would change is refused. Images are decoded as RGB, 0 to 255 or
+    (pixel - mean) / scale, and resized to the input's size.
 
-    Exits with 0 if the model answered, with 1 if the server or an input says no, with 2 if nobody answers.
+    Exits with 0 if the model answered, with 1 if the server or an input says no, with 2 if nobody answers,
+    with 64 if the command line is wrong, with 130 if it is interrupted.
     """
     from ovms_cli.tensor_files import read_inputs
+    from ovms_cli.tensor_images import ImageOptions
     from ovms_cli.tensor_output import check_target, write_outputs
     from ovmstrio.errors import InvalidRequest
 
+    images = ImageOptions(encoded, mean, scale)
     try:
         check_target(output)
+        images.check(given)
     except InvalidRequest as error:
-        fail(error.message, 64)
+        fail(error.message, EX_USAGE)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
-        inputs = read_inputs(given, known.inputs, _note, encoded=encoded)
+        inputs = read_inputs(given, known.inputs, _note, images)
         # An encoded image is BYTES even where the input takes pixels.
         datatypes = {tensor.name: tensor.datatype for tensor in known.inputs if not inputs[tensor.name].dtype.hasobject}
         outputs, seconds = _timed(lambda: client.infer(model, inputs, version=version, datatypes=datatypes), repeat)

@@ -37,7 +37,11 @@ def models(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """List the models of a server with their versions and states, or one of them with its inputs and outputs."""
+    """List the models of a server with their versions and states, or one of them with its inputs and outputs.
+
+    Exits with 0 if the server answered, with 1 if it knows no such model or says no, with 2 if nobody answers, with 64
+    if the command line is wrong.
+    """
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         states = [state for state in client.models() if name in {"", state.name}]
         if name and not states:

@@ -23,7 +23,7 @@ Url = Annotated[
     str, typer.Option("--url", help="HOST:PORT of the server; by default 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
 ]
 Rest = Annotated[bool, typer.Option("--rest/--grpc", help="The protocol to speak.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds that each call may take.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds that each call may take.")]
 Ca = Annotated[Path | None, typer.Option("--ca", help="TLS: trust this CA (PEM).")]
 Cert = Annotated[Path | None, typer.Option("--cert", help="TLS: the client's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option("--key", help="TLS: the certificate's key (PEM).")]
@@ -41,7 +41,11 @@ def asking(
         fail("--cert and --key belong together", EX_USAGE)
     secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
     try:
-        with open_client(url, rest=rest, timeout=timeout, tls=ClientTls(ca, cert, key) if secure else None) as client:
+        opened = open_client(url, rest=rest, timeout=timeout, tls=ClientTls(ca, cert, key) if secure else None)
+    except ServerError as error:
+        fail(error.message, EX_USAGE)
+    try:
+        with opened as client:
             yield client
     except Unreachable as error:
         fail(f"{error.message}; is the server running? --url says where to look", EX_UNREACHABLE)

@@ -7,7 +7,6 @@ import json
 import struct
 import sys
 import tokenize
-import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ovms_cli.tensor_images import ImageOptions, decode_image, is_image
 from ovms_cli.tensor_types import Array, to_type
 from ovmstrio.client.wire_tensors import from_raw
 from ovmstrio.datatypes import BY_NAME, BYTES
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "fit", "read_inputs"]
 
-_IMAGES: Final = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
 _NPY_MAGIC: Final = b"\x93NUMPY"
-_CHANNELS: Final = (1, 3)
-_IMAGE_RANK: Final = 4
+_ZIP_MAGIC: Final = b"PK"
 _DAMAGED: Final = (
     OSError,
     ValueError,
@@ -46,7 +44,11 @@ _DAMAGED: Final = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What the readers of arrays and images raise on damaged files."""
+"""What the readers of arrays raise on damaged files."""
+
+
+_AS_DECODED: Final = ImageOptions()
+_STANDARD_INPUT: Final = "-"
 
 
 class _Encoded(bytes):
@@ -54,12 +56,15 @@ class _Encoded(bytes):
 
 
 def read_inputs(
-    arguments: Sequence[str], expected: Sequence[TensorInfo], note: Callable[[str], None], *, encoded: bool = False
+    arguments: Sequence[str],
+    expected: Sequence[TensorInfo],
+    note: Callable[[str], None],
+    images: ImageOptions = _AS_DECODED,
 ) -> dict[str, Array]:
     """Read ``file`` or ``name=file`` arguments into the inputs of a model.
 
-    ``note`` is told what was changed to make a value fit.  With ``encoded``, files that hold no arrays are given as
-    ``BYTES`` of one element, for the server to decode.
+    ``note`` is told what was changed to make a value fit.  With ``images.encoded``, files that hold no arrays are
+    given as ``BYTES`` of one element, for the server to decode.
 
     Raises:
         InvalidRequest: a file is not what its kind should be, or does not fit the input.
@@ -70,9 +75,14 @@ def read_inputs(
     if unnamed:
         raise InvalidRequest(f"inputs of a type that KServe has no name for: {', '.join(unnamed)}")
     found: dict[str, Any] = {}
+    piped = ""
     for argument in arguments:
         name, file = _split(argument, expected)
-        more = _read(name, file, expected, encoded=encoded)
+        if file == _STANDARD_INPUT:
+            if piped:
+                raise InvalidRequest(f"{argument}: standard input was read for {piped}, and can be read but once")
+            piped = argument
+        more = _read(name, file, expected, images)
         twice = sorted(set(more) & set(found))
         if twice:
             raise InvalidRequest(f"{file}: given twice: {', '.join(twice)}")
@@ -118,10 +128,10 @@ def _only(expected: Sequence[TensorInfo], file: str) -> TensorInfo:
     return expected[0]
 
 
-def _read(name: str, file: str, expected: Sequence[TensorInfo], *, encoded: bool) -> dict[str, Any]:
+def _read(name: str, file: str, expected: Sequence[TensorInfo], images: ImageOptions) -> dict[str, Any]:
     """Read one file, which may hold one input or, as .npz and JSON can, several."""
-    content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    suffix = Path(file).suffix.lower() if file != "-" else _sniff(content)
+    content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
+    suffix = Path(file).suffix.lower() if file != _STANDARD_INPUT else _sniff(content)
     if suffix == ".npz":
         arrays = _load_numpy(content, file)
         return _choose(name, arrays, file) if name else arrays
@@ -133,23 +143,25 @@ def _read(name: str, file: str, expected: Sequence[TensorInfo], *, encoded: bool
     tensor = next((each for each in expected if each.name == name), None) or _only(expected, file)
     if suffix == ".npy":
         return {tensor.name: next(iter(_load_numpy(content, file).values()))}
-    if encoded:
+    if images.encoded:
         return {tensor.name: _Encoded(content)}
-    if suffix in _IMAGES and tensor.datatype != BYTES.name:
-        return {tensor.name: _image(content, file, tensor)}
+    if is_image(suffix) and tensor.datatype != BYTES.name:
+        return {tensor.name: decode_image(content, file, tensor, images)}
     return {tensor.name: _raw(content, file, tensor)}
 
 
 def _sniff(content: bytes) -> str:
     if content.startswith(_NPY_MAGIC):
         return ".npy"
-    if content.startswith(b"PK\x03\x04"):
+    if content.startswith(_ZIP_MAGIC):
         return ".npz"
     return ".json" if content.lstrip()[:1] in {b"{", b"["} else ""
 
 
 def _load_numpy(content: bytes, file: str) -> dict[str, Array]:
     """Read the arrays of an .npz file, or the one of an .npy file under an empty name."""
+    if not content.startswith((_NPY_MAGIC, _ZIP_MAGIC)):
+        raise InvalidRequest(f"{file}: not a file of numpy arrays: it begins as neither .npy nor .npz does")
     try:
         loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
         return dict(loaded.items()) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
@@ -207,24 +219,6 @@ def _complete(shape: tuple[int, ...], size: int) -> tuple[int, ...] | None:
         return None
     last = len(shape) - 1 - shape[::-1].index(-1)
     return tuple(size // known if position == last else 1 if dim == -1 else dim for position, dim in enumerate(shape))
-
-
-def _image(content: bytes, file: str, tensor: TensorInfo) -> Array:
-    """Decode an image to the layout and size of a rank-4 input, RGB, values 0 to 255."""
-    from PIL import Image
-
-    if len(tensor.shape) != _IMAGE_RANK or not {tensor.shape[1], tensor.shape[3]} & set(_CHANNELS):
-        raise InvalidRequest(f"{file}: input {tensor.name} {list(tensor.shape)} does not look like an image")
-    first = tensor.shape[1] in _CHANNELS
-    channels, height, width = (tensor.shape[i] for i in ((1, 2, 3) if first else (3, 1, 2)))
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            image = Image.open(io.BytesIO(content)).convert("L" if channels == 1 else "RGB")
-    except (*_DAMAGED, Image.DecompressionBombError) as error:
-        raise InvalidRequest(f"{file}: not an image that can be decoded: {error}") from None
-    size = (width if width > 0 else image.width, height if height > 0 else image.height)
-    array = np.asarray(image.resize(size)).reshape(size[1], size[0], channels)[None]
-    return np.ascontiguousarray(array.transpose(0, 3, 1, 2) if first else array)
 
 
 def fit(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import typer
 
 from ovms_cli.console import stderr, stdout
 from ovmstrio.errors import InvalidRequest
@@ -45,15 +47,14 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
         _print_table(outputs)
         return
     if target == "json":
-        stdout().print_json(data=as_json(outputs))
+        # Not through rich, which takes minutes over a million numbers.
+        typer.echo(json.dumps(as_json(outputs)))
         return
     path = Path(target)
     if path.suffix == ".npz":
         arrays: dict[str, Any] = {name: _savable(array) for name, array in outputs.items()}
         np.savez(path, **arrays)
     elif path.suffix == ".json":
-        import json
-
         path.write_text(json.dumps(as_json(outputs)))
     else:
         if len(outputs) != 1:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ovmstrio.client.wire_tensors import from_raw, to_raw
 from ovmstrio.datatypes import BY_NAME, BYTES
 from ovmstrio.errors import InvalidRequest
 
@@ -18,7 +19,8 @@ __all__ = ["Array", "to_type"]
 
 Array = np.ndarray[Any, Any]
 
-_ROUNDING: Final = 1e-3
+_ROUNDING: Final = {"BF16": 2**-8}
+_USUAL_ROUNDING: Final = 1e-3
 """How far a narrower floating-point type may be from the value, relative to it."""
 _NOT_NUMBERS: Final = {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}
 """The texts that stand for what JSON has no numbers for, as the server writes them."""
@@ -44,7 +46,7 @@ def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Arra
         raise _refused(tensor, f"got {array.dtype}")
     with np.errstate(all="ignore"):
         converted = array.astype(wanted)
-        survived = _survived(array, converted)
+        survived = _survived(array, _as_sent(converted, tensor.datatype), tensor.datatype)
     if not survived:
         raise _refused(tensor, f"got {array.dtype}, whose values do not survive conversion")
     if of_file:
@@ -56,11 +58,16 @@ def _refused(tensor: TensorInfo, found: str) -> InvalidRequest:
     return InvalidRequest(f'input "{tensor.name}": expected {tensor.datatype}, {found}')
 
 
-def _survived(array: Array, converted: Array) -> bool:
+def _as_sent(converted: Array, datatype: str) -> Array:
+    """Give the values that arrive: ``BF16`` is rounded only on its way."""
+    return from_raw(to_raw(converted, datatype), datatype, converted.shape) if datatype == "BF16" else converted
+
+
+def _survived(array: Array, converted: Array, datatype: str) -> bool:
     """Tell whether values are the same, or between floating-point types as nearly as the narrower can say."""
     if array.dtype.kind == converted.dtype.kind == "f":
         exact, near = array.astype(np.float64), converted.astype(np.float64)
-        return bool(np.allclose(near, exact, rtol=_ROUNDING, equal_nan=True))
+        return bool(np.allclose(near, exact, rtol=_ROUNDING.get(datatype, _USUAL_ROUNDING), equal_nan=True))
     # Between signed and unsigned, a value that wrapped around comes back as what it was: only its sign tells.
     same_sign = np.array_equal(converted < 0, array < 0)
     return same_sign and bool(np.array_equal(converted.astype(array.dtype), array))

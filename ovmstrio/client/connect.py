@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client
     from ovmstrio.client.tls import ClientTls
@@ -12,8 +14,11 @@ __all__ = ["DEFAULT_TIMEOUT_SECONDS", "open_client"]
 
 DEFAULT_TIMEOUT_SECONDS: Final = 60.0
 _SCHEMES: Final = frozenset({"", "http", "https", "grpc", "grpcs"})
+_GRPC_TARGETS: Final = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
+"""Beginnings of addresses of other forms, which the gRPC library reads itself."""
 _GRPC_ADDRESS: Final = "127.0.0.1:9000"
 _REST_ADDRESS: Final = "127.0.0.1:8000"
+_LARGEST_PORT: Final = 65_535
 
 
 def open_client(
@@ -28,11 +33,9 @@ def open_client(
         tls: speak TLS.
 
     Raises:
-        OSError: a certificate cannot be read.
-        InvalidRequest: the URL is none.
+        InvalidRequest: the URL is none, or a file of ``tls`` cannot be used.
     """
-    scheme, _, rest_of_url = url.rpartition("://")
-    address = rest_of_url.rstrip("/") if scheme in _SCHEMES else url
+    address = _address(url, rest=rest)
     if rest:
         from ovmstrio.client.rest_client import RestClient  # noqa: PLC0415 - only one protocol's library is imported
 
@@ -40,3 +43,17 @@ def open_client(
     from ovmstrio.client.grpc_client import GrpcClient  # noqa: PLC0415 - as above
 
     return GrpcClient(address or _GRPC_ADDRESS, timeout=timeout, tls=tls)
+
+
+def _address(url: str, *, rest: bool) -> str:
+    """Take the scheme off, and refuse a port that libraries would cut to another."""
+    if not rest and url.startswith(_GRPC_TARGETS):
+        return url
+    scheme, _, rest_of_url = url.rpartition("://")
+    if scheme not in _SCHEMES:
+        raise InvalidRequest(f"{url} is no HOST:PORT: nothing here speaks {scheme}")
+    address = rest_of_url.rstrip("/")
+    _, colon, port = address.rpartition(":")
+    if colon and not port.endswith("]") and not (port.isdecimal() and int(port) <= _LARGEST_PORT):
+        raise InvalidRequest(f"{address} is no HOST:PORT: expected a port up to {_LARGEST_PORT}, got {port!r}")
+    return address

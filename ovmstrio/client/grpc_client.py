@@ -38,6 +38,8 @@ class GrpcClient:
         if tls is None:
             self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
         else:
+            # The library accepts files that it cannot use, and then fails to connect without a reason.
+            tls.context()
             files = (None if path is None else path.read_bytes() for path in (tls.ca, tls.key, tls.cert))
             self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options=_UNLIMITED)
 
@@ -119,6 +121,8 @@ class GrpcClient:
         # The library gives its own failures to connect the statuses that a server uses for "not ready" and "too late".
         if isinstance(error, NotReady | DeadlineExceeded) and not self._connected():
             return Unreachable(f"no server answers gRPC at {self._address}: {error.message}")
+        if isinstance(error, DeadlineExceeded):
+            return DeadlineExceeded(f"{self._address} did not answer in time: {error.message}")
         return error
 
     def _connected(self) -> bool:

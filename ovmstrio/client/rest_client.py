@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["RestClient"]
 
 _HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+_NO_SEGMENTS: Final = frozenset({"", ".", ".."})
+"""Names that a URL loses on the way."""
 
 
 class RestClient:
@@ -36,7 +37,9 @@ class RestClient:
         scheme = "http" if tls is None else "https"
         self._url = f"{scheme}://{address}"
         try:
-            self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=_verification(tls))
+            self._http = httpx.Client(
+                base_url=self._url, timeout=timeout, verify=True if tls is None else tls.context()
+            )
         except httpx.InvalidURL as error:
             raise InvalidRequest(f"{address} is no HOST:PORT: {error}") from None
 
@@ -122,16 +125,9 @@ class RestClient:
             raise Unreachable(f"no server answers REST at {self._url}: {error}") from None
 
 
-def _verification(tls: ClientTls | None) -> ssl.SSLContext | bool:
-    if tls is None:
-        return True
-    context = ssl.create_default_context(cafile=tls.ca)
-    if tls.cert is not None:
-        context.load_cert_chain(tls.cert, tls.key)
-    return context
-
-
 def _model_path(model: str, version: str) -> str:
+    if model in _NO_SEGMENTS:
+        raise InvalidRequest(f"{model!r} cannot be the name of a model in a URL")
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
+
+from ovmstrio.errors import InvalidRequest
 
 __all__ = ["ClientTls"]
 
@@ -15,3 +18,30 @@ class ClientTls:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Load the files.
+
+        Raises:
+            InvalidRequest: one cannot be read, or does not hold what it should.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except OSError as error:
+            raise InvalidRequest(f"{self.ca}: no certificate of a CA can be read: {_reason(error)}") from None
+        if self.cert is not None:
+            try:
+                context.load_cert_chain(self.cert, self.key, password=_no_password)
+            except (OSError, ValueError) as error:
+                files = self.cert if self.key is None else f"{self.cert} and {self.key}"
+                raise InvalidRequest(f"{files}: no certificate with its key can be read: {_reason(error)}") from None
+        return context
+
+
+def _no_password() -> str:
+    """Refuse a key with a password, for which the library would ask at the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -92,6 +92,9 @@ def test_refusals_and_absent_servers_have_exit_codes_of_their_own(server: OvmsPr
         (2, ("--model", "dummy", "--input", file, "--url", f"127.0.0.1:{port}")),
         (64, ("--model", "dummy", "--input", file, "--output", "answer.txt")),
         (64, ("--model", "dummy")),
+        (64, ("--model", "dummy", "--input", file, "--url", "127.0.0.1:99999")),
+        (64, ("--model", "dummy", "--input", file, "--timeout", "inf")),
+        (64, ("--model", "dummy", "--input", file, "--scale", "2")),
     ):
         done = run_ovms("infer", *options)
         assert done.returncode == code, (options, done.stderr)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ovms_cli.tensor_files import fit, read_inputs
+from ovms_cli.tensor_images import ImageOptions
 from ovmstrio.client import TensorInfo
 from ovmstrio.errors import InvalidRequest
 
@@ -86,6 +87,38 @@ def test_an_image_takes_the_layout_and_size_of_the_input(tmp_path: Path, tensor:
     assert image[where] == 200
 
 
+def test_pixels_are_scaled_before_they_are_sent(tmp_path: Path) -> None:
+    """Models that were trained on small numbers get them; types that cannot hold them refuse."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8), (200, 100, 50)).save(buffer, "PNG")
+    file, options = _write(tmp_path / "i.png", buffer.getvalue()), ImageOptions(mean=100, scale=50)
+    assert read_inputs([file], [IMAGE_LAST], _ignore, options)["image"][0, 0, 0].tolist() == [2, 0, -1]
+    with pytest.raises(InvalidRequest, match="do not survive"):
+        read_inputs([file], [IMAGE_FIRST], _ignore, options)
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        (ImageOptions(mean=1), ["x.npy", "y=a.json"]),
+        (ImageOptions(scale=0), ["i.png"]),
+        (ImageOptions(scale=float("nan")), ["i.png"]),
+        (ImageOptions(mean=float("inf")), ["i.png"]),
+        (ImageOptions(encoded=True, scale=2), ["i.png"]),
+    ],
+)
+def test_options_that_would_have_no_effect_or_no_sense_are_refused(options: ImageOptions, files: list[str]) -> None:
+    """Nobody believes that pixels were scaled when they were not."""
+    with pytest.raises(InvalidRequest, match="--mean and --scale"):
+        options.check(files)
+
+
+def test_options_of_images_suit_images() -> None:
+    """A named file is one as well, whatever the case of its ending."""
+    ImageOptions(mean=0, scale=255).check(["x=a.npy", "image=i.JPG"])
+    ImageOptions(encoded=True).check(["x.bin"])
+
+
 def test_other_files_are_raw_bytes(tmp_path: Path) -> None:
     """One element of a BYTES input, or packed elements of any other."""
     file = _write(tmp_path / "any.bin", np.array([1, 2], "<i8").tobytes())
@@ -98,6 +131,13 @@ def test_standard_input_is_recognised_by_its_beginning(monkeypatch: pytest.Monke
     for content in (_npy(np.arange(3.0)), b"[0, 1, 2]"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         assert read_inputs(["-"], [X], _ignore)["x"].tolist() == [[0, 1, 2]]
+
+
+def test_standard_input_is_read_but_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second input does not silently get nothing."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[0, 1, 2]")))
+    with pytest.raises(InvalidRequest, match="y=-: standard input was read for x=-"):
+        read_inputs(["x=-", "y=-"], [X, TensorInfo("y", "BYTES", (-1,))], _ignore)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +219,7 @@ def test_all_inputs_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
 def test_an_encoded_image_goes_as_it_is(tmp_path: Path) -> None:
     """The server decodes it, whatever element type the input has."""
     file = _write(tmp_path / "i.png", b"any content")
-    assert read_inputs([file], [IMAGE_LAST], _ignore, encoded=True)["image"].tolist() == [b"any content"]
+    assert read_inputs([file], [IMAGE_LAST], _ignore, ImageOptions(encoded=True))["image"].tolist() == [b"any content"]
 
 
 def test_an_input_of_a_type_without_a_name_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ def test_integers_of_json_are_exact_or_refused(values: list[int], target: str) -
         (np.array([255], np.uint8), "INT8", "do not survive"),
         (np.array([2**24 + 1]), "FP32", "do not survive"),
         (np.array([1e300]), "FP32", "do not survive"),
+        (np.array([257]), "BF16", "do not survive"),
+        ([257], "BF16", "do not survive"),
+        (np.array([3.4e38]), "BF16", "do not survive"),
         (np.array([1j]), "FP32", "got complex128"),
         (np.array([1, 2]), "BYTES", "values of type int"),
         ([1.5], "INT32", "do not survive"),
@@ -71,6 +74,12 @@ def test_what_would_change_is_refused(value: Any, datatype: str, text: str) -> N
     with pytest.raises(InvalidRequest, match=f'input "x": expected {datatype}') as raised:
         _convert(value, datatype)
     assert text in str(raised.value)
+
+
+def test_fractions_go_into_narrower_types() -> None:
+    """They are as near as the type can say; whole numbers that it can say are exact."""
+    for value in (np.array([0.1]), [0.1], np.array([256]), np.array([0.1, 200.3], np.float16)):
+        assert _convert(value, "BF16").dtype == np.float32
 
 
 def test_texts_stand_for_what_json_has_no_numbers_for() -> None:

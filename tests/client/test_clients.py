@@ -24,6 +24,7 @@ MODELS: dict[str, ov.Model] = {
     "half": ir.passthrough("FP16"),
     "brain": ir.passthrough("BF16"),
     "long": ir.passthrough("INT64"),
+    "slow": ir.slow(layers=600),
 }
 
 
@@ -111,6 +112,17 @@ def test_refusals_are_raised_as_what_the_server_raised(
     with pytest.raises(error) as raised:
         client.infer(model, {"b": np.zeros(shape, np.float32)}, version=version)
     assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_an_answer_that_takes_too_long_is_a_deadline(server: OvmsProcess, rest: bool) -> None:
+    """The server is there, which the error says by its class, and is named."""
+    url = server.rest if rest else server.grpc
+    x = np.zeros((512, 512), np.float32)
+    with open_client(url, rest=rest, timeout=0.1) as client:
+        client.server_live()
+        with pytest.raises(errors.DeadlineExceeded, match="did not answer in time"):
+            client.infer("slow", {"x": x})
 
 
 @pytest.mark.parametrize("rest", [False, True])

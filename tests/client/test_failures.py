@@ -8,14 +8,17 @@ import threading
 from collections.abc import Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 from ovmstrio import errors
-from ovmstrio.client import Unreachable, open_client
+from ovmstrio.client import ClientTls, Unreachable, open_client
 from ovmstrio.client.failures import error_of_grpc, error_of_http
 from ovmstrio.client.wire_tensors import from_raw, to_raw
 from ovmstrio.frontends.statuses import STATUS_OF
@@ -104,10 +107,49 @@ def test_a_page_in_place_of_an_answer_is_said() -> None:
         server.server_close()
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+@pytest.mark.parametrize("rest", [False, True])
+def test_an_address_that_is_none_is_refused(rest: bool) -> None:
     """A typing mistake in the port is the caller's."""
-    with pytest.raises(errors.InvalidRequest, match="HOST:PORT"):
-        open_client("localhost:x", rest=True)
+    for url in ("localhost:x", "localhost:65536", "ftp://localhost"):
+        with pytest.raises(errors.InvalidRequest, match="HOST:PORT"):
+            open_client(url, rest=rest)
+
+
+def test_the_path_of_a_socket_is_an_address_of_grpc() -> None:
+    """It holds no port that could be wrong."""
+    with open_client("unix:///no:where") as client, pytest.raises(Unreachable, match="unix:///no:where"):
+        client.server_live()
+
+
+@pytest.mark.parametrize("model", ["", ".", ".."])
+def test_a_name_that_a_url_would_lose_is_refused(model: str) -> None:
+    """The call does not reach another path."""
+    with open_client("127.0.0.1:1", rest=True) as client, pytest.raises(errors.InvalidRequest, match="name of a model"):
+        client.metadata(model)
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_tls_file_that_cannot_be_used_is_named(tmp_path: Path, rest: bool) -> None:
+    """It is not taken for a server that does not answer."""
+    damaged, absent = tmp_path / "damaged.pem", tmp_path / "absent.pem"
+    damaged.write_bytes(b"no certificate")
+    for tls in (ClientTls(ca=damaged), ClientTls(ca=absent), ClientTls(cert=damaged, key=damaged)):
+        with pytest.raises(errors.InvalidRequest, match=r"(damaged|absent)\.pem: no certificate"):
+            open_client("127.0.0.1:1", rest=rest, tls=tls)
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_a_key_with_a_password_is_refused(tmp_path: Path, rest: bool) -> None:
+    """Nobody is asked for the password at a terminal."""
+    issued = trustme.CA().issue_cert("localhost")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.cert_chain_pems[0].write_to_path(cert)
+    loaded = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.PrivateFormat.PKCS8
+    key.write_bytes(loaded.private_bytes(serialization.Encoding.PEM, form, locked))
+    with pytest.raises(errors.InvalidRequest, match="encrypted"):
+        open_client("127.0.0.1:1", rest=rest, tls=ClientTls(cert=cert, key=key))
 
 
 @pytest.mark.parametrize("error", [cls for cls in STATUS_OF if cls is not errors.ConfigError])

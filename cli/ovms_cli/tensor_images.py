@@ -1,0 +1,107 @@
+"""Image files as the pixels that a model takes."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import warnings
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ovmstrio.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ovmstrio.client import TensorInfo
+
+__all__ = ["ImageOptions", "decode_image", "is_image"]
+
+_SUFFIXES: Final = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff"})
+_CHANNELS: Final = (1, 3)
+_RANK: Final = 4
+_DAMAGED: Final = (
+    OSError,
+    ValueError,
+    EOFError,
+    LookupError,
+    TypeError,
+    SyntaxError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+"""What decoders raise on damaged files."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """What becomes of image files: sent as they are, or decoded, with values of (pixel - mean) / scale."""
+
+    encoded: bool = False
+    mean: float | None = None
+    scale: float | None = None
+
+    @property
+    def scaled(self) -> bool:
+        """Tell whether pixels are to be changed."""
+        return self.mean is not None or self.scale is not None
+
+    def check(self, arguments: Iterable[str]) -> None:
+        """Refuse options that contradict each other, or the arguments that name files, before anything is read.
+
+        Raises:
+            InvalidRequest: they do.
+        """
+        if not self.scaled:
+            return
+        if self.encoded:
+            raise InvalidRequest("--mean and --scale change decoded pixels, and --encoded sends none")
+        if self.scale == 0 or not all(map(math.isfinite, (self.mean or 0, self.scale or 0))):
+            raise InvalidRequest("--mean and --scale: expected finite numbers, and a scale other than 0")
+        if not any(is_image(Path(argument).suffix.lower()) for argument in arguments):
+            raise InvalidRequest("--mean and --scale are for images, and no --input is one")
+
+
+def is_image(suffix: str) -> bool:
+    """Tell whether a file's ending, in lower case, is an image's."""
+    return suffix in _SUFFIXES
+
+
+def decode_image(content: bytes, file: str, tensor: TensorInfo, options: ImageOptions) -> np.ndarray[Any, Any]:
+    """Decode an image to the layout and size of a rank-4 input, RGB, values 0 to 255 unless they are scaled.
+
+    Raises:
+        InvalidRequest: the input takes no images, or the file holds none.
+    """
+    if len(tensor.shape) != _RANK or not {tensor.shape[1], tensor.shape[3]} & set(_CHANNELS):
+        raise InvalidRequest(f"{file}: input {tensor.name} {list(tensor.shape)} does not look like an image")
+    first = tensor.shape[1] in _CHANNELS
+    channels, height, width = (tensor.shape[i] for i in ((1, 2, 3) if first else (3, 1, 2)))
+    pixels = _pixels(content, file, (channels, height, width))[None]
+    if options.scaled:
+        pixels = (pixels - np.float64(options.mean or 0)) / np.float64(1 if options.scale is None else options.scale)
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2) if first else pixels)
+
+
+def _pixels(content: bytes, file: str, wanted: tuple[int, int, int]) -> np.ndarray[Any, Any]:
+    """Give height, width, channels; a size that is not positive is the image's own."""
+    from PIL import Image, UnidentifiedImageError
+
+    channels, height, width = wanted
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            image = Image.open(io.BytesIO(content)).convert("L" if channels == 1 else "RGB")
+    except UnidentifiedImageError:
+        raise InvalidRequest(f"{file}: not an image of a known format") from None
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
+        raise InvalidRequest(f"{file}: not an image that can be decoded: {error}") from None
+    size = (width if width > 0 else image.width, height if height > 0 else image.height)
+    return np.asarray(image.resize(size)).reshape(size[1], size[0], channels)
