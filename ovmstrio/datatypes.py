@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BYTES", "BY_NAME", "BY_OPENVINO_NAME", "Datatype"]
+__all__ = ["BYTES", "BY_NAME", "BY_OPENVINO_NAME", "INVALID", "Datatype"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ def _row(name: str, numpy: str, openvino: str, contents_field: str) -> Datatype:
 
 
 BYTES: Final = _row("BYTES", "O", "string", "bytes_contents")
+INVALID: Final = _row("INVALID", "O", "dynamic", "")
+"""What metadata says of a tensor about whose type nothing is known: the inputs and outputs of graphs."""
 
 _ALL: Final = (
     _row("BOOL", "?", "boolean", "bool_contents"),

@@ -13,10 +13,12 @@
     ├── FailedPrecondition                     right request, wrong state of the servable
     ├── NotReady                               the server or servable cannot answer yet, or not any more
     │   └── VersionLoading                     the version is being loaded
+    │       └── GraphLoading                   the same of a graph
     ├── Overloaded                             a queue or pool is full; try again later
     ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
     ├── NotSupported (NotImplementedError)     the servable has no such operation
     ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
+    ├── GraphFailure (RuntimeError)            a node of a graph failed on its input
     └── ConfigError (ValueError)               what the operator wrote cannot be used
 
 No class knows a transport: ``ovmstrio.frontends.statuses`` holds the one total table from class to gRPC and HTTP
@@ -36,6 +38,8 @@ __all__ = [
     "ConfigError",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "GraphFailure",
+    "GraphLoading",
     "InvalidRequest",
     "MalformedJson",
     "MethodNotAllowed",
@@ -103,6 +107,10 @@ class VersionLoading(NotReady):
     """The version exists and is still being loaded, or failed to load."""
 
 
+class GraphLoading(VersionLoading):
+    """The graph exists and is still being loaded, or failed to load."""
+
+
 class Overloaded(ServerError):
     """A bounded queue or pool is full.
 
@@ -124,6 +132,13 @@ class NotSupported(ServerError, NotImplementedError):
 
 class ModelFailure(ServerError, RuntimeError):
     """The model or its runtime failed on a request that was valid."""
+
+
+class GraphFailure(ServerError, RuntimeError):
+    """A node of a graph failed.
+
+    OVMS blames the caller's input for it, whatever the cause, and clients have come to expect that status.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ovmstrio.tensor import Tensor, TensorSpec
+    from ovmstrio.tensor import RawTensor, Tensor, TensorSpec
 
 __all__ = [
     "Buffer",
@@ -26,6 +26,8 @@ __all__ = [
     "ParameterValue",
     "RequestedOutput",
     "ServableMetadata",
+    "StreamProblem",
+    "StreamReply",
 ]
 
 ParameterValue = bool | int | float | str
@@ -87,9 +89,20 @@ class InferResponse:
 
     model_name: str
     model_version: str
-    outputs: list[Tensor]
+    outputs: list[Tensor | RawTensor]
     id: str = ""
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProblem:
+    """What was wrong with one request of a stream, which goes on."""
+
+    message: str
+
+
+StreamReply = InferResponse | StreamProblem
+"""What a stream answers with."""
 
 
 @dataclass(frozen=True, slots=True)

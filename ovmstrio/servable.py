@@ -6,12 +6,16 @@ values of ``ovmstrio.request``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from ovmstrio.request import InferRequest, InferResponse, ServableMetadata
+    from contextlib import AbstractAsyncContextManager
 
-__all__ = ["Servable"]
+    import trio
+
+    from ovmstrio.request import InferRequest, InferResponse, ServableMetadata, StreamReply
+
+__all__ = ["InferStream", "Servable", "StreamingServable"]
 
 
 class Servable(Protocol):
@@ -40,4 +44,48 @@ class Servable(Protocol):
 
     async def aclose(self) -> None:
         """Give back everything that the servable holds.  Called once, when no call is in flight."""
+        ...
+
+
+class InferStream(Protocol):
+    """An open stream: requests go in, replies come out at their own pace.
+
+    ``replies`` ends after the last reply, or when the stream has failed; then leaving the ``async with`` block that
+    opened the stream raises why.  Whoever has the stream receives and sends in two tasks.
+    """
+
+    replies: trio.MemoryReceiveChannel[StreamReply]
+
+    async def send(self, request: InferRequest) -> None:
+        """Take in one more request; what is wrong with it alone becomes a :class:`StreamProblem` among the replies.
+
+        It is among them before this returns.
+
+        The request's buffers belong to the stream from now on.
+
+        Raises:
+            trio.BrokenResourceError: the stream has ended by itself.
+
+        Cancellation: while the stream has no room; the request may have been taken in part.
+        """
+        ...
+
+    def end(self) -> None:
+        """Say that no request will follow; what is under way goes on to its end."""
+        ...
+
+
+@runtime_checkable
+class StreamingServable(Servable, Protocol):
+    """A servable that can be streamed to."""
+
+    def open_stream(self, first: InferRequest) -> AbstractAsyncContextManager[InferStream]:
+        """Open a stream with its first request, which is taken in before the block is entered.
+
+        The block must not be left before ``replies`` has ended, unless by an error or cancellation, which stops
+        everything that runs for the stream and waits, with a bound, until it has stopped.
+
+        Raises:
+            ServerError: on entering, when the stream cannot be opened; on leaving, when it failed.
+        """
         ...

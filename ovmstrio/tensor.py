@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.datatypes import Datatype
 
-__all__ = ["ANY_SIZE", "Dim", "Tensor", "TensorSpec"]
+__all__ = ["ANY_SIZE", "Dim", "RawTensor", "Tensor", "TensorSpec"]
 
 
 class Dim(NamedTuple):
@@ -87,3 +87,16 @@ class Tensor:
         """The array's shape."""
         shape: tuple[int, ...] = self.array.shape
         return shape
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A named buffer whose element type and shape are what user code says, whether or not they fit the bytes.
+
+    ``datatype`` may be a name that KServe does not have.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview

@@ -37,10 +37,12 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.FailedPrecondition: StatusPair(Status.FAILED_PRECONDITION, 412),
     errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
     errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
+    errors.GraphLoading: StatusPair(Status.UNAVAILABLE, 503),
     errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
     errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
     errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),
     errors.ModelFailure: StatusPair(Status.INTERNAL, 500),
+    errors.GraphFailure: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.ConfigError: StatusPair(Status.INTERNAL, 500),
 }
 
