@@ -1,0 +1,14 @@
+"""How a tensor offers its buffer: by ``__buffer__`` where Python has it (3.12), else by being an array inside."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+# Type checkers must not take tensors for arrays.
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from pyovms.buffer_exporter import Exporter, over_array, over_buffer
+else:
+    from pyovms.array_exporter import Exporter, over_array, over_buffer
+
+__all__ = ["Exporter", "over_array", "over_buffer"]
