@@ -2,6 +2,7 @@
 
 Writes typed message classes and service bases (betterproto2) and ``descriptors.binpb``, a serialised
 ``FileDescriptorSet`` of all sources, which reflection hands out and from which the parser of the hot path is made.
+Graph files (``mediapipe/``) are read by Google's parser alone, for betterproto2 knows no extensions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from tempfile import TemporaryDirectory
 SOURCES = Path(__file__).resolve().parent
 GENERATED = SOURCES.parent / "ovmstrio" / "protocol" / "generated"
 
+_WITH_EXTENSIONS = "mediapipe/"
+_BESIDE_OURS = ("google/protobuf/struct.proto",)  # options of calculators that the server does not know
+
 
 def generate(output: Path) -> None:
     """Fill an existing, empty directory.
@@ -25,13 +29,15 @@ def generate(output: Path) -> None:
         subprocess.CalledProcessError: a source cannot be compiled; the compiler has printed why.
     """
     protos = sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.proto"))
-    command = [
-        *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={SOURCES}"),
-        f"--python_betterproto2_out={output}",
-        "--python_betterproto2_opt=client_generation=none,server_generation=async",
-        f"--descriptor_set_out={output / 'descriptors.binpb'}",
-        *protos,
-    ]
+    described = [*protos, *_BESIDE_OURS]
+    _compile("--include_imports", f"--descriptor_set_out={output / 'descriptors.binpb'}", *described)
+    options = "--python_betterproto2_opt=client_generation=none,server_generation=async"
+    typed = [proto for proto in protos if not proto.startswith(_WITH_EXTENSIONS)]
+    _compile(f"--python_betterproto2_out={output}", options, *typed)
+
+
+def _compile(*arguments: str) -> None:
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={SOURCES}", *arguments]
     # The compiler looks for its plugin, and that for its formatter, on the path.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     subprocess.run(command, check=True, cwd=SOURCES, env={**os.environ, "PATH": path})  # noqa: S603 - our own words

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ovms_cli.console import fail, stderr, stdout
+from ovms_cli.problems import count, count_problems, safe, show_problems
 
 if TYPE_CHECKING:
     from ovmstrio.checking import CheckReport
-    from ovmstrio.errors import Problem
 
 __all__ = ["register"]
 
@@ -23,7 +22,9 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    config: Annotated[Path, typer.Argument(help="config.json, or the directory of one model", show_default=False)],
+    config: Annotated[
+        Path, typer.Argument(help="config.json, or the directory of one model or graph", show_default=False)
+    ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
 ) -> None:
@@ -34,7 +35,7 @@ def check(
     from ovmstrio.observability.logs import configure_logs
 
     if not config.exists():
-        fail(f"{config}: no such file or directory; give a config.json, or the directory of a model")
+        fail(f"{config}: no such file or directory; give a config.json, or the directory of a model or graph")
     configure_logs(level="ERROR")
     with stderr().status(f"checking {config} ..."):
         report = trio.run(check_config, config)
@@ -59,46 +60,16 @@ def _print_json(report: CheckReport) -> None:
 
 
 def _show(report: CheckReport) -> None:
-    for file, problems in groupby(report.problems, key=lambda problem: problem.file):
-        stdout().print(f"[bold]{_safe(file)}[/]", highlight=False, soft_wrap=True)
-        for problem in problems:
-            _show_problem(problem)
-        stdout().print()
+    show_problems(report.problems)
     for loaded in report.loaded:
-        stdout().print(f"[green]loads[/]  {_safe(loaded.model)} version {loaded.version}", highlight=False)
+        stdout().print(f"[green]loads[/]  {safe(loaded.model)} version {loaded.version}", highlight=False)
     stdout().print(_summary(report), highlight=False)
 
 
-def _show_problem(problem: Problem) -> None:
-    colour = "red" if problem.severity == "error" else "yellow"
-    places = [f"[bold]{_safe(Path(problem.file).name)}:{problem.line}[/]"] if problem.line is not None else []
-    if problem.path:
-        places.append(f"[cyan]{_safe(problem.path)}[/]")
-    lines = ["  ".join([f"  [{colour}]{problem.severity}[/]", *places])]
-    facts = {"expected": problem.expected, "found": problem.found, "hint": problem.suggestion}
-    if places:
-        lines.append(f"    {_safe(problem.message)}")
-    else:
-        lines[0] += f"  {_safe(problem.message)}"
-    lines += [f"    [dim]{label:8}[/]  {_safe(text)}" for label, text in facts.items() if text]
-    stdout().print("\n".join(lines), highlight=False, soft_wrap=True)
-
-
 def _summary(report: CheckReport) -> str:
-    versions = _count(len(report.loaded), "version")
+    versions = count(len(report.loaded), "version")
     if not report.problems:
         return f"[bold green]ok[/]: {versions} loaded, no problem found"
-    files = _count(len({problem.file for problem in report.problems}), "file")
-    found = f"{_count(len(report.errors), 'error')} and {_count(len(report.warnings), 'warning')} in {files}"
+    found = count_problems(report.problems)
     mark = "[bold red]not ok[/]" if report.errors else "[bold green]ok[/]"
     return f"{mark}: {found}; {versions} loaded"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _safe(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

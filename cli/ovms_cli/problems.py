@@ -1,0 +1,59 @@
+"""How problems of configuration and graph files are shown: by file, each with its line and the way out."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ovms_cli.console import stdout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.errors import Problem
+
+__all__ = ["count", "count_problems", "safe", "show_problems"]
+
+
+def show_problems(problems: Sequence[Problem]) -> None:
+    """Print problems that are ordered by file."""
+    for file, found in groupby(problems, key=lambda problem: problem.file):
+        stdout().print(f"[bold]{safe(file)}[/]", highlight=False, soft_wrap=True)
+        for problem in found:
+            _show_problem(problem)
+        stdout().print()
+
+
+def _show_problem(problem: Problem) -> None:
+    colour = "red" if problem.severity == "error" else "yellow"
+    places = [f"[bold]{safe(Path(problem.file).name)}:{problem.line}[/]"] if problem.line is not None else []
+    if problem.path:
+        places.append(f"[cyan]{safe(problem.path)}[/]")
+    lines = ["  ".join([f"  [{colour}]{problem.severity}[/]", *places])]
+    facts = {"expected": problem.expected, "found": problem.found, "hint": problem.suggestion}
+    if places:
+        lines.append(f"    {safe(problem.message)}")
+    else:
+        lines[0] += f"  {safe(problem.message)}"
+    lines += [f"    [dim]{label:8}[/]  {safe(text)}" for label, text in facts.items() if text]
+    stdout().print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def count_problems(problems: Sequence[Problem]) -> str:
+    """Say how many errors and warnings there are, in how many files."""
+    errors = sum(problem.severity == "error" for problem in problems)
+    files = count(len({problem.file for problem in problems}), "file")
+    return f"{count(errors, 'error')} and {count(len(problems) - errors, 'warning')} in {files}"
+
+
+def count(number: int, noun: str) -> str:
+    """Say how many there are of something."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def safe(text: str) -> str:
+    """Keep rich from reading markup in a text of users."""
+    from rich.markup import escape
+
+    return escape(text)

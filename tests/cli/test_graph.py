@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from ovms_cli import graph
+from ovms_cli.console import stdout
+from tests.support.graphs import LOOPBACK, graph_text, python_node
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in a folder that has a handler."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    stdout.cache_clear()
+    Path("model.py").touch()
+    app = typer.Typer()
+    graph.register(app)
+    return lambda *arguments: CliRunner().invoke(app, ["graph", *arguments])
+
+
+def write(text: str = "") -> None:
+    """Write the graph, a good one unless another is given."""
+    Path("graph.pbtxt").write_text(text or graph_text(python_node("model.py", more=LOOPBACK)))
+
+
+def test_a_good_graph_is_ok(run: Run) -> None:
+    """The file or its folder may be named."""
+    write()
+    for path in (".", "graph.pbtxt"):
+        result = run("check", path)
+        assert (result.exit_code, result.stdout) == (0, "ok: 1 node, no problem found\n")
+
+
+def test_every_problem_has_line_and_hint(run: Run) -> None:
+    """All are told, and the exit code is 1."""
+    write(graph_text(python_node("modle.py", ["IN:in", "MORE:outs"]), outputs=["OVMS_PY_TENSOR:ot"]))
+    result = run("check", ".")
+    assert result.exit_code == 1
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert [line for line in lines if line.startswith("error ")] == [
+        "error graph.pbtxt:2 output_stream[0]",
+        "error graph.pbtxt:8 node[0].input_stream[1]",
+        "error graph.pbtxt:13 node[0].node_options[0]",
+    ]
+    assert [line for line in lines if line.startswith("hint")] == [
+        "hint did you mean 'out'?",
+        "hint did you mean 'out'?",
+        "hint did you mean 'model.py'?",
+    ]
+    assert lines[-1] == "not ok: 3 errors and 0 warnings in 1 file"
+
+
+def test_problems_as_json(run: Run) -> None:
+    """Each has its facts by name."""
+    write(graph_text(python_node("model.py"), inputs=["in"]))
+    result = run("check", ".", "--json")
+    facts = json.loads(result.stdout)
+    assert (result.exit_code, facts["ok"], facts["errors"], facts["warnings"]) == (0, True, 0, 1)
+    assert [(problem["line"], problem["path"]) for problem in facts["problems"]] == [(1, "node[0].input_stream[0]")]
+
+
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_a_path_without_graph_is_a_wrong_command_line(run: Run, command: str) -> None:
+    """The exit code is that of usage errors."""
+    assert run(command, "nowhere").exit_code == 64
+
+
+def test_the_terminal_shows_nodes_and_what_connects_them(run: Run) -> None:
+    """Tags, the policy and the back edge are there."""
+    write()
+    result = run("show", ".")
+    assert result.exit_code == 0
+    for text in (
+        "PythonExecutorCalculator",
+        "SyncSet {LOOPBACK:0}",
+        "← IN:in from in",
+        "← LOOPBACK:loopback from node  ↺ back edge",
+        "→ OUT:out to out",
+    ):
+        assert text in result.stdout
+    titles = [line[3:].split()[0] for line in result.stdout.splitlines() if line.startswith("╭─ ")]
+    assert titles == ["in", "node", "out"]
+
+
+@pytest.mark.parametrize(("picture", "start"), [("text", "╭─ in"), ("mermaid", "flowchart TB"), ("svg", "<svg ")])
+def test_pictures_can_be_written_to_files(run: Run, picture: str, start: str) -> None:
+    """Nothing goes to standard output then."""
+    write()
+    result = run("show", "graph.pbtxt", "--format", picture, "--output", "picture")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert Path("picture").read_text().startswith(start)
+
+
+def test_a_picture_that_cannot_be_written(run: Run) -> None:
+    """The reason is told."""
+    write()
+    result = run("show", ".", "--output", "none/picture")
+    assert result.exit_code == 1
+    assert "No such file or directory" in result.stderr
+
+
+def test_a_graph_with_errors_is_still_shown(run: Run) -> None:
+    """How to see them is told beside the picture."""
+    write(graph_text(python_node("none.py")))
+    result = run("show", ".", "--format", "mermaid")
+    assert result.exit_code == 0
+    assert 'n0["node<br/>PythonExecutorCalculator"]' in result.stdout
+    assert "ovms graph check" in result.stderr
+
+
+def test_a_file_that_cannot_be_read_is_not_shown(run: Run) -> None:
+    """Its problem is told instead."""
+    write("node {")
+    result = run("show", ".")
+    assert result.exit_code == 1
+    assert "is never closed" in result.stdout

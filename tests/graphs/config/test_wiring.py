@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from ovmstrio.errors import Problem
+from ovmstrio.graphs.calculator import ContractError, NodeContract
+from ovmstrio.graphs.config.reading import read_graph
+from ovmstrio.graphs.config.values import GraphConfig, Port
+from ovmstrio.graphs.config.wiring import check_wiring
+from ovmstrio.graphs.packets import OvTensor
+from ovmstrio.graphs.policies import policy_names
+from pyovms import Tensor
+
+INITIALIZE = "Failed to initialize mediapipe graph - "
+HEAD = 'input_stream: "OVMS_PY_TENSOR:in"\noutput_stream: "OVMS_PY_TENSOR:out"\n'
+NODE = 'node {\n name: "a" input_stream: "IN:in"\n output_stream: "OUT:out"\n}\n'
+
+
+def wired(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> list[Problem]:
+    """Check a text; nodes without a contract carry anything."""
+    return check_wiring(read_graph(text, "g"), contracts or {}, policy_names())
+
+
+def only(text: str, contracts: Mapping[str, NodeContract | ContractError] | None = None) -> Problem:
+    """Check a text in which one thing is wrong."""
+    (problem,) = wired(text, contracts)
+    assert problem.file == "g"
+    return problem
+
+
+def test_a_chain_in_any_order_is_right() -> None:
+    """Nodes may stand before those that feed them, and a graph input may be an output."""
+    text = """
+    input_stream: "in" output_stream: "out" output_stream: "PASS:in"
+    node { name: "last" input_stream: "middle" output_stream: "out" }
+    node { name: "first" input_stream: "in" output_stream: "middle" }
+    """
+    assert wired(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "path"), [('output_stream: "a"', "input_stream"), ('input_stream: "a"', "output_stream")]
+)
+def test_a_graph_has_inputs_and_outputs(text: str, path: str) -> None:
+    """One of each is the least."""
+    problem = next(each for each in wired(text) if each.path == path)
+    assert problem.message == "Internal server error - having less than one input or output is disallowed"
+
+
+BORDERS = {
+    'input_stream: "REQUEST:a"\noutput_stream: "x"': "Mediapipe passthrough graph misses RESPONSE in output",
+    'input_stream: "x"\noutput_stream: "RESPONSE:a"': "Mediapipe passthrough graph misses REQUEST in input",
+    'input_stream: "REQUEST:a"\ninput_stream: "b"\noutput_stream: "RESPONSE:x"': (
+        "Mediapipe unexpected input stream packets count"
+    ),
+    'input_stream: "REQUEST:a"\noutput_stream: "RESPONSE:x"\noutput_stream: "OTHER:y"': (
+        "Mediapipe unexpected output stream packets count"
+    ),
+    'input_stream: "TFLITE_TENSOR_A:a"\noutput_stream: "x"': "Functionality not implemented",
+    'input_stream: "a"\noutput_stream: "TFLITE_TENSOR:x"': "Functionality not implemented",
+}
+
+
+@pytest.mark.parametrize("text", BORDERS, ids=BORDERS.values())
+def test_borders_begin_with_the_texts_of_ovms(text: str) -> None:
+    """Whole messages and unsupported tensors have texts of their own."""
+    graph = f'{text}\nnode {{ input_stream: "a" output_stream: "x" output_stream: "y" }}'
+    if '"x"\noutput' in text:
+        graph = f'{text}\nnode {{ input_stream: "x" output_stream: "a" }}'
+    assert only(graph).message.startswith(f"{BORDERS[text]} - ")
+
+
+def test_a_stream_has_one_producer() -> None:
+    """The second is at fault, be the first a node or the graph."""
+    twice = only(f'{HEAD}{NODE}node {{ name: "b" input_stream: "in"\n output_stream: "out" }}')
+    assert (twice.message, twice.line) == (f'{INITIALIZE}UNKNOWN: Output Stream "out" defined twice.', 8)
+    assert "line 5" in twice.suggestion
+    own = only(f'{HEAD}{NODE}node {{ name: "b" output_stream: "in" }}')
+    assert own.message == f'{INITIALIZE}UNKNOWN: Output Stream "in" defined twice.'
+    sides = 'node { input_stream: "in" output_side_packet: "s" } node { input_stream: "in" output_side_packet: "s" }'
+    assert only(HEAD + NODE + sides).message == f'{INITIALIZE}UNKNOWN: Output Side Packet "s" defined twice.'
+
+
+def test_an_input_has_a_producer() -> None:
+    """A name that is close to one is suggested."""
+    problem = only(f'{HEAD}{NODE}node {{ name: "b"\n input_stream: "uot" }}')
+    assert problem.message.startswith(f'{INITIALIZE}Input Stream "uot" for node "b" does not have a corresponding')
+    assert (problem.line, problem.suggestion) == (8, "did you mean 'out'?")
+
+
+def test_an_output_has_a_producer() -> None:
+    """OVMS lets it load and fails every request; here it does not load."""
+    problem = only('input_stream: "in"\noutput_stream: "result"\nnode { input_stream: "in" output_stream: "results" }')
+    assert problem.message.startswith("Failed to add mediapipe graph output stream - NOT_FOUND: ")
+    assert (problem.line, problem.suggestion) == (2, "did you mean 'results'?")
+
+
+def test_types_of_connected_nodes_agree() -> None:
+    """Where a converter helps, it is suggested."""
+    text = """input_stream: "OVMS_PY_TENSOR:in"
+    output_stream: "OVTENSOR:out"
+    node { name: "a" input_stream: "in" output_stream: "middle" }
+    node { name: "b"
+    input_stream: "middle" output_stream: "out" }
+    """
+    contracts = {
+        "a": NodeContract(outputs={Port("", 0): Tensor}),
+        "b": NodeContract(inputs={Port("", 0): OvTensor}),
+    }
+    problem = only(text, contracts)
+    assert problem.message.startswith(f'{INITIALIZE}INVALID_ARGUMENT: Input stream "middle" of calculator "b" expects')
+    assert (problem.line, problem.expected, problem.found) == (5, "ov::Tensor", "pyovms.Tensor of a")
+    assert problem.suggestion == "put a PyTensorOvTensorConverterCalculator between the two"
+
+
+def test_an_output_of_the_graph_is_tagged_as_what_it_carries() -> None:
+    """OVMS would abort at the first response; the right tag is told."""
+    contracts = {"a": NodeContract(outputs={Port("OUT", 0): Tensor})}
+    assert wired(HEAD + NODE, contracts) == []
+    problem = only(HEAD.replace("OVMS_PY_TENSOR:out", "out") + NODE, contracts)
+    assert problem.message.startswith(INITIALIZE)
+    assert (problem.line, problem.suggestion) == (2, 'write output_stream: "OVMS_PY_TENSOR:out"')
+
+
+def test_an_input_of_the_graph_with_another_tag_is_a_warning() -> None:
+    """It loads, and its requests fail."""
+    contracts = {"a": NodeContract(inputs={Port("IN", 0): Tensor}, outputs={Port("OUT", 0): Tensor})}
+    problem = only(HEAD.replace("OVMS_PY_TENSOR:in", "in") + NODE, contracts)
+    assert (problem.severity, problem.line) == ("warning", 1)
+    assert problem.suggestion == 'write input_stream: "OVMS_PY_TENSOR:in"'
+
+
+def test_contract_errors_are_told_with_their_way_out() -> None:
+    """The status of MediaPipe goes before the text."""
+    problem = only(HEAD + NODE, {"a": ContractError("no", fix="do", code="INTERNAL")})
+    assert (problem.message, problem.line) == (f'{INITIALIZE}INTERNAL: no (node "a")', 3)
+    assert problem.suggestion == "do"
+
+
+def test_a_cycle_without_back_edge_is_an_error() -> None:
+    """It is told once, with the nodes on it and what would allow it."""
+    text = """input_stream: "in" output_stream: "x"
+    node { name: "a" input_stream: "in"
+      input_stream: "BACK:y" output_stream: "x" %s }
+    node { name: "b" input_stream: "x" output_stream: "y" }
+    """
+    problem = only(text % "")
+    assert "a -> b -> a" in problem.message
+    assert problem.line == 3
+    assert problem.suggestion == 'add input_stream_info { tag_index: "BACK:0" back_edge: true } to that node'
+    assert wired(text % 'input_stream_info { tag_index: "BACK" back_edge: true }') == []
+    assert "cycle" in only(text % 'input_stream_info { tag_index: "BACK" back_edge: false }').message
+
+
+def test_side_packets_make_cycles_too() -> None:
+    """A node cannot open before itself."""
+    sides = 'node { name: "c" input_side_packet: "s" output_side_packet: "s" }'
+    assert "c -> c" in only(HEAD + NODE + sides).message
+
+
+def loop(handler: str, streams: str = 'input_stream: "INPUT:in"') -> str:
+    """Write a node with a loopback, its handler on line 4."""
+    return f"""input_stream: "in" output_stream: "out"
+    node {{ name: "a" {streams} input_stream: "LOOPBACK:back" output_stream: "out" output_stream: "LOOPBACK:back"
+    input_stream_info {{ tag_index: "LOOPBACK" back_edge: true }}
+    {handler} }}
+    """
+
+
+def sync_sets(*sets: str) -> str:
+    """Write a SyncSetInputStreamHandler, each set on a line of its own from 5 on."""
+    written = "".join(f"\nsync_set {{ {''.join(f'tag_index: {tag!r} ' for tag in tags.split())}}}" for tags in sets)
+    options = f"options {{ [mediapipe.SyncSetInputStreamHandlerOptions.ext] {{ {written} }} }}"
+    return f'input_stream_handler {{ input_stream_handler: "SyncSetInputStreamHandler" {options} }}'
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        sync_sets("LOOPBACK:0"),
+        sync_sets("INPUT"),
+        sync_sets("INPUT", "LOOPBACK"),
+        'input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }',
+    ],
+)
+def test_a_loop_in_a_set_of_its_own_runs(handler: str) -> None:
+    """Written out, left over, or by a handler that looks at each input alone."""
+    assert wired(loop(handler)) == []
+
+
+@pytest.mark.parametrize(
+    "handler",
+    ["", sync_sets("LOOPBACK INPUT"), 'input_stream_handler { input_stream_handler: "BarrierInputStreamHandler" }'],
+)
+def test_a_loop_that_waits_for_itself_is_an_error(handler: str) -> None:
+    """OVMS loads it, and every request hangs."""
+    problem = only(loop(handler))
+    assert "every request would hang" in problem.message
+    assert 'sync_set { tag_index: "LOOPBACK:0" }' in problem.suggestion
+
+
+HANDLERS = {
+    "unknown": ('input_stream_handler { input_stream_handler: "SyncSetsInputStreamHandler" }', 4),
+    "unknown tag": (sync_sets("LOOPBACK", "INPUTS"), 6),
+    "unknown index": (sync_sets("LOOPBACK", "INPUT:1"), 6),
+    "no tag": (sync_sets("LOOPBACK", "input"), 6),
+    "tag in two sets": (sync_sets("LOOPBACK", "INPUT", "INPUT:0"), 7),
+    "tag twice in a set": (sync_sets("LOOPBACK", "INPUT INPUT"), 6),
+}
+
+
+@pytest.mark.parametrize(("handler", "line"), HANDLERS.values(), ids=HANDLERS)
+def test_what_would_crash_the_server_is_an_error(handler: str, line: int) -> None:
+    """Sets name inputs of the node, each once."""
+    problem = only(loop(handler))
+    assert problem.message.startswith(INITIALIZE)
+    assert problem.line == line
+
+
+def handled(name: str, options: str = "") -> str:
+    """Write a node with two inputs and a handler on line 4."""
+    extension = f"options {{ [mediapipe.{name}Options.ext] {{ {options} }} }}" if options else ""
+    return (
+        'input_stream: "in" output_stream: "out"\nnode { input_stream: "A:in" output_stream: "out"\n'
+        f'input_stream: "B:in"\ninput_stream_handler {{ input_stream_handler: "{name}" {extension} }} }}'
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        handled("TimestampAlignInputStreamHandler"),
+        handled("TimestampAlignInputStreamHandler", 'timestamp_base_tag_index: "C"'),
+        handled("FixedSizeInputStreamHandler", "target_queue_size: 3"),
+        handled("FixedSizeInputStreamHandler", "target_queue_size: 0"),
+        handled("DefaultInputStreamHandler", "batch_size: 2"),
+    ],
+)
+def test_options_of_handlers_are_checked(text: str) -> None:
+    """A base that is there, queues that can be shortened, no batches."""
+    assert only(text).line == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        handled("TimestampAlignInputStreamHandler", 'timestamp_base_tag_index: "B:0"'),
+        handled("FixedSizeInputStreamHandler"),
+        handled("FixedSizeInputStreamHandler", "target_queue_size: 2"),
+        handled("DefaultInputStreamHandler", "batch_size: 1"),
+        handled("EarlyCloseInputStreamHandler"),
+    ],
+)
+def test_handlers_that_are_right(text: str) -> None:
+    """Nothing is wrong with these."""
+    assert wired(text) == []
+
+
+def test_side_packets_that_nobody_gives_are_warnings() -> None:
+    """A request may bring them as parameters; the graph may say that it takes them."""
+    node = NODE.replace("IN:in", 'IN:in" input_side_packet: "SESSION:session')
+    problem = only(HEAD + node)
+    assert (problem.severity, problem.line) == ("warning", 4)
+    assert wired(f'{HEAD}input_side_packet: "session"\n{node}') == []
+    assert only(HEAD + node.replace("SESSION:session", "PYTHON_NODE_RESOURCES:foo")).suggestion == (
+        'write "PYTHON_NODE_RESOURCES:py"'
+    )
+
+
+def test_side_packets_of_other_nodes_have_types_too() -> None:
+    """What a node opens with is what the other gives."""
+    node = NODE.replace("IN:in", 'IN:in" input_side_packet: "S:s')
+    text = f'{HEAD}{node}node {{ name: "b" output_side_packet: "S:s" }}'
+    port = Port("S", 0)
+    contracts = {"a": NodeContract(side_inputs={port: int}), "b": NodeContract(side_outputs={port: str})}
+    assert only(text, contracts).expected == "int"
+    assert wired(text, {"b": contracts["b"]}) == []
+
+
+def test_an_empty_graph_has_its_problems_too() -> None:
+    """Nothing needs a node to be checked."""
+    assert len(check_wiring(GraphConfig("g"), {}, policy_names())) == 2
