@@ -11,7 +11,7 @@ from ovmstrio.models.validation import Validator
 from ovmstrio.openvino.run import Network
 from ovmstrio.openvino.signature import Signature
 from ovmstrio.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.tensor import Tensor
+from ovmstrio.tensor import RawTensor, Tensor
 
 __all__ = ["PLATFORM", "ModelServable"]
 
@@ -63,7 +63,7 @@ class ModelServable:
         if network is None:
             raise trio.ClosedResourceError
         results = await network.infer(tuple(arrays.values()))
-        outputs = [
+        outputs: list[Tensor | RawTensor] = [
             strings_of_rows(Tensor(spec.name, spec.datatype, array))
             for spec, array in zip(network.signature.outputs, results, strict=True)
         ]

@@ -6,13 +6,16 @@ Clients of OpenVINO Model Server match on the fixed part, so it always comes fir
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from ovmstrio.errors import InvalidRequest
 from ovmstrio.tensor import TensorSpec
 
-__all__ = ["combined", "mismatch", "refused", "show_shape"]
+__all__ = ["BOTH_STYLES", "combined", "mismatch", "refused", "show_shape"]
 
 MAX_LISTED = 8
+
+BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
 
 
 def show_shape(dims: Sequence[object]) -> str:

@@ -18,7 +18,7 @@ from ovmstrio.datatypes import BYTES
 from ovmstrio.errors import InvalidRequest
 from ovmstrio.models.contents import to_array
 from ovmstrio.models.images import IMAGE_RANK, image_batch
-from ovmstrio.models.rejections import combined, mismatch, refused, show_shape
+from ovmstrio.models.rejections import BOTH_STYLES, combined, mismatch, refused, show_shape
 from ovmstrio.models.strings import is_string_matrix, native_strings, string_matrix
 from ovmstrio.request import Buffer, InferInput, InferRequest
 from ovmstrio.tensor import TensorSpec
@@ -28,7 +28,6 @@ __all__ = ["Validator", "validate"]
 Array = np.ndarray[Any, Any]
 
 _MAX_BYTES: Final = 2**63 - 1
-_BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
 
 
 class _InputValidator:
@@ -157,10 +156,10 @@ class Validator:
 def _check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer]) -> None:
     if len(raws) != len(inputs):
         detail = f"raw_input_contents must hold one buffer an input. Expected: {len(inputs)}; Actual: {len(raws)}"
-        raise refused(_BOTH_STYLES, detail)
+        raise refused(BOTH_STYLES, detail)
     for given in inputs:
         if given.contents is not None:
-            raise refused(_BOTH_STYLES, f"input name: {given.name}")
+            raise refused(BOTH_STYLES, f"input name: {given.name}")
 
 
 def validate(request: InferRequest, inputs: Sequence[TensorSpec]) -> dict[str, Array]:

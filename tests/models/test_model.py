@@ -16,6 +16,7 @@ from ovmstrio.request import RequestedOutput
 from ovmstrio.servable import Servable
 from ovmstrio.tensor import Dim
 from tests.support import ir
+from tests.support.answers import tensors
 from tests.support.servables import contents_request, load, raw_request
 
 AUTO = ShapeSpec(auto=True)
@@ -41,20 +42,20 @@ async def test_every_datatype_comes_back_bit_for_bit(datatype: str, tmp_path: Pa
     servable = await load(ir.passthrough(datatype), tmp_path)
     values = bits(datatype)
     response = await servable.infer(raw_request({"x": values}, {"x": datatype}))
-    assert [(out.name, out.datatype.name, out.array.dtype) for out in response.outputs] == [
+    assert [(out.name, out.datatype.name, out.array.dtype) for out in tensors(response)] == [
         ("y", datatype, BY_NAME[datatype].numpy)
     ]
-    assert response.outputs[0].array.tobytes() == values.tobytes()
+    assert tensors(response)[0].array.tobytes() == values.tobytes()
 
 
 async def test_half_precision_arithmetic(tmp_path: Path) -> None:
     """FP16 and BF16 inputs are numbers to the model."""
     half = await load(ir.dummy((2,), datatype="FP16"), tmp_path, "half")
     response = await half.infer(raw_request({"b": np.array([0.5, -3], np.float16)}))
-    assert response.outputs[0].array.tolist() == [1.5, -2.0]
+    assert tensors(response)[0].array.tolist() == [1.5, -2.0]
     brain = await load(ir.dummy((2,), datatype="BF16"), tmp_path, "brain")
     response = await brain.infer(raw_request({"b": np.array([0x3F80, 0x4000], np.uint16)}, {"b": "BF16"}))
-    assert response.outputs[0].array.tolist() == [0x4000, 0x4040]
+    assert tensors(response)[0].array.tolist() == [0x4000, 0x4040]
 
 
 async def test_strings_pass_through(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ async def test_strings_pass_through(tmp_path: Path) -> None:
     servable = await load(ir.string_passthrough((-1, -1)), tmp_path)
     for elements in ([b"a", b"", b"\xff\x00z", "é".encode()], [b"", b"", b"", b""]):
         response = await servable.infer(contents_request("strings", "BYTES", (2, 2), elements))
-        assert response.outputs[0].array.tolist() == [elements[:2], elements[2:]]
+        assert tensors(response)[0].array.tolist() == [elements[:2], elements[2:]]
     empty = await servable.infer(contents_request("strings", "BYTES", (0, 2), []))
     assert empty.outputs[0].shape == (0, 2)
 
@@ -72,8 +73,8 @@ async def test_string_matrices(tmp_path: Path) -> None:
     model = ir.passthrough("UINT8", (-1, -1), output_name="label_string")
     servable = await load(model, tmp_path)
     response = await servable.infer(contents_request("x", "BYTES", (2,), [b"one", b"three"]))
-    assert response.outputs[0].datatype.name == "BYTES"
-    assert response.outputs[0].array.tolist() == [b"one", b"three"]
+    assert tensors(response)[0].datatype.name == "BYTES"
+    assert tensors(response)[0].array.tolist() == [b"one", b"three"]
     assert servable.metadata.inputs[0].datatype.name == "UINT8"
 
 
@@ -84,7 +85,7 @@ async def test_all_outputs_are_returned_in_the_order_of_names(tmp_path: Path) ->
     request.outputs = [RequestedOutput("sum"), RequestedOutput("nothing")]
     request.id = "seven"
     response = await servable.infer(request)
-    assert [(out.name, float(out.array[0, 0])) for out in response.outputs] == [("difference", 3.0), ("sum", 7.0)]
+    assert [(out.name, float(out.array[0, 0])) for out in tensors(response)] == [("difference", 3.0), ("sum", 7.0)]
     assert (response.model_name, response.model_version, response.id) == ("model", "1", "seven")
 
 
@@ -92,11 +93,11 @@ async def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
     """Tensors without dimensions and without elements are served."""
     scalar = await load(ir.scalar(), tmp_path, "scalar")
     response = await scalar.infer(contents_request("b", "FP32", (), [2.5]))
-    assert response.outputs[0].shape == ()
-    assert response.outputs[0].array.tolist() == 3.5
+    assert tensors(response)[0].shape == ()
+    assert tensors(response)[0].array.tolist() == 3.5
     dynamic = await load(ir.dynamic(), tmp_path, "dynamic")
     response = await dynamic.infer(raw_request({"b": np.zeros((0, 10), np.float32)}))
-    assert response.outputs[0].shape == (0, 10)
+    assert tensors(response)[0].shape == (0, 10)
 
 
 async def test_metadata_is_the_models(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ async def test_aliases_of_mapping_config(tmp_path: Path) -> None:
     (base_path / "1" / "mapping_config.json").write_text(json.dumps(mapping), encoding="utf-8")
     servable = await load_model(ModelSpec(name="model", base_path=base_path), 1, base_path / "1")
     response = await servable.infer(raw_request({"data": np.ones((1, 10), np.float32)}))
-    assert response.outputs[0].name == "result"
+    assert tensors(response)[0].name == "result"
     with pytest.raises(InvalidRequest, match="Required input: data"):
         await servable.infer(raw_request({"b": np.ones((1, 10), np.float32)}))
 
@@ -135,7 +136,7 @@ async def test_images_through_a_layout_change(tmp_path: Path) -> None:
     servable = await load(model, tmp_path, layouts={"image": LayoutSpec(tensor="NHWC", model="NCHW")})
     pixels = np.arange(12, dtype=np.float32).reshape(1, 2, 2, 3)
     response = await servable.infer(raw_request({"image": pixels}))
-    np.testing.assert_array_equal(response.outputs[0].array, pixels.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(tensors(response)[0].array, pixels.transpose(0, 3, 1, 2))
 
 
 async def test_missing_and_corrupt_models_do_not_load(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ async def test_auto_follows_requests(settings: dict[str, Any], tmp_path: Path) -
     assert servable.metadata.inputs[0].shape == (Dim.fixed(1), Dim.fixed(10))
     for batch in (1, 4, 4, 2):
         response = await servable.infer(raw_request({"b": np.ones((batch, 10), np.float32)}))
-        np.testing.assert_array_equal(response.outputs[0].array, np.full((batch, 10), 2, np.float32))
+        np.testing.assert_array_equal(tensors(response)[0].array, np.full((batch, 10), 2, np.float32))
         assert servable.metadata.inputs[0].shape[0] == Dim.fixed(batch)
 
 
@@ -186,7 +187,7 @@ async def test_impossible_auto_shape_keeps_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="Model could not be reshaped with requested shape"):
         await servable.infer(raw_request({"x": np.ones((1, 3), np.float32), "y": np.ones((1, 4), np.float32)}))
     response = await servable.infer(raw_request({"x": ones, "y": ones}))
-    np.testing.assert_array_equal(response.outputs[1].array, ones * 2)
+    np.testing.assert_array_equal(tensors(response)[1].array, ones * 2)
     assert servable.metadata.inputs[0].shape == (Dim.fixed(1), Dim.fixed(10))
 
 
@@ -197,8 +198,8 @@ async def test_concurrent_requests_of_different_shapes(tmp_path: Path) -> None:
 
     async def call(batch: int) -> None:
         response = await servable.infer(raw_request({"b": np.full((batch, 10), batch, np.float32)}))
-        assert (response.outputs[0].array == batch + 1).all()
-        shapes.append(response.outputs[0].shape)
+        assert (tensors(response)[0].array == batch + 1).all()
+        shapes.append(tensors(response)[0].shape)
 
     async with trio.open_nursery() as nursery:
         for number in range(12):

@@ -11,7 +11,7 @@ import trio
 from ovmstrio.datatypes import BY_NAME
 from ovmstrio.errors import InvalidRequest, ModelFailure
 from ovmstrio.request import InferResponse, ServableMetadata
-from ovmstrio.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
+from ovmstrio.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,9 @@ class PassThrough:
                 self.cancelled.set()
         await trio.lowlevel.checkpoint()
         raw: list[Buffer | None] = [*request.raw_inputs] or [None] * len(request.inputs)
-        outputs = [_tensor(tensor, buffer) for tensor, buffer in zip(request.inputs, raw, strict=True)]
+        outputs: list[Tensor | RawTensor] = [
+            _tensor(tensor, buffer) for tensor, buffer in zip(request.inputs, raw, strict=True)
+        ]
         return InferResponse(request.model_name, str(self.version), outputs, id=request.id)
 
     async def aclose(self) -> None:

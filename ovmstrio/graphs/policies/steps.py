@@ -1,0 +1,44 @@
+"""What a policy answers."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from ovmstrio.graphs.config.values import Port
+
+__all__ = ["CLOSE", "Close", "Policy", "Run", "Step"]
+
+
+class Close(enum.Enum):
+    """The type of :data:`CLOSE`."""
+
+    CLOSE = enum.auto()
+
+
+CLOSE: Final = Close.CLOSE
+"""All inputs are done: the node is to be closed."""
+
+
+class Run(NamedTuple):
+    """One run of the node: its timestamp and the values by port, in the order of tags."""
+
+    timestamp: int
+    inputs: dict[Port, Any]
+
+
+Step = Run | Literal[Close.CLOSE] | None
+"""None: not ready."""
+
+
+class Policy(Protocol):
+    """The input policy of one node of one instance."""
+
+    def next(self) -> Step:
+        """Take the packets of the next run, if the node may run."""
+        ...
+
+    def arrived(self) -> None:
+        """Note that packets or bounds have come; some policies drop packets now."""
+        ...

@@ -1,0 +1,178 @@
+"""Whatever becomes of streams and calls, nothing of them is left: no task, thread, instance or generator."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+
+from ovmstrio.errors import GraphFailure
+from ovmstrio.graphs.instance import GraphInstance
+from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, loaded, python_node, stream, texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ovmstrio.graphs.servable import GraphServable
+    from ovmstrio.request import InferResponse
+
+COUNTING = """
+class OvmsPythonModel:
+    alive = 0
+    def execute(self, inputs):
+        wanted = int(bytes(inputs[0]))
+        if wanted < 0:
+            yield [Tensor("out", b"%d" % self.alive)]
+            return
+        self.alive += 1
+        try:
+            for number in range(wanted):
+                yield [Tensor("out", b"%d" % number)]
+        finally:
+            self.alive -= 1
+"""
+
+GENERATIVE = graph_text(python_node("handler.py", more=LOOPBACK))
+
+
+def _instances() -> int:
+    gc.collect()
+    return sum(isinstance(each, GraphInstance) for each in gc.get_objects())
+
+
+def _tasks() -> int:
+    return trio.lowlevel.current_statistics().tasks_living
+
+
+async def _alive(graph: GraphServable) -> int:
+    """Ask the handler how many of its generators have begun and not ended."""
+    answers = await stream(graph, ask({"in": b"-1"}))
+    return int(answers.outputs[0][2])
+
+
+async def _read(graph: GraphServable, wanted: int, leave_after: int | None) -> Answers:
+    """Read a stream to its end, or leave it after so many replies."""
+    answers = Answers()
+    with trio.CancelScope() as scope:
+        async with graph.open_stream(ask({"in": b"%d" % wanted})) as opened:
+            opened.end()
+            async for reply in opened.replies:
+                answers.take(reply)
+                if len(answers.outputs) == leave_after:
+                    scope.cancel()
+    return answers
+
+
+@pytest.mark.parametrize("leave_after", [1, 2, 31, 32, 33, 64, 65, 99])
+async def test_a_client_may_leave_at_any_point(tmp_path: Path, leave_after: int) -> None:
+    """Whatever has been read, the generator is closed and the instance is gone."""
+    async with loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph:
+        before = _tasks()
+        answers = await _read(graph, 100, leave_after)
+        assert len(answers.outputs) == leave_after
+        assert await _alive(graph) == 0
+        # Threads that wait for work have a task each.
+        assert _tasks() - before <= 2
+    del answers
+    assert _instances() == 0
+
+
+async def test_five_hundred_streams_of_which_half_are_abandoned(tmp_path: Path) -> None:
+    """Those that stay get everything in order, and afterwards nothing is left of any."""
+    got: list[list[str]] = []
+
+    async def one(number: int) -> None:
+        leave = 5 if number % 2 else None
+        answers = await _read(graph, 20, leave)
+        if leave is None:
+            got.append([text for _, _, text in answers.outputs])
+
+    threads = threading.active_count()
+    async with loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph:
+        async with trio.open_nursery() as nursery:
+            for number in range(500):
+                nursery.start_soon(one, number)
+        assert await _alive(graph) == 0
+    assert got == [[str(number) for number in range(20)]] * 250
+    assert _instances() == 0
+    assert threading.active_count() <= threads + 64
+
+
+@pytest.mark.parametrize("step", range(6))
+async def test_a_failure_at_any_step_ends_everything(tmp_path: Path, step: int) -> None:
+    """The values before it arrive, the failure names its step, and nothing is left."""
+    source = f"""
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            for number in range(6):
+                if number == {step}:
+                    raise ValueError("step %d" % number)
+                yield [Tensor("out", b"%d" % number)]
+    """
+    async with loaded(tmp_path / "g", GENERATIVE, handler=source) as graph:
+        answers = await stream(graph, ask({"in": b""}))
+    assert [text for _, _, text in answers.outputs] == [str(number) for number in range(step)]
+    assert isinstance(answers.failure, GraphFailure)
+    assert f"ValueError: step {step} (handler.py:7)" in str(answers.failure)
+    del answers
+    assert _instances() == 0
+
+
+async def test_the_first_failure_cancels_the_siblings(tmp_path: Path) -> None:
+    """A node on the event loop is cancelled where it waits when another fails."""
+    failing = """
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            raise RuntimeError("first")
+    """
+    waiting = """
+    import trio
+    class OvmsPythonModel:
+        async def execute(self, inputs):
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                self.was_cancelled = True
+                raise
+        def finalize(self):
+            assert self.was_cancelled
+            open(__file__ + ".done", "w").close()
+    """
+    text = graph_text(
+        python_node("failing.py", outputs=["OUT:out"], name="failing"),
+        python_node("waiting.py", outputs=["OUT:other"], name="waiting"),
+        outputs=["OVMS_PY_TENSOR_A:out", "OVMS_PY_TENSOR_B:other"],
+    )
+    async with loaded(tmp_path / "g", text, failing=failing, waiting=waiting) as graph:
+        with trio.fail_after(5), pytest.raises(GraphFailure, match=r'node "failing" failed: .*RuntimeError: first'):
+            await graph.infer(ask({"in": b""}))
+    assert (tmp_path / "g" / "waiting.py.done").exists()
+
+
+async def test_a_deadline_ends_a_call_and_its_generator(tmp_path: Path) -> None:
+    """A generator that would go on for ever is closed when its caller's time is over."""
+    async with loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph:
+        with trio.move_on_after(0.2) as scope:
+            await graph.infer(ask({"in": b"100000000"}))
+        assert scope.cancelled_caught
+        assert await _alive(graph) == 0
+    assert _instances() == 0
+
+
+async def test_calls_and_streams_share_one_graph(tmp_path: Path) -> None:
+    """A call is answered while a stream of the same graph stalls."""
+    async with (
+        loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph,
+        graph.open_stream(ask({"in": b"100000"})) as stalled,
+    ):
+        await stalled.replies.receive()
+        answers: list[InferResponse] = [await graph.infer(ask({"in": b"-1"})) for _ in range(5)]
+        stalled.end()
+        seen = 1
+        async for _ in stalled.replies:
+            seen += 1
+    assert [texts(answer) for answer in answers] == [{"out": "1"}] * 5
+    assert seen == 100_000

@@ -1,0 +1,136 @@
+"""What packets become in responses."""
+
+from __future__ import annotations
+
+import array
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.datatypes import BY_NAME
+from ovmstrio.errors import GraphFailure
+from ovmstrio.graphs.config.values import Port, StreamRef
+from ovmstrio.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
+from ovmstrio.graphs.requests import RequestReader
+from ovmstrio.graphs.responses import to_output
+from ovmstrio.models.buffers import buffer_of
+from ovmstrio.request import InferInput, InferRequest, InferResponse
+from ovmstrio.tensor import RawTensor, Tensor
+from pyovms import Tensor as PythonTensor
+
+NUMERIC = sorted(set(BY_NAME) - {"BYTES"})
+
+
+def raw_output(value: Any) -> RawTensor:
+    """Make the output of a Python tensor on a stream called ``stream``."""
+    made = to_output("stream", value)
+    assert isinstance(made, RawTensor)
+    return made
+
+
+@given(
+    st.sampled_from(["OVMS_PY_TENSOR", "OVTENSOR", "TFTENSOR"]),
+    st.sampled_from(NUMERIC),
+    st.lists(st.integers(0, 3), max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_what_goes_in_comes_out(tag: str, datatype: str, dims: list[int], random: Any) -> None:
+    """Type, shape and every bit survive the way from a request to a response."""
+    shape, row = tuple(dims), BY_NAME[datatype]
+    data = random.randbytes(math.prod(shape) * row.itemsize)
+    if datatype == "BOOL":
+        data = bytes(byte & 1 for byte in data)
+    request = InferRequest("g", inputs=[InferInput("x", datatype, shape)], raw_inputs=[data])
+    ((name, value),) = RequestReader([StreamRef(Port(tag, 0), "x")]).packets(request)
+    made = to_output(name, value)
+    assert not isinstance(made, InferResponse)
+    assert (made.name, tuple(made.shape)) == ("x", shape)
+    if isinstance(made, RawTensor):
+        assert (made.datatype, bytes(made.data)) == (datatype, data)
+    else:
+        assert made.datatype is row
+        assert bytes(buffer_of(made.array)) == data
+
+
+@pytest.mark.parametrize("datatype", ["9w", "", "BYTES", "FP32"])
+@pytest.mark.parametrize("shape", [(), (-1, 2), (1000,)])
+def test_a_python_tensor_says_itself_what_it_is(datatype: str, shape: tuple[int, ...]) -> None:
+    """Name, datatype and shape are the tensor's, whether or not they fit the bytes."""
+    made = raw_output(PythonTensor("mine", b"bytes", shape, datatype))
+    assert (made.name, made.datatype, made.shape, bytes(made.data)) == ("mine", datatype, shape, b"bytes")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        np.arange(12, dtype=np.int32).reshape(3, 4).T,
+        np.arange(12, dtype=np.float16)[::-2],
+        np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3)),
+        np.arange(4, dtype=">u4"),
+        np.array([1 + 2j]),
+        np.array(["text"]),
+        np.zeros((2, 0, 3), np.float32),
+        np.array(5, np.int64),
+        np.broadcast_to(np.float64(1.5), (2, 2)),
+    ],
+)
+def test_arrays_leave_in_row_major_order(source: np.ndarray[Any, Any]) -> None:
+    """Slices, transposed arrays and formats that only numpy knows give the bytes of their elements in order."""
+    assert bytes(raw_output(PythonTensor("o", source)).data) == source.tobytes()
+
+
+@pytest.mark.parametrize("source", [b"abc", bytearray(b"abc"), memoryview(b"abc"), array.array("H", [1, 2])])
+def test_every_buffer_can_leave(source: Any) -> None:
+    """Whatever exports a buffer gives its bytes."""
+    assert bytes(raw_output(PythonTensor("o", source)).data) == memoryview(source).tobytes()
+
+
+def test_what_user_code_may_fill_again_is_copied() -> None:
+    """A response keeps its bytes when the node reuses its array for the next one, through any number of tensors."""
+    source = np.zeros(4, np.uint8)
+    made = raw_output(PythonTensor("o", PythonTensor("inner", source)))
+    source[:] = 7
+    assert bytes(made.data) == bytes(4)
+
+
+def test_what_nobody_can_change_is_not_copied() -> None:
+    """Read-only buffers go out as they are."""
+    source = np.arange(4, dtype=np.uint8)
+    source.flags.writeable = False
+    made = raw_output(PythonTensor("o", PythonTensor("inner", source)))
+    assert np.frombuffer(made.data, np.uint8).ctypes.data == source.ctypes.data
+
+
+@pytest.mark.parametrize("kind", [OvTensor, MediaPipeTensor, TfTensor, ImageFrame])
+def test_other_tensors_are_named_for_their_stream(kind: type[OvTensor]) -> None:
+    """Tensors without a name of their own have the stream's."""
+    pixels = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
+    made = to_output("stream", kind(BY_NAME["UINT8"], pixels))
+    assert isinstance(made, Tensor)
+    assert (made.name, made.datatype.name, made.shape) == ("stream", "UINT8", (1, 2, 3))
+    assert made.array is pixels
+
+
+def test_a_whole_response_replaces_everything() -> None:
+    """The caller may fill in its response without changing the packet."""
+    packet = InferResponse("m", "7", [Tensor("a", BY_NAME["INT8"], np.zeros(1, np.int8))], "id", {"p": 1})
+    made = to_output("stream", packet)
+    assert made == packet
+    assert isinstance(made, InferResponse)
+    made.parameters["q"] = 2
+    made.outputs.clear()
+    assert packet.parameters == {"p": 1}
+    assert len(packet.outputs) == 1
+
+
+@pytest.mark.parametrize("value", [True, None, "text", [1]])
+def test_values_that_no_response_can_carry_fail_the_graph(value: Any) -> None:
+    """A stream that carries something else cannot be an output of the graph."""
+    with pytest.raises(GraphFailure) as caught:
+        to_output("stream", value)
+    assert 'output stream "stream"' in caught.value.message
+    assert type(value).__name__ in caught.value.message

@@ -1,0 +1,168 @@
+"""Calculators for tests of the engine: they record what is delivered, take their time, and fail when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from zlib import crc32
+
+import trio
+
+from ovmstrio.graphs.calculator import NodeContext, NodeContract, NodeFailure
+from ovmstrio.graphs.config.values import Port
+
+__all__ = [
+    "LOOPBACK",
+    "SPACING",
+    "Delivery",
+    "Emission",
+    "Gather",
+    "Recorder",
+    "Repeat",
+    "Rule",
+    "digest",
+    "in_port",
+    "out_port",
+]
+
+LOOPBACK = Port("LOOPBACK", 0)
+
+SPACING = 10
+"""Between the timestamps that tests push, so that a node that repeats can fit its own in between."""
+
+
+def in_port(index: int) -> Port:
+    """Name an input of a test node."""
+    return Port("IN", index)
+
+
+def out_port(index: int) -> Port:
+    """Name an output of a test node."""
+    return Port("OUT", index)
+
+
+def digest(*parts: object) -> int:
+    """Give a number that tells what a value was made from, and stays small however long the graph is."""
+    return crc32(repr(parts).encode())
+
+
+class Delivery(NamedTuple):
+    """One run of a node: when, and what came on which input."""
+
+    timestamp: int
+    inputs: tuple[tuple[Port, int], ...]
+
+
+class Emission(NamedTuple):
+    """One packet that a run sends."""
+
+    port: Port
+    value: int
+    timestamp: int
+
+
+Rule = Callable[[Delivery], Sequence[Emission]]
+"""What a test node sends for what it is given; a pure function, so that a model of the engine can ask it as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Sends on every output a digest of what came on the inputs of its group; nothing when none of them came.
+
+    ``groups`` has one entry an output.  Of every ``skip`` timestamps
+    ``SPACING`` apart, output ``j`` leaves out number ``j``.
+    """
+
+    name: str
+    groups: tuple[frozenset[Port], ...]
+    skip: int = 0
+
+    def __call__(self, delivery: Delivery) -> Sequence[Emission]:
+        """Give the packets of one run."""
+        found = []
+        for index, group in enumerate(self.groups):
+            part = [(port, value) for port, value in delivery.inputs if port in group]
+            skipped = self.skip and delivery.timestamp // SPACING % self.skip == index
+            if part and not skipped:
+                value = digest(self.name, index, *part)
+                found.append(Emission(out_port(index), value, delivery.timestamp))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Answers an input with up to ``limit`` packets, one a run, driven by a packet to itself on ``LOOPBACK``.
+
+    A packet on ``LOOPBACK`` says how many are left to send; that at 0 sends nothing.
+    """
+
+    limit: int
+
+    def __call__(self, delivery: Delivery) -> Sequence[Emission]:
+        """Give the packets of one run."""
+        given = dict(delivery.inputs)
+        left = given.pop(LOOPBACK, None)
+        if left is None:
+            left = digest(*given.items()) % self.limit + 1
+        if left == 0:
+            return ()
+        value = digest("repeat", delivery)
+        later = delivery.timestamp + 1
+        return Emission(out_port(0), value, delivery.timestamp), Emission(LOOPBACK, left - 1, later)
+
+
+@dataclass
+class Recorder:
+    """The resources and the calculator of one node, in one.
+
+    Attributes:
+        pauses: how many checkpoints the runs take, one after another and from the start again; none where empty.
+        fail_at: the timestamp whose run fails.
+        deliveries: what came, in the order in which runs started.
+    """
+
+    rule: Rule
+    pauses: Sequence[int] = ()
+    fail_at: int | None = None
+    contract: NodeContract = field(default_factory=NodeContract)
+    deliveries: list[Delivery] = field(default_factory=list)
+    opened: int = 0
+    closed: int = 0
+    freed: int = 0
+    running: int = 0
+    most_running: int = 0
+
+    async def open(self, context: NodeContext) -> Recorder:
+        """Give itself as the calculator."""
+        self.opened += 1
+        return self
+
+    async def aclose(self) -> None:
+        """Count."""
+        self.freed += 1
+
+    async def process(self, context: NodeContext) -> None:
+        """Record the delivery, take the time of this run, and send what the rule says."""
+        delivery = Delivery(context.timestamp, _in_order(context.inputs))
+        turn = len(self.deliveries)
+        self.deliveries.append(delivery)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            for _ in range(self.pauses[turn % len(self.pauses)] if self.pauses else 0):
+                await trio.lowlevel.checkpoint()
+            if delivery.timestamp == self.fail_at:
+                raise NodeFailure(f"told to fail at {delivery.timestamp}")
+            for port, value, timestamp in self.rule(delivery):
+                context.emit(port, value, timestamp)
+        finally:
+            self.running -= 1
+
+    async def close(self, context: NodeContext) -> None:
+        """Count."""
+        self.closed += 1
+
+
+def _in_order(inputs: Mapping[Port, int]) -> tuple[tuple[Port, int], ...]:
+    return tuple(inputs.items())

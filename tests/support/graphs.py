@@ -1,0 +1,179 @@
+"""Graphs for tests: written as files, loaded as the server loads them, and called without any wire."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from textwrap import dedent, indent
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+
+from ovmstrio.config.specs import GraphSpec
+from ovmstrio.errors import NotFound
+from ovmstrio.graphs.loading import load_graph
+from ovmstrio.request import InferInput, InferRequest, InferResponse, StreamProblem
+from ovmstrio.tensor import RawTensor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from ovmstrio.graphs.calculator import LeasedServable
+    from ovmstrio.graphs.servable import GraphServable
+    from ovmstrio.request import ParameterValue, StreamReply
+    from ovmstrio.servable import InferStream
+
+__all__ = ["LOOPBACK", "Answers", "ask", "graph_text", "loaded", "python_node", "stamps", "stream", "texts"]
+
+GRAPH = "graph"
+
+LOOPBACK = """
+    input_stream: "LOOPBACK:loopback"
+    output_stream: "LOOPBACK:loopback"
+    input_stream_info: { tag_index: "LOOPBACK:0" back_edge: true }
+    input_stream_handler {
+      input_stream_handler: "SyncSetInputStreamHandler"
+      options { [mediapipe.SyncSetInputStreamHandlerOptions.ext] { sync_set { tag_index: "LOOPBACK:0" } } }
+    }
+"""
+
+
+def python_node(
+    handler: str, inputs: Sequence[str] = ("IN:in",), outputs: Sequence[str] = ("OUT:out",), *, name: str = "node",
+    more: str = "",
+) -> str:  # fmt: skip
+    """Write a Python node; ``handler`` is the path of its file."""
+    streams = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
+    body = "\n".join([
+        f'name: "{name}"',
+        'calculator: "PythonExecutorCalculator"',
+        'input_side_packet: "PYTHON_NODE_RESOURCES:py"',
+        *streams,
+        dedent(more),
+        "node_options: {",
+        "  [type.googleapis.com/mediapipe.PythonExecutorCalculatorOptions]: {",
+        f'    handler_path: "{handler}"',
+        "  }",
+        "}",
+    ])  # fmt: skip
+    return "node {\n" + indent(body, "  ") + "\n}\n"
+
+
+def graph_text(
+    *nodes: str, inputs: Sequence[str] = ("OVMS_PY_TENSOR:in",), outputs: Sequence[str] = ("OVMS_PY_TENSOR:out",)
+) -> str:
+    """Write a graph."""
+    head = [f'input_stream: "{text}"' for text in inputs] + [f'output_stream: "{text}"' for text in outputs]
+    return "\n".join([*head, *nodes])
+
+
+async def no_models(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
+    """Serve nothing beside the graph."""
+    raise NotFound(f"no model {name} {version}")
+
+
+def _write(folder: Path, text: str, handlers: Mapping[str, str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, source in handlers.items():
+        (folder / f"{name}.py").write_text("from pyovms import Tensor\n" + dedent(source))
+    path = folder / "graph.pbtxt"
+    path.write_text(text)
+    return path
+
+
+@asynccontextmanager
+async def loaded(folder: Path, text: str, lease: Any = no_models, **handlers: str) -> AsyncIterator[GraphServable]:
+    """Load a graph whose handlers are given as ``name="source"``, and close it at the end."""
+    path = _write(folder, text, handlers)
+    async with trio.open_nursery() as tasks:
+        spec = GraphSpec(name=GRAPH, base_path=folder, graph_path=path)
+        servable = await load_graph(spec, lease=lease, tasks=tasks)
+        try:
+            yield servable
+        finally:
+            await servable.aclose()
+
+
+def ask(
+    values: Mapping[str, bytes | np.ndarray[Any, Any]] | None = None,
+    timestamp: ParameterValue | None = None,
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: Any,
+) -> InferRequest:
+    """Make a request; bytes become a BYTES tensor of raw content, arrays a tensor of INT64 or FP32."""
+    inputs, raws = [], []
+    for name, value in (values or {}).items():
+        if isinstance(value, bytes):
+            inputs.append(InferInput(name, "BYTES", (len(value),)))
+            raws.append(value)
+        else:
+            datatype = {"i": "INT64", "f": "FP32"}[value.dtype.kind]
+            inputs.append(InferInput(name, datatype, value.shape))
+            raws.append(value.tobytes())
+    given = dict(parameters or {})
+    if timestamp is not None:
+        given["OVMS_MP_TIMESTAMP"] = timestamp
+    return InferRequest(more.pop("model", GRAPH), inputs=inputs, raw_inputs=list(raws), parameters=given, **more)
+
+
+def texts(response: InferResponse) -> dict[str, str]:
+    """Give the outputs of a response as text by name."""
+    found = {}
+    for output in response.outputs:
+        assert isinstance(output, RawTensor)
+        found[output.name] = bytes(output.data).decode()
+    return found
+
+
+@dataclass
+class Answers:
+    """What a stream gave: the outputs as (timestamp, name, text), problems, and why it ended."""
+
+    outputs: list[tuple[int, str, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    failure: Exception | None = None
+    replies: list[InferResponse] = field(default_factory=list)
+
+    def take(self, reply: StreamReply) -> None:
+        """Note one reply."""
+        if isinstance(reply, StreamProblem):
+            self.problems.append(reply.message)
+            return
+        self.replies.append(reply)
+        ((name, text),) = texts(reply).items()
+        timestamp = reply.parameters["OVMS_MP_TIMESTAMP"]
+        assert isinstance(timestamp, int)
+        self.outputs.append((timestamp, name, text))
+
+
+def stamps(answers: Answers) -> list[int]:
+    """Give the timestamps of the outputs."""
+    return [timestamp for timestamp, _, _ in answers.outputs]
+
+
+async def stream(servable: GraphServable, *requests: InferRequest, wait_each: int = 0) -> Answers:
+    """Send requests, end the stream, and collect everything that comes.
+
+    With ``wait_each`` so many replies are awaited after each request but the last.
+    """
+    answers = Answers()
+    try:
+        async with servable.open_stream(requests[0]) as opened:
+            for request in requests[1:]:
+                for _ in range(wait_each):
+                    answers.take(await opened.replies.receive())
+                await _send(opened, request)
+            opened.end()
+            async for reply in opened.replies:
+                answers.take(reply)
+    except Exception as error:  # noqa: BLE001 - what a stream ends with is what tests look at
+        answers.failure = error
+    return answers
+
+
+async def _send(opened: InferStream, request: InferRequest) -> None:
+    with suppress(trio.BrokenResourceError):
+        await opened.send(request)

@@ -1,0 +1,192 @@
+"""Python nodes without an engine: loaded as graphs load them, and run one call at a time by the test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import trio
+
+from ovmstrio.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeResources
+from ovmstrio.graphs.calculators import find_kind
+from ovmstrio.graphs.config.values import NodeConfig, Port
+from ovmstrio.graphs.worker_threads import WorkerThreads
+from pyovms import Tensor
+from tests.support.graph_nodes import no_servables, options, refs
+
+__all__ = ["LOOP", "Call", "Nodes", "make_node", "nodes"]
+
+LOOP = Port("LOOPBACK", 0)
+_IN = Port("IN", 0)
+
+
+@dataclass
+class Call:
+    """One run of a node: what it is given and what it emits."""
+
+    node: NodeConfig
+    instance: InstanceContext
+    timestamp: int = 0
+    inputs: Mapping[Port, Any] = field(default_factory=dict)
+    side: Mapping[Port, Any] = field(default_factory=dict)
+    emitted: list[tuple[Port, Any, int]] = field(default_factory=list)
+
+    def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
+        """Keep what the node sends."""
+        self.emitted.append((port, value, self.timestamp if timestamp is None else timestamp))
+
+    def emit_side(self, port: Port, value: Any) -> None:
+        """Refuse: Python nodes make no side packets."""
+        raise AssertionError((port, value))
+
+    @property
+    def said(self) -> list[tuple[int, str, str]]:
+        """The tensors as (timestamp, name, text)."""
+        return [(time, each.name, bytes(each).decode()) for port, each, time in self.emitted if port != LOOP]
+
+    @property
+    def loopback(self) -> int | None:
+        """When the node wants to run again."""
+        return next((time for port, value, time in self.emitted if port == LOOP and value is True), None)
+
+
+def make_node(
+    handler: str = "handler.py",
+    inputs: Sequence[str] = ("IN:in",),
+    outputs: Sequence[str] = ("OUT:out",),
+    *,
+    name: str = "node",
+    generative: bool = False,
+    side: Sequence[str] = ("PYTHON_NODE_RESOURCES:py",),
+    **more: Any,
+) -> NodeConfig:
+    """Make a node."""
+    loop = ["LOOPBACK:loopback"] if generative else []
+    chosen = more.pop("node_options", (options("PythonExecutorCalculatorOptions", handler_path=handler),))
+    canonical = more.pop("canonical_name", name)
+    return NodeConfig(
+        name,
+        canonical,
+        "PythonExecutorCalculator",
+        refs(*inputs, *loop),
+        refs(*outputs, *loop),
+        refs(*side),
+        node_options=chosen,
+        **more,
+    )
+
+
+class Nodes:
+    """Loads nodes whose handlers lie in a folder, and runs them; all of them share a pool of threads."""
+
+    def __init__(self, folder: Path, threads: WorkerThreads, *, hide_errors: bool) -> None:
+        self.folder = folder
+        self.threads = threads
+        self.scope = DefinitionScope("graph", folder, threads, no_servables, hide_errors)
+        self.loaded: list[NodeResources] = []
+
+    def write(self, file: str, source: str) -> None:
+        """Write a file of a handler's folder."""
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(source))
+
+    async def load(self, node: NodeConfig | None = None, source: str | None = None) -> Node:
+        """Check the contract of a node and load it; ``source`` is the text of its handler."""
+        node = node or make_node()
+        if source is not None:
+            self.write(node.node_options[0].handler_path, "from pyovms import Tensor\n" + dedent(source).lstrip("\n"))
+        kind = find_kind(node.calculator)
+        assert kind is not None
+        kind.contract(node)
+        resources = await kind.load(node, self.scope)
+        self.loaded.append(resources)
+        return Node(node, resources)
+
+
+class Node:
+    """A loaded node."""
+
+    def __init__(self, config: NodeConfig, resources: NodeResources) -> None:
+        self.config = config
+        self.resources: Any = resources
+
+    @asynccontextmanager
+    async def opened(self, deadline: float = float("inf"), **parameters: Any) -> AsyncIterator[Opened]:
+        """Open an instance, and close it at the end."""
+        instance = InstanceContext("graph", parameters, "request-1", deadline)
+        calculator = await self.resources.open(Call(self.config, instance))
+        opened = Opened(self.config, instance, calculator)
+        try:
+            yield opened
+        finally:
+            with trio.CancelScope(shield=True):
+                await opened.close()
+
+    async def run_once(self, text: bytes = b"", timestamp: int = 0) -> list[tuple[int, str, str]]:
+        """Run the node for one text, as a unary call does, and give what it says."""
+        async with self.opened() as opened:
+            return (await opened.run(text, timestamp)).said
+
+
+class Opened:
+    """A node of a running instance."""
+
+    def __init__(self, config: NodeConfig, instance: InstanceContext, calculator: Calculator) -> None:
+        self.config = config
+        self.instance = instance
+        self.calculator: Any = calculator
+        self._is_closed = False
+
+    async def run(self, text: bytes = b"", timestamp: int = 0, **tensors: Any) -> Call:
+        """Run the node with a tensor ``in``, or with those given by tag."""
+        values = {Port(tag, 0): Tensor(tag.lower(), value) for tag, value in sorted(tensors.items())}
+        return await self.process(timestamp, values or {_IN: Tensor("in", text)})
+
+    async def again(self, timestamp: int) -> Call:
+        """Run the node for its loopback."""
+        return await self.process(timestamp, {LOOP: True})
+
+    async def process(self, timestamp: int, values: Mapping[Port, Any]) -> Call:
+        """Run the node."""
+        call = Call(self.config, self.instance, timestamp, values)
+        await self.calculator.process(call)
+        return call
+
+    async def generate(self, text: bytes = b"", timestamp: int = 0) -> list[Call]:
+        """Run the node until it does not ask for another run."""
+        calls = [await self.run(text, timestamp)]
+        while calls[-1].loopback is not None:
+            calls.append(await self.again(calls[-1].loopback))
+        return calls
+
+    async def go_on(self, call: Call) -> None:
+        """Run the node again as soon as it asks for it."""
+        while call.loopback is not None:
+            call = await self.again(call.loopback)
+
+    async def close(self) -> None:
+        """Close the node, once."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self.calculator.close(Call(self.config, self.instance))
+
+
+@asynccontextmanager
+async def nodes(folder: Path, *, hide_errors: bool = False, **settings: Any) -> AsyncIterator[Nodes]:
+    """Offer nodes; at the end all are closed, and then the threads."""
+    threads = WorkerThreads(**settings)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(threads.run)
+        made = Nodes(folder, threads, hide_errors=hide_errors)
+        try:
+            yield made
+        finally:
+            with trio.CancelScope(shield=True):
+                for each in reversed(made.loaded):
+                    await each.aclose()
+                await threads.aclose()
