@@ -1,0 +1,149 @@
+"""Import handler files so that none can get in another's way.
+
+Each load gets a package of its own in ``sys.modules`` whose path is the handler's folder, and the handler is a module
+of that package.  Modules loaded for it have an ``__import__`` of their own that looks into the folder first: so
+``from config import x`` finds the handler's own ``config.py``, however many other handlers have one, and neither
+``sys.path`` nor a module of the server or of the standard library changes for anybody else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Final
+
+__all__ = ["ROOT", "HandlerPackage"]
+
+ROOT: Final = "ovms_handlers"
+_numbers: Final = itertools.count(1)
+
+
+class HandlerPackage:
+    """The modules of one loaded handler.
+
+    Args:
+        folder: where the handler's file lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        _ensure_root()
+        self.name = f"{ROOT}.n{next(_numbers)}"
+        self._folder = folder
+        self._builtins = {**vars(builtins), "__import__": self._import}
+        package = ModuleType(self.name, "The modules of one loaded handler.")
+        package.__path__ = [str(folder)]
+        package.__package__ = self.name
+        package.__spec__ = ModuleSpec(self.name, None, is_package=True)
+        self._package = package
+        sys.modules[self.name] = package
+        _packages[self.name] = self
+
+    def load(self, file: Path) -> ModuleType:
+        """Run a file of the folder as a module and give it; blocking.
+
+        Raises:
+            BaseException: whatever the file raises.
+        """
+        importlib.invalidate_caches()
+        name = f"{self.name}.{file.stem}"
+        spec = spec_from_file_location(name, file, loader=_Loader(name, str(file), self))
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{file} cannot be loaded as Python")
+        module = module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
+        return module
+
+    def unload(self) -> None:
+        """Forget all modules of the package."""
+        _packages.pop(self.name, None)
+        for name in [each for each in sys.modules if each == self.name or each.startswith(f"{self.name}.")]:
+            del sys.modules[name]
+
+    def builtins_of(self) -> dict[str, Any]:
+        """Give what the modules of this package have as ``__builtins__``."""
+        return self._builtins
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002 - the names are those of builtins.__import__
+        locals: Mapping[str, Any] | None = None,  # noqa: A002 - as above
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        top = name.partition(".")[0]
+        if level or not self._is_sibling(top, "" if globals is None else globals.get("__name__", "")):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or ("__name__",), 0)
+        return module if fromlist else sys.modules[f"{self.name}.{top}"]
+
+    def _is_sibling(self, top: str, importer: str) -> bool:
+        """Tell whether the folder has such a module; one that imports its own name means another."""
+        name = f"{self.name}.{top}"
+        if name == importer:
+            return False
+        if name in sys.modules:
+            return True
+        spec = PathFinder.find_spec(name, [str(self._folder)])
+        if spec is None or spec.origin is not None:
+            return spec is not None
+        # Any folder could be a package without __init__.py, so that it comes after everything that is installed.
+        return importlib.util.find_spec(top) is None
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module of a handler's package, always from its source: a cache may miss a change within a second."""
+
+    def __init__(self, name: str, path: str, package: HandlerPackage) -> None:
+        super().__init__(name, path)
+        self._handler_package = package
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = self._handler_package.builtins_of()
+        super().exec_module(module)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of handlers' packages, and nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{ROOT}."):
+            return None
+        package = _packages.get(".".join(fullname.split(".", 2)[:2]))
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and package is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(spec.loader.name, spec.loader.path, package)
+        return spec
+
+
+_packages: Final[dict[str, HandlerPackage]] = {}
+
+
+def _ensure_root() -> None:
+    if ROOT in sys.modules:
+        return
+    root = ModuleType(ROOT, "Holds the modules of handlers, each load in a package of its own.")
+    root.__path__ = []
+    sys.modules[ROOT] = root
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,372 @@
+"""Regular runs: inputs, outputs, errors, hooks and what handlers know of their call."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from ovmstrio.errors import Overloaded
+from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.config.values import Port
+from pyovms import Tensor
+from tests.support.python_nodes import Node, Opened, make_node, nodes
+from tests.support.threads import until
+
+PREFIX = "Error occurred during graph execution"
+
+
+def handler(body: str, head: str = "") -> str:
+    """Write a handler whose execute has this body."""
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    return f"{head}\nclass OvmsPythonModel:\n    def execute(self, inputs):\n{lines}\n"
+
+
+async def failure_of(node: Node, text: bytes = b"") -> str:
+    """Run a node and give the text of its failure."""
+    with pytest.raises(NodeFailure) as raised:
+        await node.run_once(text)
+    assert raised.value.code == "INTERNAL"
+    return raised.value.message
+
+
+async def test_outputs_have_the_timestamp_of_inputs(tmp_path: Path) -> None:
+    """Each goes to the port whose stream bears its name, whatever the order of the list."""
+    source = handler("return [Tensor('b', bytes(inputs[0]) * 2), Tensor('a', b'x')]")
+    async with nodes(tmp_path) as made:
+        node = await made.load(make_node(outputs=["A:b", "B:a"]), source)
+        async with node.opened() as opened:
+            call = await opened.run(b"1", 5)
+    assert [(port, each.name, bytes(each), time) for port, each, time in call.emitted] == [
+        (Port("A", 0), "b", b"11", 5),
+        (Port("B", 0), "a", b"x", 5),
+    ]
+
+
+async def test_inputs_come_by_tag_and_missing_ones_not_at_all(tmp_path: Path) -> None:
+    """The list has only what has come."""
+    source = handler("return [Tensor('out', ' '.join(each.name for each in inputs).encode())]")
+    async with nodes(tmp_path) as made:
+        node = await made.load(make_node(inputs=["C:c", "A:a", "B:b"]), source)
+        async with node.opened() as opened:
+            calls = [await opened.run(A=b"", C=b"", B=b""), await opened.run(C=b""), await opened.process(0, {})]
+    assert [call.said[0][2] for call in calls] == ["a b c", "c", ""]
+
+
+@pytest.mark.parametrize("code", ["?", "B", "H", "I", "Q", "b", "h", "i", "q", "e", "f", "d", "<U7"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+async def test_arrays_of_any_type_pass(tmp_path: Path, code: str, shape: tuple[int, ...]) -> None:
+    """Scalars and empty arrays, too; the datatype may be overridden."""
+    source = handler(
+        "import numpy as np\nx = np.asarray(inputs[0])\n"
+        "return [Tensor('out', x.astype(x.dtype)), Tensor('as', x, [7], '9w')]"
+    )
+    given = np.ones(shape, code)
+    async with nodes(tmp_path) as made:
+        node = await made.load(make_node(outputs=["OUT:out", "AS:as"]), source)
+        async with node.opened() as opened:
+            call = await opened.process(0, {Port("IN", 0): Tensor("in", given)})
+    (_, out, _), (_, renamed, _) = call.emitted
+    np.testing.assert_array_equal(np.asarray(out), given)
+    assert (out.shape, out.datatype) == (shape, Tensor("x", given).datatype)
+    assert (renamed.shape, renamed.datatype, bytes(renamed)) == ((7,), "9w", given.tobytes())
+
+
+@pytest.mark.parametrize(("result", "count"), [("[]", 0), ("[Tensor('b', b'')]", 1), ("Mine([Tensor('b', b'')])", 1)])
+async def test_outputs_may_be_left_out(tmp_path: Path, result: str, count: int) -> None:
+    """Nothing is sent then."""
+    async with nodes(tmp_path) as made:
+        node = await made.load(make_node(outputs=["A:a", "B:b"]), handler(f"return {result}", "class Mine(list): ..."))
+        assert len(await node.run_once()) == count
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("raise ValueError('bad value')", "ValueError: bad value (handler.py:6)"),
+        ("raise ValueError", "ValueError (handler.py:6)"),
+        ("import numpy\nnumpy.zeros(-1)", "ValueError: negative dimensions are not allowed (handler.py:7)"),
+        ("import json\njson.loads('{')", "JSONDecodeError"),
+        ("import json\njson.loads('{')", "(handler.py:7)"),
+        ("return [1 / 0]", "ZeroDivisionError: division by zero (handler.py:6)"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (handler.py:6)"),
+        ("from beside import fail\nfail()", "KeyError: 'beside' (beside.py:2)"),
+        ("raise SystemExit(3)", "SystemExit: 3 (handler.py:6)"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt (handler.py:6)"),
+        ("raise StopIteration", "StopIteration (handler.py:6)"),
+        ("raise GeneratorExit", "GeneratorExit (handler.py:6)"),
+        ("return None", "Expected: list or generator. Received: NoneType; return [] to send nothing"),
+        ("return (Tensor('out', b''),)", "Unexpected Python object type. Expected: list or generator. Received: tuple"),
+        ("return Tensor('out', b'')", "Received: Tensor"),
+        ("return [Tensor('out', b''), 1]", "execute returned a list whose element 1 is an int; expected pyovms.Tensor"),
+        ("return [None]", "element 0 is a NoneType"),
+        ("return [Tensor('other', b'')]", "Tensor name: other is not a valid node output; expected one of: out"),
+        ("yield [Tensor('out', b'')]", "Execute yielded, but LOOPBACK is not defined in the node"),
+        ("return iter([])", "Execute yielded, but LOOPBACK is not defined in the node"),
+    ],
+)
+async def test_failures_say_what_is_wrong_and_where(tmp_path: Path, body: str, text: str) -> None:
+    """The next run is served as if nothing had been."""
+    source = handler(f"if bytes(inputs[0]) == b'ok':\n    return []\n{body}")
+    async with nodes(tmp_path) as made:
+        made.write("beside.py", "def fail():\n    raise KeyError('beside')\n")
+        node = await made.load(source=source)
+        if "yield" not in body:
+            assert await node.run_once(b"ok") == []
+        message = await failure_of(node, b"bad")
+        assert message.startswith(PREFIX)
+        assert text in message
+        if "yield" not in body:
+            assert await node.run_once(b"ok") == []
+
+
+@pytest.mark.parametrize(
+    ("signature", "text"),
+    [("self", "takes 1 positional argument but 2 were given (handler.py:3)"), ("self, a, b", "(handler.py:3)")],
+)
+async def test_an_execute_of_another_signature_is_named(tmp_path: Path, signature: str, text: str) -> None:
+    """The line is that of its definition, for no line of it was reached."""
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=f"class OvmsPythonModel:\n    def execute({signature}):\n        return []\n")
+        assert text in await failure_of(node)
+
+
+async def test_errors_may_be_hidden(tmp_path: Path) -> None:
+    """Only the type is told then, and the log has it all."""
+    async with nodes(tmp_path, hide_errors=True) as made:
+        node = await made.load(source=handler("raise ValueError('secret')"))
+        with capture_logs() as logs:
+            assert await failure_of(node) == f"{PREFIX}: ValueError"
+        wrong = await made.load(make_node("wrong.py", name="wrong"), handler("return [Tensor('secret', b'')]"))
+        assert await failure_of(wrong) == PREFIX
+    (entry,) = logs
+    assert (entry["graph"], entry["node"], entry["request_id"], entry["step"]) == (
+        "graph",
+        "node",
+        "request-1",
+        "execute",
+    )
+    frame = entry["exc_info"][2]
+    assert (frame.tb_frame.f_code.co_name, frame.tb_next) == ("execute", None)
+
+
+async def test_errors_of_the_server_pass(tmp_path: Path) -> None:
+    """User code chooses its status with them."""
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=handler("from ovmstrio.errors import Overloaded\nraise Overloaded('later')"))
+        with pytest.raises(Overloaded, match=r"^later$"):
+            await node.run_once()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return [Tensor('out', bytes(inputs[0]))]", ""),
+        ("await trio.sleep(0)\n        return [Tensor('out', current_context().request_id.encode())]", ""),
+        ("raise ValueError('text')", "ValueError: text (handler.py:6)"),
+        ("raise SystemExit('text')", "SystemExit: text (handler.py:6)"),
+        ("return 1", "Received: int"),
+    ],
+)
+async def test_async_handlers_run_on_the_event_loop(tmp_path: Path, body: str, text: str) -> None:
+    """With the same rules."""
+    source = (
+        "import trio, threading\nfrom pyovms import current_context\nclass OvmsPythonModel:\n"
+        f"    async def execute(self, inputs):\n        {body}\n"
+    )
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=source)
+        if text:
+            assert text in await failure_of(node)
+        else:
+            assert [each for _, _, each in await node.run_once(b"request-1")] == ["request-1"]
+        assert made.threads._open_jobs == 0
+
+
+async def test_a_plain_method_may_give_a_coroutine(tmp_path: Path) -> None:
+    """It is awaited, as behind a decorator."""
+    source = """
+    import functools, trio
+    def decorated(method):
+        def call(*args):
+            return method(*args)
+        return call
+    class OvmsPythonModel:
+        @decorated
+        async def initialize(self, kwargs):
+            await trio.sleep(0)
+            self.ready = b"ready"
+        @decorated
+        async def execute(self, inputs):
+            await trio.sleep(0)
+            return [Tensor("out", self.ready)]
+    """
+    async with nodes(tmp_path) as made:
+        assert await (await made.load(source=source)).run_once() == [(0, "out", "ready")]
+
+
+async def test_runs_of_different_instances_run_at_the_same_time(tmp_path: Path) -> None:
+    """On one object, in threads of their own."""
+    source = """
+    import threading
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            self.all_here = threading.Barrier(4)
+        def execute(self, inputs):
+            self.all_here.wait(5)
+            return [Tensor("out", b"")]
+    """
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=source)
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(node.run_once)
+
+
+HOOKS = """
+from pyovms import current_context
+class OvmsPythonModel:
+    said = []
+    {prefix}def open(self, context):
+        assert current_context() is context
+        context.storage.seen = 1
+        {open}
+        self.said.append("opened")
+    def execute(self, inputs):
+        {execute}
+        context = current_context()
+        context.storage.seen += 1
+        return [Tensor("out", f"{{context.storage['seen']}} {{dict(context.parameters)}}".encode())]
+    {prefix}def close(self, context):
+        assert current_context() is context
+        self.said.append(f"closed {{context.storage.seen}}")
+        {close}
+"""
+
+
+def hooks(prefix: str = "", open: str = "", execute: str = "", close: str = "") -> str:  # noqa: A002 - the method's name
+    """Write a handler with hooks."""
+    return HOOKS.format(prefix=prefix, open=open, execute=execute, close=close)
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_open_and_close_frame_an_instance(tmp_path: Path, prefix: str) -> None:
+    """Each has a storage of its own, whatever other instances do in between."""
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=hooks(prefix))
+        async with node.opened(a=1) as first, node.opened(b=2) as second:
+            calls = [await first.run(), await second.run(), await first.run()]
+        assert [call.said[0][2] for call in calls] == ["2 {'a': 1}", "2 {'b': 2}", "3 {'a': 1}"]
+        assert node.resources.model.said == ["opened", "opened", "closed 2", "closed 3"]
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_an_open_that_raises_ends_the_instance(tmp_path: Path, prefix: str) -> None:
+    """And is not followed by a close."""
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=hooks(prefix, open="raise ValueError('no')"))
+        with pytest.raises(NodeFailure, match=r"ValueError: no \(handler\.py:8\)"):
+            async with node.opened():
+                pass
+        assert node.resources.model.said == []
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_a_close_follows_a_failing_execute_and_may_raise(tmp_path: Path, prefix: str) -> None:
+    """What it raises is logged."""
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=hooks(prefix, execute="raise ValueError('no')", close="raise KeyError('close')"))
+        with capture_logs() as logs, pytest.raises(NodeFailure, match="ValueError: no"):
+            await node.run_once()
+        assert node.resources.model.said == ["opened", "closed 1"]
+    assert [entry["step"] for entry in logs] == ["execute", "close"]
+
+
+async def test_methods_of_the_users_own_are_left_alone(tmp_path: Path) -> None:
+    """An open or close that takes no context is none of the server's."""
+    source = """
+    class OvmsPythonModel:
+        close = 3
+        def open(self, path):
+            raise AssertionError(path)
+        def execute(self, inputs):
+            return [Tensor("out", b"fine")]
+    """
+    async with nodes(tmp_path) as made:
+        assert await (await made.load(source=source)).run_once() == [(0, "out", "fine")]
+
+
+async def test_a_close_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    """Its thread counts as stuck; the instance ends."""
+    async with nodes(tmp_path, grace_seconds=0.02) as made:
+        node = await made.load(source=hooks(close="self.gate.wait()"))
+        node.resources.model.gate = gate = threading.Event()
+        with capture_logs() as logs, trio.fail_after(5):
+            await node.run_once()
+        assert made.threads.stuck == 1
+        gate.set()
+    assert "close of a Python node did not end" in [entry["event"] for entry in logs]
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+async def test_a_run_whose_client_leaves_is_told(tmp_path: Path, heeds: bool) -> None:
+    """One that heeds ends within the grace; another's thread is given up, and the node goes on."""
+    source = """
+    from pyovms import current_context
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            if bytes(inputs[0]) == b"ok":
+                return []
+            self.started.set()
+            while not (current_context().is_cancelled() and self.heeds or self.gate.wait(0.001)):
+                pass
+            self.ended.set()
+            return []
+    """
+
+    async def leave(opened: Opened) -> None:
+        with trio.CancelScope() as scope:
+            scopes.append(scope)
+            await opened.run()
+        assert scope.cancelled_caught
+
+    scopes: list[trio.CancelScope] = []
+    async with nodes(tmp_path, grace_seconds=5 if heeds else 0.02) as made:
+        node = await made.load(source=source)
+        model = node.resources.model
+        model.heeds = heeds
+        model.started, model.gate, model.ended = threading.Event(), threading.Event(), threading.Event()
+        async with node.opened() as opened, trio.open_nursery() as nursery:
+            nursery.start_soon(leave, opened)
+            await until(model.started.is_set)
+            scopes[0].cancel()
+        assert (model.ended.is_set(), made.threads.stuck) == (heeds, 0 if heeds else 1)
+        assert await node.run_once(b"ok") == []
+        model.gate.set()
+        await until(lambda: made.threads.stuck == 0)
+
+
+async def test_the_context_tells_of_the_call(tmp_path: Path) -> None:
+    """Deadline, parameters and request id; threads of the handler see it in a copied context."""
+    source = """
+    import contextvars, threading, time
+    from pyovms import current_context
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            context = current_context()
+            seen = []
+            run = contextvars.copy_context().run
+            thread = threading.Thread(target=run, args=(lambda: seen.append(current_context() is context),))
+            thread.start()
+            thread.join()
+            left = round(context.remaining()), round(context.deadline - time.time())
+            return [Tensor("out", f"{context.request_id} {context.parameters['a']} {left} {seen}".encode())]
+    """
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=source)
+        async with node.opened(trio.current_time() + 60, a=1) as opened:
+            assert (await opened.run()).said == [(0, "out", "request-1 1 (60, 60) [True]")]

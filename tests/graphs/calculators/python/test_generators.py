@@ -1,0 +1,364 @@
+"""Generative runs: order, timestamps, credit, errors and ends."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from textwrap import indent
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from ovmstrio.errors import Overloaded
+from ovmstrio.graphs.calculator import NodeFailure
+from ovmstrio.graphs.calculators.python.pumps import CREDIT
+from ovmstrio.graphs.config.values import Port
+from tests.support.python_nodes import LOOP, Call, Nodes, make_node, nodes
+from tests.support.python_nodes import Node as LoadedNode
+from tests.support.threads import until
+
+BOTH = pytest.mark.parametrize("prefix", ["", "async "])
+
+
+def generator(body: str, prefix: str = "", head: str = "") -> str:
+    """Write a handler whose execute has this body; line 5 of the file is its first."""
+    return f"{head}\nclass OvmsPythonModel:\n    {prefix}def execute(self, inputs):\n{indent(body, ' ' * 8)}\n"
+
+
+async def load(made: Nodes, body: str, prefix: str = "", head: str = "import trio") -> LoadedNode:
+    """Load a generative node."""
+    return await made.load(make_node(outputs=["OUT:out", "END:end"], generative=True), generator(body, prefix, head))
+
+
+def said(calls: list[Call]) -> list[tuple[int, str, str]]:
+    """Give everything that runs have said."""
+    return [each for call in calls for each in call.said]
+
+
+@BOTH
+async def test_values_leave_one_by_one_at_ascending_times(tmp_path: Path, prefix: str) -> None:
+    """T, T+1, ... and each run calls for the next; the last run sends nothing."""
+    async with nodes(tmp_path) as made:
+        node = await load(made, "for i in range(int(bytes(inputs[0]))):\n    yield [Tensor('out', b'%d' % i)]", prefix)
+        async with node.opened() as opened:
+            calls = await opened.generate(b"3", 10)
+            again = await opened.generate(b"200", 50)
+    assert said(calls) == [(10, "out", "0"), (11, "out", "1"), (12, "out", "2")]
+    assert [call.loopback for call in calls] == [11, 12, 13, None]
+    assert calls[-1].emitted == []
+    assert said(again) == [(50 + i, "out", str(i)) for i in range(200)]
+
+
+@BOTH
+async def test_a_value_may_be_any_iterable_of_tensors(tmp_path: Path, prefix: str) -> None:
+    """Also an empty one, which sends nothing but goes on."""
+    body = "o, e = Tensor('out', b'o'), Tensor('end', b'e')\nyield (o,)\nyield []\nyield (t for t in [e, o])\nyield {e}"
+    async with nodes(tmp_path) as made:
+        node = await load(made, body, prefix)
+        async with node.opened() as opened:
+            calls = await opened.generate()
+    assert [[name for _, name, _ in call.said] for call in calls] == [["out"], [], ["end", "out"], ["end"], []]
+    assert calls[2].emitted[0][0] == Port("END", 0)
+
+
+async def test_an_array_may_be_used_for_every_value(tmp_path: Path) -> None:
+    """Each value is what the array held when it was yielded, although the generator runs ahead."""
+    body = "for i in range(5):\n    self.array[:] = 48 + i\n    yield [Tensor('out', Tensor('x', self.array))]"
+    async with nodes(tmp_path) as made:
+        node = await load(made, body)
+        node.resources.model.array = np.zeros(2, np.uint8)
+        async with node.opened() as opened:
+            assert [text for _, _, text in said(await opened.generate())] == ["00", "11", "22", "33", "44"]
+
+
+@pytest.mark.parametrize("expression", ["iter([[t], [t]])", "map(lambda i: [t], range(2))", "zip([t, t])"])
+async def test_any_iterator_will_do(tmp_path: Path, expression: str) -> None:
+    """A generator is only the most usual."""
+    async with nodes(tmp_path) as made:
+        node = await load(made, f"t = Tensor('out', b'x')\nreturn {expression}")
+        async with node.opened() as opened:
+            assert said(await opened.generate()) == [(0, "out", "x"), (1, "out", "x")]
+
+
+async def test_a_list_from_a_node_with_loopback_is_a_regular_answer(tmp_path: Path) -> None:
+    """As often as there are inputs."""
+    async with nodes(tmp_path) as made:
+        node = await load(made, "return [Tensor('out', b'x')]")
+        async with node.opened() as opened:
+            calls = [await opened.run(timestamp=1), await opened.run(timestamp=2)]
+    assert said(calls) == [(1, "out", "x"), (2, "out", "x")]
+    assert [call.loopback for call in calls] == [None, None]
+
+
+@BOTH
+async def test_data_for_a_node_that_generates_fails(tmp_path: Path, prefix: str) -> None:
+    """With the status and the text of OVMS."""
+    async with nodes(tmp_path) as made:
+        node = await load(made, "while True:\n    yield [Tensor('out', b'')]", prefix)
+        async with node.opened() as opened:
+            await opened.run()
+            with pytest.raises(NodeFailure) as raised:
+                await opened.run()
+    assert (raised.value.code, raised.value.message) == (
+        "RESOURCE_EXHAUSTED",
+        "Node is already processing data. Create new stream for another request.",
+    )
+
+
+@BOTH
+async def test_a_value_is_sent_before_the_next_is_waited_for(tmp_path: Path, prefix: str) -> None:
+    """The first one is there although the second may never come."""
+    wait = "await self.gate.wait()" if prefix else "self.gate.wait()"
+    async with nodes(tmp_path) as made:
+        node = await load(made, f"yield [Tensor('out', b'1')]\n{wait}\nyield [Tensor('out', b'2')]", prefix)
+        node.resources.model.gate = gate = trio.Event() if prefix else threading.Event()
+        async with node.opened() as opened:
+            with trio.fail_after(5):
+                first = await opened.run()
+            gate.set()
+            rest = [await opened.again(1), await opened.again(2)]
+    assert said([first, *rest]) == [(0, "out", "1"), (1, "out", "2")]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("last", "text"),
+    [
+        ("raise ValueError('late')", "ValueError: late (handler.py:"),
+        ("raise SystemExit(1)", "SystemExit: 1 (handler.py:"),
+        ("yield None", "the generator of execute yielded a NoneType; expected a list of pyovms.Tensor"),
+        ("yield Tensor('out', b'')", "yielded a Tensor; expected a list"),
+        ("yield [1]", "the generator of execute yielded a list whose element 0 is an int"),
+        ("yield [Tensor('other', b'')]", "Tensor name: other is not a valid node output; expected one of: out, end"),
+        ("yield (1 / 0 for _ in 'x')", "ZeroDivisionError: division by zero (handler.py:"),
+        ("next(iter([]))", "RuntimeError: "),
+    ],
+)
+async def test_what_was_yielded_before_an_error_is_sent(tmp_path: Path, prefix: str, last: str, text: str) -> None:
+    """The error comes in its turn, and the generator is closed by then."""
+    body = (
+        f"try:\n    for i in range(3):\n        yield [Tensor('out', b'%d' % i)]\n    {last}\n    yield []\nfinally:\n"
+    )
+    async with nodes(tmp_path) as made:
+        node = await load(made, f"{body}    self.closed = True", prefix)
+        async with node.opened() as opened:
+            calls = [await opened.run()] + [await opened.again(t) for t in (1, 2)]
+            with pytest.raises(NodeFailure) as raised:
+                await opened.again(3)
+            if not prefix:
+                assert node.resources.model.closed
+        assert node.resources.model.closed
+        assert [each for _, _, each in said(calls)] == ["0", "1", "2"]
+        assert raised.value.message.startswith("Error occurred during graph execution: ")
+        assert text in raised.value.message
+        async with node.opened() as opened:
+            assert (await opened.run()).said == [(0, "out", "0")]
+
+
+@BOTH
+@pytest.mark.parametrize("step", range(5))
+async def test_a_generator_may_fail_at_any_step(tmp_path: Path, prefix: str, step: int) -> None:
+    """What came before is sent, the error told, and errors of the server keep their class."""
+    body = (
+        "from ovmstrio.errors import Overloaded\nfor i in range(5):\n"
+        f"    if i == {step}:\n        raise Overloaded('at %d' % i)\n    yield [Tensor('out', b'%d' % i)]"
+    )
+    sent = []
+    async with nodes(tmp_path) as made:
+        node = await load(made, body, prefix)
+        async with node.opened() as opened:
+            if step:
+                sent.append(await opened.run())
+                sent += [await opened.again(number) for number in range(1, step)]
+            with pytest.raises(Overloaded, match=f"^at {step}$"):
+                await (opened.again(step) if step else opened.run())
+    assert [each for _, _, each in said(sent)] == [str(i) for i in range(step)]
+
+
+@BOTH
+async def test_a_generator_without_values_fails(tmp_path: Path, prefix: str) -> None:
+    """As in OVMS."""
+    async with nodes(tmp_path) as made:
+        node = await load(made, "return\nyield", prefix)
+        with pytest.raises(NodeFailure, match="ended without yielding anything"):
+            await node.run_once()
+
+
+@pytest.mark.parametrize("taken", [1, 5, CREDIT, 3 * CREDIT])
+async def test_a_generator_runs_ahead_by_its_credit_only(tmp_path: Path, taken: int) -> None:
+    """Counted from what has been taken."""
+    body = "while True:\n    self.count = getattr(self, 'count', 0) + 1\n    yield [Tensor('out', b'')]"
+    async with nodes(tmp_path) as made:
+        node = await load(made, body)
+        async with node.opened() as opened:
+            await opened.run()
+            for number in range(1, taken):
+                await opened.again(number)
+            await until(lambda: made.threads._open_jobs == 0)
+            assert taken + CREDIT // 2 <= node.resources.model.count <= taken + CREDIT
+
+
+async def test_paused_generators_hold_no_threads(tmp_path: Path) -> None:
+    """Two hundred wait for their clients, with no call under way; all are closed at the end."""
+    body = "self.left += 1\ntry:\n    while True:\n        yield [Tensor('out', b'')]\nfinally:\n"
+    async with nodes(tmp_path, limit=4, idle_seconds=0.02) as made:
+        node = await load(made, f"{body}    with self.lock:\n        self.left -= 1")
+        node.resources.model.lock = threading.Lock()
+        node.resources.model.left = 0
+        instances = []
+        for _ in range(200):
+            opening = node.opened()
+            instances.append(opening)
+            opened = await opening.__aenter__()
+            await opened.run()
+        await until(lambda: made.threads._workers == 0)
+        assert (made.threads._open_jobs, node.resources.model.left) == (0, 200)
+        for opening in instances:
+            await opening.__aexit__(None, None, None)
+        assert node.resources.model.left == 0
+
+
+async def test_generators_take_turns_when_threads_are_few(tmp_path: Path) -> None:
+    """Those that never run ahead of their clients do not keep others from running."""
+    async with nodes(tmp_path, limit=1) as made:
+        node = await load(made, "while True:\n    self.pause.wait(0.001)\n    yield [Tensor('out', b'')]")
+        node.resources.model.pause = threading.Event()
+        async with node.opened() as first, node.opened() as second, trio.open_nursery() as nursery:
+            nursery.start_soon(first.go_on, await first.run())
+            with trio.fail_after(5):
+                await second.run()
+                for number in range(1, 5):
+                    await second.again(number)
+            nursery.cancel_scope.cancel()
+
+
+@BOTH
+async def test_an_end_closes_a_paused_generator(tmp_path: Path, prefix: str) -> None:
+    """Its finally block runs, where plain code belongs in a worker thread; what it raises is logged."""
+    body = "import threading\ntry:\n    while True:\n        yield [Tensor('out', b'')]\nfinally:\n"
+    body += "    self.closed_in = threading.get_ident()\n    raise KeyError('closing')"
+    async with nodes(tmp_path) as made:
+        node = await load(made, body, prefix)
+        with capture_logs() as logs:
+            async with node.opened() as opened:
+                await opened.run()
+        assert (node.resources.model.closed_in == threading.get_ident()) is bool(prefix)
+    assert [(entry["step"], entry["exc_info"][0]) for entry in logs] == [("closing a generator", KeyError)]
+
+
+async def test_an_end_closes_a_running_generator_within_one_step(tmp_path: Path) -> None:
+    """The step that runs is the last, and the context tells it that nobody waits."""
+    body = """\
+try:
+    for i in range(1000):
+        self.steps = i
+        yield [Tensor('out', b'')]
+        if i == 2:
+            self.started.set()
+            while not current_context().is_cancelled():
+                self.never.wait(0.001)
+finally:
+    self.closed = True
+"""
+    async with nodes(tmp_path) as made:
+        node = await load(made, body, head="from pyovms import current_context")
+        model = node.resources.model
+        model.started, model.never = threading.Event(), threading.Event()
+        async with node.opened() as opened:
+            await opened.run()
+            await until(model.started.is_set)
+        assert (model.closed, model.steps) == (True, 3)
+        assert made.threads.stuck == 0
+
+
+@BOTH
+async def test_a_cancelled_run_ends_its_generator(tmp_path: Path, prefix: str) -> None:
+    """The wait ends at once; the generator with its step."""
+    wait = "await self.gate.wait()" if prefix else "self.gate.wait()"
+    body = f"try:\n    self.started.set()\n    {wait}\n    yield []\nfinally:\n    self.closed = True"
+    async with nodes(tmp_path) as made:
+        node = await load(made, body, prefix)
+        model = node.resources.model
+        model.started, model.gate = threading.Event(), trio.Event() if prefix else threading.Event()
+        async with node.opened() as opened, trio.open_nursery() as nursery:
+            nursery.start_soon(opened.run)
+            await until(model.started.is_set)
+            nursery.cancel_scope.cancel()
+            model.gate.set()
+        assert model.closed
+
+
+async def test_a_step_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    """The generator is closed when the step ends after all."""
+    body = """\
+try:
+    yield [Tensor('out', b'')]
+    self.started.set()
+    self.gate.wait()
+    yield []
+finally:
+    self.closed.set()
+"""
+    async with nodes(tmp_path, grace_seconds=0.02) as made:
+        node = await load(made, body)
+        model = node.resources.model
+        model.started, model.gate, model.closed = threading.Event(), threading.Event(), threading.Event()
+        with capture_logs() as logs, trio.fail_after(5):
+            async with node.opened() as opened:
+                await opened.run()
+                await until(model.started.is_set)
+        assert made.threads.stuck == 1
+        assert not model.closed.is_set()
+        model.gate.set()
+        await until(model.closed.is_set)
+        await until(lambda: made.threads.stuck == 0)
+    assert any("did not end" in str(entry.get("exc_info", [0, ""])[1]) for entry in logs)
+
+
+@BOTH
+async def test_generators_know_their_context(tmp_path: Path, prefix: str) -> None:
+    """In each step, with the storage of their own instance."""
+    body = (
+        "storage = current_context().storage\nstorage.count = 0\nfor _ in range(3):\n"
+        "    current_context().storage.count += 1\n    yield [Tensor('out', b'%d' % storage.count)]"
+    )
+    async with nodes(tmp_path) as made:
+        node = await load(made, body, prefix, head="from pyovms import current_context")
+        async with node.opened() as first, node.opened() as second:
+            calls = [[await opened.run()] for opened in (first, second)]
+            for number in (1, 2):
+                for opened, made_calls in zip((first, second), calls, strict=True):
+                    made_calls.append(await opened.again(number))
+    for made_calls in calls:
+        assert [text for _, _, text in said(made_calls)] == ["1", "2", "3"]
+
+
+async def test_an_async_generator_may_come_from_a_plain_method(tmp_path: Path) -> None:
+    """It is pulled on the event loop all the same."""
+    head = (
+        "import trio\nasync def many():\n    for i in range(2):\n"
+        "        await trio.sleep(0)\n        yield [Tensor('out', b'%d' % i)]"
+    )
+    async with nodes(tmp_path) as made:
+        node = await load(made, "return many()", head=head)
+        async with node.opened() as opened:
+            assert said(await opened.generate()) == [(0, "out", "0"), (1, "out", "1")]
+
+
+async def test_the_loopback_alone_runs_execute_without_inputs(tmp_path: Path) -> None:
+    """Which only a graph that is wired in a strange way does."""
+    async with nodes(tmp_path) as made:
+        node = await load(made, "return [Tensor('out', b'%d' % len(inputs))]")
+        async with node.opened() as opened:
+            assert (await opened.process(3, {LOOP: True})).said == [(3, "out", "0")]
+
+
+async def test_an_output_may_bear_the_name_of_the_loopback(tmp_path: Path) -> None:
+    """It goes there, and the engine refuses it for its type."""
+    async with nodes(tmp_path) as made:
+        node = await load(made, "return [Tensor('loopback', b'')]")
+        async with node.opened() as opened:
+            assert [port for port, _, _ in (await opened.run()).emitted] == [LOOP]

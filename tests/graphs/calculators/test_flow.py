@@ -1,0 +1,155 @@
+"""Calculators that only move packets: pass-through, gate and mux."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ovmstrio.errors import GraphFailure
+from ovmstrio.graphs.calculator import ContractError
+from ovmstrio.graphs.calculators import find_kind
+from ovmstrio.graphs.config.values import NodeConfig, PolicyConfig
+from ovmstrio.graphs.packets import Packet
+from tests.support.graph_nodes import options, refs, run_nodes
+
+GATE_OPTIONS = {"empty_packets_as_allow": bool, "allow": bool}
+
+
+def node(
+    calculator: str, inputs: list[str], outputs: list[str], side: list[str] | None = None, **more: Any
+) -> NodeConfig:
+    """Make a node; its name is the calculator's."""
+    return NodeConfig("", calculator, calculator, refs(*inputs), refs(*outputs), refs(*(side or [])), **more)
+
+
+def gate_options(**values: Any) -> Any:
+    """Make a gate's options."""
+    return (options("GateCalculatorOptions", **(GATE_OPTIONS | values)),)
+
+
+def check_contract(made: NodeConfig) -> None:
+    """Have the calculator look at its node."""
+    kind = find_kind(made.calculator)
+    assert kind is not None
+    kind.contract(made)
+
+
+async def test_packets_pass_through_by_tag_and_by_order() -> None:
+    """Each packet goes out at its time where its input's tag and index are."""
+    made = node("PassThroughCalculator", ["a", "T:b", "c"], ["x", "T:y", "z"])
+    made_at = await run_nodes([made], [(1, {"a": 1, "b": 2, "c": 3}), (2, {"b": 4})])
+    assert made_at == {"x": [Packet(1, 1)], "y": [Packet(2, 1), Packet(4, 2)], "z": [Packet(3, 1)]}
+
+
+async def test_side_packets_pass_through() -> None:
+    """A side packet reaches nodes behind, too, which open later whatever their place in the file."""
+    gate = node("GateCalculator", ["a"], ["x"], ["ALLOW:forwarded"])
+    forward = node("PassThroughCalculator", ["b"], ["y"], ["given"], side_outputs=refs("forwarded"))
+    packets = await run_nodes([gate, forward], [(1, {"a": 1, "b": 2})], side={"given": True})
+    assert packets == {"x": [Packet(1, 1)], "y": [Packet(2, 1)]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "side_inputs", "side_outputs"),
+    [
+        (["a"], ["T:x"], [], []),
+        (["a", "b"], ["x"], [], []),
+        (["a"], ["x", "y"], [], []),
+        (["a"], ["x"], ["s"], ["T:t"]),
+    ],
+)
+def test_pass_through_needs_partners(
+    inputs: list[str], outputs: list[str], side_inputs: list[str], side_outputs: list[str]
+) -> None:
+    """Inputs and outputs have the same tags and indexes."""
+    with pytest.raises(ContractError, match="must use matching tags and indexes"):
+        check_contract(node("PassThroughCalculator", inputs, outputs, side_inputs, side_outputs=refs(*side_outputs)))
+
+
+@pytest.mark.parametrize(("tag", "value", "passes"), [("ALLOW", 1, True), ("ALLOW", 0, False), ("DISALLOW", 0, True)])
+async def test_a_side_packet_opens_or_shuts_a_gate(tag: str, value: int, passes: bool) -> None:
+    """The gate stays as it is for the whole run."""
+    made = node("GateCalculator", ["a", "b"], ["x", "y"], [f"{tag}:s"])
+    packets = await run_nodes([made], [(1, {"a": 1, "b": 2})], side={"s": bool(value)})
+    assert packets == ({"x": [Packet(1, 1)], "y": [Packet(2, 1)]} if passes else {"x": [], "y": []})
+
+
+async def test_a_stream_opens_and_shuts_a_gate_and_changes_are_told() -> None:
+    """Data passes at the times at which the control says so."""
+    made = node("GateCalculator", ["a", "DISALLOW:shut"], ["x", "STATE_CHANGE:changes"])
+    feed = [(time, {"a": time, "shut": time in {2, 3}}) for time in range(1, 5)]
+    assert await run_nodes([made], feed) == {
+        "x": [Packet(1, 1), Packet(4, 4)],
+        "changes": [Packet(False, 2), Packet(True, 4)],
+    }
+
+
+@pytest.mark.parametrize("passes", [False, True])
+async def test_a_control_that_says_nothing_is_an_option(passes: bool) -> None:
+    """Without a packet of the control, the option decides; without the option the gate is shut."""
+    made = node(
+        "GateCalculator",
+        ["a", "ALLOW:allow"],
+        ["x"],
+        node_options=gate_options(empty_packets_as_allow=True) if passes else (),
+    )
+    packets = await run_nodes([made], [(1, {"a": 1}), (2, {"allow": True})])
+    assert packets == {"x": [Packet(1, 1)] if passes else []}
+
+
+@pytest.mark.parametrize("passes", [False, True])
+async def test_an_option_opens_or_shuts_a_gate(passes: bool) -> None:
+    """A gate without any control does what its option says."""
+    made = node("GateCalculator", ["a"], ["x"], node_options=gate_options(allow=passes))
+    assert await run_nodes([made], [(1, {"a": 1})]) == {"x": [Packet(1, 1)] if passes else []}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        node("GateCalculator", ["a"], ["x"]),
+        node("GateCalculator", ["a"], ["x"], node_options=gate_options()),
+        node("GateCalculator", ["a", "ALLOW:b"], ["x"], ["DISALLOW:c"]),
+        node("GateCalculator", ["a", "ALLOW:b"], ["x"], node_options=gate_options(allow=True)),
+        node("GateCalculator", ["ALLOW:b"], ["STATE_CHANGE:x"]),
+        node("GateCalculator", ["a", "ALLOW:b"], ["x", "y"]),
+        node("GateCalculator", ["a", "ALLOW:b"], ["x"], ["OTHER:c"]),
+        node("MuxCalculator", ["INPUT:a"], ["OUTPUT:x"]),
+        node("MuxCalculator", ["SELECT:a"], ["OUTPUT:x"]),
+        node("MuxCalculator", ["INPUT:a", "SELECT:b"], ["OUTPUT:x"], ["SELECT:s"]),
+        node("MuxCalculator", ["INPUT:a", "SELECT:b", "c"], ["OUTPUT:x"]),
+        node("MuxCalculator", ["INPUT:a", "SELECT:b"], ["x"]),
+    ],
+)
+def test_gates_and_muxes_that_cannot_be(made: NodeConfig) -> None:
+    """A node needs one control and the right ports."""
+    with pytest.raises(ContractError):
+        check_contract(made)
+
+
+async def test_a_mux_sends_what_is_selected() -> None:
+    """The stream says at each time which input goes out."""
+    made = node(
+        "MuxCalculator",
+        ["INPUT:0:a", "INPUT:1:b", "SELECT:which"],
+        ["OUTPUT:x"],
+        policy=PolicyConfig("MuxInputStreamHandler"),
+    )
+    feed = [(1, {"a": "a1", "b": "b1", "which": 1}), (2, {"a": "a2", "b": "b2", "which": 0})]
+    assert await run_nodes([made], feed) == {"x": [Packet("b1", 1), Packet("a2", 2)]}
+
+
+async def test_a_side_packet_selects_for_the_whole_run() -> None:
+    """Other inputs are dropped, and times at which the selected one has nothing stay empty."""
+    made = node("MuxCalculator", ["INPUT:0:a", "INPUT:1:b"], ["OUTPUT:x"], ["SELECT:s"])
+    feed = [(1, {"a": "a1"}), (2, {"b": "b2"})]
+    assert await run_nodes([made], feed, side={"s": 1}) == {"x": [Packet("b2", 2)]}
+
+
+@pytest.mark.parametrize(("side", "text"), [(2, "SELECT is 2, and there is no input INPUT:2"), (-1, "SELECT is -1")])
+async def test_selecting_what_is_not_there_fails(side: int, text: str) -> None:
+    """The client is told what was selected."""
+    made = node("MuxCalculator", ["INPUT:0:a", "INPUT:1:b"], ["OUTPUT:x"], ["SELECT:s"])
+    with pytest.raises(GraphFailure, match=text):
+        await run_nodes([made], [(1, {"a": 1, "b": 2})], side={"s": side})
