@@ -2,8 +2,9 @@
 
 ::
 
-    config.json ─> models ─> versions on disk ─> model file, mapping ─> load, unload
-                └──────────────── problems of each step, by file and line
+    config.json ─┬> models ─> versions on disk ─> model file, mapping ─> load, unload
+                 └> graphs ─> graph file, contracts, wiring ───────────> load, unload
+                         └──────────────── problems of each step, by file and line
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import trio
 
+from ovmstrio.config.command_line import single_servable
+from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.json_locations import Located
 from ovmstrio.config.mapping import read_mapping
+from ovmstrio.config.model_entries import Place
 from ovmstrio.config.ovms_json import examine_config
-from ovmstrio.config.specs import AllVersions, ModelSpec, SpecificVersions
-from ovmstrio.errors import ConfigError, Problem, ServerError
+from ovmstrio.config.settings import ServeSettings
+from ovmstrio.config.specs import AllVersions, GraphSpec, ModelSpec, ServerSpec, SpecificVersions
+from ovmstrio.errors import ConfigError, NotFound, Problem, ServerError
 from ovmstrio.models import load_model
 from ovmstrio.repository.versions import Listing, find_model_file, scan
 
@@ -30,7 +35,7 @@ _CONFIG_NAME: Final = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A version that was loaded, and unloaded again."""
+    """A version of a model or graph that was loaded, and unloaded again."""
 
     model: str
     version: int
@@ -55,9 +60,9 @@ class CheckReport:
 
 
 async def check_config(path: Path) -> CheckReport:
-    """Check a configuration file, or a model's directory with all its versions.
+    """Check a configuration file, a model's directory with all its versions, or a graph's.
 
-    Owns the models that it loads: each is unloaded before this returns.  Raises nothing for what is wrong with the
+    Owns what it loads: each is unloaded before this returns.  Raises nothing for what is wrong with the
     files; that is the report.
 
     Cancellation: at any checkpoint; a load that has begun is dropped.
@@ -105,18 +110,29 @@ class _Check:
         return CheckReport(tuple(loaded), tuple(problems))
 
     async def directory(self, path: Path) -> None:
-        """Check every version of a model without a configuration; one of many models is checked by its own."""
+        """Check a graph, or every version of a model, without a configuration; one of many is checked by its own."""
         base_path = Path(await trio.Path(path).resolve())
-        versions = await trio.to_thread.run_sync(_versions, base_path)
-        if versions:
+        configured = await trio.Path(path / _CONFIG_NAME).is_file()
+        if await trio.to_thread.run_sync(is_graph, {"base_path": str(base_path)}, base_path):
+            if configured:
+                await self.file(path / _CONFIG_NAME)
+            else:
+                await self._alone(base_path, path)
+        elif await trio.to_thread.run_sync(_versions, base_path):
             spec = ModelSpec(name=base_path.name, base_path=base_path, version_policy=AllVersions())
             await self.model(spec, _Place(str(path)))
-        elif await trio.Path(path / _CONFIG_NAME).is_file():
+        elif configured:
             await self.file(path / _CONFIG_NAME)
         else:
-            expected = f"a version's directory such as {path / '1'}"
+            expected = f"a version's directory such as {path / '1'}, or a graph.pbtxt"
             hint = f"did you mean {base_path.parent}?" if base_path.name.isdecimal() else ""
-            self.add(Problem("no version of a model found", str(path), expected=expected, suggestion=hint))
+            self.add(Problem("no version of a model and no graph found", str(path), expected=expected, suggestion=hint))
+
+    async def _alone(self, base_path: Path, path: Path) -> None:
+        settings = ServeSettings(model_name=base_path.name, model_path=base_path)
+        spec = await trio.to_thread.run_sync(single_servable, settings)
+        self.add(*spec.problems)
+        await self._all(spec, str(path), {})
 
     async def file(self, path: Path) -> None:
         """Check a configuration file and all that it names."""
@@ -129,12 +145,43 @@ class _Check:
             self.add(*error.problems)
         else:
             self.add(*examined.fatal, *examined.spec.problems)
-            await self._models(examined.spec.models, str(path), examined.places)
+            await self._all(examined.spec, str(path), examined.places)
 
-    async def _models(self, specs: tuple[ModelSpec, ...], file: str, places: Mapping[str, Located]) -> None:
+    async def _all(self, spec: ServerSpec, file: str, places: Mapping[str, Place]) -> None:
         async with trio.open_nursery() as nursery:
-            for spec in specs:
-                nursery.start_soon(self.model, spec, _Place(file, places.get(spec.name)))
+            for model in spec.models:
+                nursery.start_soon(self.model, model, _place(file, places.get(model.name)))
+            for graph in spec.graphs:
+                nursery.start_soon(self.graph, graph, _place(file, places.get(graph.name)))
+
+    async def graph(self, spec: GraphSpec, place: _Place) -> None:
+        """Check a graph's settings and its file, and load it if nothing is wrong with them."""
+        # What only graphs need is left alone where there are none.
+        from ovmstrio.graphs.examining import examine_graph  # noqa: PLC0415
+
+        self.add(*spec.problems)
+        if not await trio.Path(spec.graph_path).is_file():
+            missing = Problem("the graph's file does not exist", path="graph_path", found=str(spec.graph_path))
+            self.add(place.of(missing))
+            return
+        examined = await trio.to_thread.run_sync(examine_graph, spec.graph_path, spec.base_path)
+        self.add(*examined.problems)
+        if not spec.errors and all(problem.severity != "error" for problem in examined.problems):
+            await self._load_graph(spec)
+
+    async def _load_graph(self, spec: GraphSpec) -> None:
+        from ovmstrio.graphs.loading import load_graph  # noqa: PLC0415
+
+        async with trio.open_nursery() as tasks:
+            try:
+                servable = await load_graph(spec, lease=_lease_nothing, tasks=tasks)
+            except ServerError as error:
+                graph_file = str(spec.graph_path)
+                self.add(*(replace(each, file=each.file or graph_file) for each in _problems_of(error)))
+            else:
+                await servable.aclose()
+                self.loaded.append(LoadedVersion(spec.name, 1))
+            tasks.cancel_scope.cancel()
 
     async def model(self, spec: ModelSpec, place: _Place) -> None:
         """Check a model's settings, and the versions that would be served."""
@@ -169,8 +216,7 @@ class _Check:
         try:
             servable = await load_model(spec, version, directory)
         except ServerError as error:
-            problems = list(error.problems) if isinstance(error, ConfigError) else [Problem(error.message)]
-            self.add(*(self._of_load(problem, spec, directory, place) for problem in problems))
+            self.add(*(self._of_load(problem, spec, directory, place) for problem in _problems_of(error)))
         else:
             await servable.aclose()
             self.loaded.append(LoadedVersion(spec.name, version))
@@ -186,6 +232,19 @@ class _Check:
         if problem.file == spec.origin or problem.path:
             return place.of(problem)
         return problem if problem.file else replace(problem, file=str(directory))
+
+
+def _place(file: str, found: Place | None) -> _Place:
+    return _Place(file) if found is None else _Place(found.file, found.settings)
+
+
+def _problems_of(error: ServerError) -> tuple[Problem, ...]:
+    return error.problems if isinstance(error, ConfigError) else (Problem(error.message),)
+
+
+async def _lease_nothing(name: str, version: str = "") -> NoReturn:
+    """Stand for the registry: nothing is served."""
+    raise NotFound(f'"{name}" version "{version}" is not served while a configuration is checked')
 
 
 def _versions(base_path: Path) -> dict[int, Path]:

@@ -3,6 +3,7 @@
 ::
 
     serve ── registry.run        loads, retirements, the watcher
+          │  └─ graph tasks      what graphs run in the background; outlives the graphs
           ├─ gRPC front end      a nursery a connection, a task an RPC
           ├─ REST front end      a nursery a connection
           ├─ first load          of what is configured
@@ -25,18 +26,19 @@ from ovmstrio.config.command_line import (
     contradictions,
     listen_addresses,
     metric_families,
-    single_model_spec,
+    single_servable,
 )
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.specs import ServerSpec
+from ovmstrio.config.specs import GraphSpec, ServerSpec
 from ovmstrio.dataplane import DataPlane
-from ovmstrio.errors import ConfigError, Problem, ServerError
+from ovmstrio.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
 from ovmstrio.frontends.grpc.transport.limits import TransportLimits
 from ovmstrio.frontends.grpc.transport.listeners import tls_context
 from ovmstrio.frontends.rest.application import Cors
 from ovmstrio.frontends.rest.serving import RestFrontEnd
 from ovmstrio.models import load_model
+from ovmstrio.observability.hooks import NULL_GRAPH_HOOKS
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.registry import Registry
@@ -106,7 +108,7 @@ async def serve(
     started = perf_counter()
     server = _Server(settings, await _read_configuration(settings))
     async with trio.open_nursery() as nursery:
-        await nursery.start(server.registry.run)
+        await nursery.start(server.run_registry)
         if handle_signals:
             await nursery.start(server.obey_signals, nursery.cancel_scope)
         addresses = {name: await nursery.start(end.serve) for name, end in server.front_ends.items()}
@@ -119,8 +121,7 @@ async def serve(
 async def _read_configuration(settings: ServeSettings) -> ServerSpec:
     """Read what the settings name, once, before anything is opened."""
     if settings.config_path is None:
-        model = single_model_spec(settings)
-        return ServerSpec(models=() if model is None else (model,))
+        return single_servable(settings)
     try:
         content = await trio.Path(settings.config_path).read_bytes()
     except OSError as error:
@@ -132,6 +133,13 @@ async def _read_configuration(settings: ServeSettings) -> ServerSpec:
     for problem in spec.problems:
         log.warning("configuration", problem=str(problem))
     return spec
+
+
+async def _shielded_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()
 
 
 class _Server:
@@ -148,6 +156,7 @@ class _Server:
         )
         self._source: ConfigSource | None = None
         self.drained = False
+        self._graph_tasks: trio.Nursery | None = None
         reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self.registry)
         if settings.config_path is not None:
             parse = partial(parse_config, cache_dir=cache_directory(settings))
@@ -157,14 +166,43 @@ class _Server:
         self.plane = DataPlane(self.registry, reload=reload, observers=(RequestLog(),), metrics=self._metrics)
         self.front_ends = _front_ends(self.plane, settings)
 
-    async def _load(self, spec: ModelSpec, version: int, directory: Path) -> Servable:
+    async def run_registry(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the registry, with a nursery around it for what graphs run in the background, until cancelled.
+
+        Cancellation: the registry closes what it serves, and only then the background ends.
+        """
+        async with trio.open_nursery() as outer:
+            self._graph_tasks = await outer.start(_shielded_nursery)
+            try:
+                await self.registry.run(task_status=task_status)
+            finally:
+                self._graph_tasks.cancel_scope.cancel()
+
+    async def _load(self, spec: ModelSpec | GraphSpec, version: int, directory: Path) -> Servable:
+        if isinstance(spec, GraphSpec):
+            return await self._load_graph(spec)
         if self._metrics is None:
             return await load_model(spec, version, directory)
         started = perf_counter()
+        self._metrics.forget_graph(spec.name)
         bound = self._metrics.servable(spec.name, str(version))
         servable = await load_model(spec, version, directory, hooks=bound)
         bound.set_load_seconds(perf_counter() - started)
         return servable
+
+    async def _load_graph(self, spec: GraphSpec) -> Servable:
+        # What only graphs need is left alone by those who serve none.
+        from ovmstrio.graphs.loading import load_graph  # noqa: PLC0415
+
+        if self._graph_tasks is None:
+            raise NotReady("the server is not running")
+        return await load_graph(
+            spec,
+            lease=self.registry.lease,
+            tasks=self._graph_tasks,
+            hooks=NULL_GRAPH_HOOKS if self._metrics is None else self._metrics.graph(spec.name),
+            hide_errors=self._settings.hide_errors,
+        )
 
     async def first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""
@@ -172,7 +210,7 @@ class _Server:
             if self._source is not None:
                 await self._source.reload(force=True)
             else:
-                await self.registry.apply(self._spec.models)
+                await self.registry.apply(self._spec.servables)
         except ServerError as error:
             log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
 

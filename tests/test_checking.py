@@ -139,7 +139,7 @@ async def test_a_directory_without_versions_stands_for_its_configuration(tmp_pat
     """That is what the user means; without either the user is told what was expected."""
     ir.save(ir.dummy(), tmp_path, "m")
     (empty,) = (await check_config(tmp_path)).errors
-    assert (empty.file, empty.message) == (str(tmp_path), "no version of a model found")
+    assert (empty.file, empty.message) == (str(tmp_path), "no version of a model and no graph found")
     (inside,) = (await check_config(tmp_path / "m/1")).errors
     assert inside.suggestion == f"did you mean {tmp_path / 'm'}?"
     _config(tmp_path, {"name": "m", "base_path": "m"})
@@ -154,3 +154,93 @@ async def test_a_file_that_cannot_be_used_is_the_report(tmp_path: Path) -> None:
     (broken,) = (await check_config(tmp_path / "config.json")).errors
     assert broken.line == 1
     assert broken.message.startswith("The file is not valid json")
+
+
+GRAPH = """
+input_stream: "OVMS_PY_TENSOR:in"
+output_stream: "OVMS_PY_TENSOR:out"
+node {
+  name: "py"
+  calculator: "PythonExecutorCalculator"
+  input_side_packet: "PYTHON_NODE_RESOURCES:py"
+  input_stream: "INPUT:in"
+  output_stream: "OUTPUT:out"
+  node_options: {
+    [type.googleapis.com/mediapipe.PythonExecutorCalculatorOptions]: { handler_path: "handler.py" }
+  }
+}
+"""
+
+HANDLER = """
+from pathlib import Path
+
+class OvmsPythonModel:
+    def initialize(self, kwargs):
+        self.folder = Path(kwargs["base_path"])
+
+    def execute(self, inputs):
+        return inputs
+
+    def finalize(self):
+        (self.folder / "finalized").touch()
+"""
+
+
+def _graph(folder: Path, text: str = GRAPH, handler: str = HANDLER) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "graph.pbtxt").write_text(text)
+    (folder / "handler.py").write_text(handler)
+    return folder
+
+
+async def test_graphs_are_loaded_with_the_models_that_belong_to_them(tmp_path: Path) -> None:
+    """Those of either list and their subconfigs; what was loaded is finalized again."""
+    _graph(tmp_path / "g")
+    _graph(tmp_path / "h")
+    ir.save(ir.dummy(), tmp_path / "g", "inner")
+    inner = {"model_config_list": [{"config": {"name": "inner", "base_path": "inner"}}]}
+    (tmp_path / "g/subconfig.json").write_text(json.dumps(inner))
+    config = _config(tmp_path, {"name": "h", "base_path": "h"}, mediapipe_config_list=[{"name": "g"}])
+    report = await check_config(config)
+    assert report.problems == ()
+    assert report.loaded == (LoadedVersion("g", 1), LoadedVersion("h", 1), LoadedVersion("inner", 1))
+    assert (tmp_path / "g/finalized").exists()
+
+
+async def test_problems_of_graphs_are_told_with_those_of_models(tmp_path: Path) -> None:
+    """A missing file, a subconfig, the graph's own file, its code: each where it is to be mended."""
+    _graph(tmp_path / "unreadable", text='input_stream: "in\n')
+    _graph(tmp_path / "subconfigured")
+    (tmp_path / "subconfigured/subconfig.json").write_text("[")
+    _graph(tmp_path / "raising", handler=HANDLER.replace("self.folder = ", "raise RuntimeError"))
+    _graph(tmp_path / "fine")
+    names = ("missing", "unreadable", "subconfigured", "raising", "fine")
+    config = _config(tmp_path, mediapipe_config_list=[{"name": name} for name in names])
+    report = await check_config(config)
+    assert report.loaded == (LoadedVersion("fine", 1),)
+    told = {(str(Path(problem.file).relative_to(tmp_path)), problem.severity) for problem in report.problems}
+    files = {file for file, severity in told if severity == "error"}
+    assert {"config.json", "unreadable/graph.pbtxt", "subconfigured/subconfig.json"} <= files
+    assert any(file.startswith("raising/") for file in files)
+    missing = next(problem for problem in report.problems if problem.file == str(config))
+    assert (missing.message, missing.line) == ("the graph's file does not exist", _line(config, '"missing"') - 1)
+
+
+@pytest.mark.parametrize("place", ["", "1"])
+async def test_a_graphs_directory_is_checked_alone(tmp_path: Path, place: str) -> None:
+    """With the models of its subconfig, and from its version directory as well."""
+    folder = _graph(tmp_path / "g" / place)
+    ir.save(ir.dummy(), folder, "inner")
+    inner = {"model_config_list": [{"config": {"name": "inner", "base_path": "inner"}}]}
+    (folder / "subconfig.json").write_text(json.dumps(inner))
+    report = await check_config(tmp_path / "g")
+    assert report.problems == ()
+    assert report.loaded == (LoadedVersion("g", 1), LoadedVersion("inner", 1))
+
+
+async def test_a_configuration_beside_a_graph_speaks_for_it(tmp_path: Path) -> None:
+    """It may hold more, and call the graph otherwise."""
+    _graph(tmp_path)
+    _config(tmp_path, mediapipe_config_list=[{"name": "called", "base_path": "."}])
+    report = await check_config(tmp_path)
+    assert (report.loaded, report.problems) == ((LoadedVersion("called", 1),), ())

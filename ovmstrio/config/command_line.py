@@ -1,4 +1,4 @@
-"""The command line of ``ovms serve``, read into settings and, for a single model, into its spec.
+"""The command line of ``ovms serve``, read into settings and, for a single model or graph, into its spec.
 
 Everything that is wrong with a command line is said at once.
 """
@@ -14,10 +14,12 @@ from pydantic import ValidationError
 
 from ovmstrio.config.documents import expected_by
 from ovmstrio.config.findings import did_you_mean, shown
+from ovmstrio.config.graph_entries import GRAPH_SUFFIX, GraphFiles, find_graph
 from ovmstrio.config.model_options import check_base_path, check_name, read_model_options
 from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.settings import IGNORED, MODEL, ServeSettings
-from ovmstrio.config.specs import ModelSpec, ServerSpec
+from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
+from ovmstrio.config.subconfigs import Subconfigs
 from ovmstrio.errors import Problem
 
 __all__ = [
@@ -28,7 +30,7 @@ __all__ = [
     "listen_addresses",
     "metric_families",
     "read_settings",
-    "single_model_spec",
+    "single_servable",
 ]
 
 _ORIGIN: Final = "the command line"
@@ -66,18 +68,20 @@ def read_settings(options: Mapping[str, Any]) -> ServeSettings:
         settings = ServeSettings.model_validate({name: value for name, value in given.items() if name not in bad})
     problems += [*_addresses(settings), *_groups(settings), *_security(settings), *_metrics(settings)]
     if _is_single_model(settings):
-        problems += [problem for problem in _read_model(settings)[1] if problem.severity == "error"]
+        problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
     if problems:
         raise UsageProblems(problems)
     return settings
 
 
-def single_model_spec(settings: ServeSettings) -> ModelSpec | None:
-    """Give the model that the command line describes, None when it describes none."""
+def single_servable(settings: ServeSettings) -> ServerSpec:
+    """Give what the command line describes: a model, a graph with the models of its subconfig, or nothing."""
     if settings.model_name is None or settings.model_path is None:
-        return None
+        return ServerSpec()
+    if _is_graph(settings):
+        return _graph_alone(settings, settings.model_name)
     fields, problems = _read_model(settings)
-    return ModelSpec(
+    model = ModelSpec(
         name=settings.model_name,
         base_path=settings.model_path.absolute(),
         cache_dir=cache_directory(settings),
@@ -85,6 +89,19 @@ def single_model_spec(settings: ServeSettings) -> ModelSpec | None:
         problems=tuple(problem for problem in problems if problem.severity == "error"),
         **fields,
     )
+    return ServerSpec(models=(model,))
+
+
+def _graph_alone(settings: ServeSettings, name: str) -> ServerSpec:
+    files = _graph_files(settings)
+    subconfigs = Subconfigs(cache_directory(settings), {})
+    problems = subconfigs.read(files.subconfig)
+    models = [model.spec for model in subconfigs.known.values() if model.spec.name != name]
+    if len(models) < len(subconfigs.known):
+        message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
+        problems = (*problems, Problem(message, path="--model_name", suggestion="call one of them otherwise"))
+    graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, **files._asdict())
+    return ServerSpec(models=tuple(models), graphs=(graph,), problems=tuple(subconfigs.problems))
 
 
 def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
@@ -207,8 +224,36 @@ def _metrics(settings: ServeSettings) -> list[Problem]:
     return problems
 
 
+def _single_problems(settings: ServeSettings) -> list[Problem]:
+    if not _is_graph(settings):
+        return _read_model(settings)[1]
+    allowed = set(_MODEL_KEYS.values())
+    return [
+        Problem("is an option of models, and this is a graph", path=f"--{name}", suggestion="leave it out")
+        for name in _MODEL_OPTIONS
+        if name in settings.model_fields_set - allowed
+    ] + _own_problems(settings)
+
+
+def _is_graph(settings: ServeSettings) -> bool:
+    path = settings.model_path
+    return path is not None and (path.suffix == GRAPH_SUFFIX or _graph_files(settings).graph_path.is_file())
+
+
+def _graph_files(settings: ServeSettings) -> GraphFiles:
+    path = (settings.model_path or Path()).absolute()
+    if path.suffix == GRAPH_SUFFIX and not path.is_dir():
+        return find_graph({"base_path": str(path.parent), "graph_path": path.name}, path.parent)
+    return find_graph({"base_path": str(path)}, path)
+
+
 def _read_model(settings: ServeSettings) -> tuple[dict[str, Any], list[Problem]]:
     options = {name: getattr(settings, name) for name in _MODEL_OPTIONS if name in settings.model_fields_set}
     fields, problems = read_model_options(options)
-    problems += [*check_name(settings.model_name or ""), *check_base_path(str(settings.model_path or ""))]
-    return fields, [replace(problem, path=f"--{_MODEL_KEYS.get(problem.path, problem.path)}") for problem in problems]
+    placed = [replace(problem, path=f"--{problem.path}") for problem in problems]
+    return fields, placed + _own_problems(settings)
+
+
+def _own_problems(settings: ServeSettings) -> list[Problem]:
+    problems = [*check_name(settings.model_name or ""), *check_base_path(str(settings.model_path or ""))]
+    return [replace(problem, path=f"--{_MODEL_KEYS[problem.path]}") for problem in problems]

@@ -25,6 +25,7 @@ __all__ = [
     "LAYOUT_DEPENDENT",
     "STATEFUL_ONLY",
     "check_base_path",
+    "check_local_path",
     "check_name",
     "parse_plugin_config",
     "read_model_options",
@@ -77,11 +78,18 @@ def check_base_path(base_path: str) -> list[Problem]:
     problem = Problem("the path cannot be used", path="base_path", found=shown(base_path))
     if not base_path:
         return [replace(problem, expected="the directory that holds the model's versions")]
-    if base_path.startswith(_REMOTE):
-        return [replace(problem, message="remote storage is not served by this version", expected="a local path")]
-    if "\0" in base_path or ".." in PurePosixPath(base_path).parts:
-        return [replace(problem, expected="a path without '..'", suggestion="write it from the root, or from here")]
-    return []
+    problems = check_local_path(base_path)
+    if not problems and ".." in PurePosixPath(base_path).parts:
+        problems = [replace(problem, expected="a path without '..'", suggestion="write it from the root, or from here")]
+    return problems
+
+
+def check_local_path(path: str) -> list[Problem]:
+    """Check that a path can be one of this machine's."""
+    problem = Problem("the path cannot be used", path="base_path", expected="a local path", found=shown(path))
+    if path.startswith(_REMOTE):
+        return [replace(problem, message="remote storage is not served by this version")]
+    return [replace(problem, expected="a path without the character NUL")] if "\0" in path else []
 
 
 def parse_plugin_config(value: Any) -> dict[str, str]:

@@ -1,34 +1,31 @@
 """OVMS's ``config.json``, read into specs with every problem of the file at once.
 
 Two kinds of problem are told apart.  What breaks the form of the file (no JSON, an unknown key, a wrong type, a wrong
-metric family) makes all of it unusable.  What is wrong with one model's settings stays with that model, which then
+metric family) makes all of it unusable.  What is wrong with the settings of one model or graph stays with it; it then
 fails to load while the rest is served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
-
-from pydantic import Field
+from typing import Any, ClassVar, Final
 
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, load_document
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
+from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.json_locations import JsonDocument, Located
-from ovmstrio.config.model_options import LAYOUT_DEPENDENT, check_base_path, check_name, read_model_options
-from ovmstrio.config.specs import MetricsSpec, ModelSpec, ServerSpec
+from ovmstrio.config.model_entries import ModelEntries, Place
+from ovmstrio.config.specs import GraphSpec, MetricsSpec, ServerSpec
+from ovmstrio.config.subconfigs import Subconfigs
 from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.observability.families import FAMILIES
 
 __all__ = ["Examined", "check_families", "examine_config", "parse_config"]
 
 _NOT_SERVED: Final = "is not served by this version"
-_GRAPH_FILE: Final = "graph.pbtxt"
 
-Count = Annotated[int, Field(ge=0)]
 Object = dict[str, Any]
 
 
@@ -39,32 +36,6 @@ class _File(Schema):
     custom_loader_config_list: list[Object] = OPTIONAL
     mediapipe_config_list: list[Object] = OPTIONAL
     monitoring: Object = OPTIONAL
-
-
-class _Entry(Schema):
-    config: Object
-
-
-class _Model(Schema):
-    hints: ClassVar[Mapping[str, str]] = dict.fromkeys(LAYOUT_DEPENDENT, "it is an option of the command line only")
-
-    name: str
-    base_path: str = OPTIONAL
-    batch_size: Count | str = OPTIONAL
-    shape: str | dict[str, str] = OPTIONAL
-    layout: str | dict[str, str] = OPTIONAL
-    model_version_policy: Object = OPTIONAL
-    nireq: Count = OPTIONAL
-    target_device: str = OPTIONAL
-    plugin_config: dict[str, str | bool | int | float] = OPTIONAL
-    allow_cache: bool = OPTIONAL
-    custom_loader_options: Object = OPTIONAL
-    graph_path: str = OPTIONAL
-    subconfig: str = OPTIONAL
-    stateful: bool = OPTIONAL
-    idle_sequence_cleanup: bool = OPTIONAL
-    low_latency_transformation: bool = OPTIONAL
-    max_sequence_number: Count = OPTIONAL
 
 
 class _Monitoring(Schema):
@@ -82,12 +53,12 @@ class _Metrics(Schema):
 class Examined:
     """What was understood of a file: ``fatal`` problems make it unusable, whatever ``spec`` holds.
 
-    ``places`` gives the settings of each model by its name.
+    ``places`` tells where each model and graph is configured, by its name.
     """
 
     spec: ServerSpec
     fatal: tuple[Problem, ...]
-    places: Mapping[str, Located]
+    places: Mapping[str, Place]
 
 
 def parse_config(content: bytes, path: Path, *, cache_dir: Path | None = None) -> ServerSpec:
@@ -101,15 +72,15 @@ def parse_config(content: bytes, path: Path, *, cache_dir: Path | None = None) -
         cache_dir: where models keep what was compiled; the file cannot say.
 
     Returns:
-        What to serve.  A model whose settings cannot be used is there with its problems, and must not be loaded;
-        the specification's own problems are of no model, or warnings.
+        What to serve.  A model or graph whose settings cannot be used is there with its problems, and must not be
+        loaded; the specification's own problems are of neither, or warnings.
 
     Raises:
         ConfigError: the file as a whole cannot be used; lists every problem that it has.
     """
     examined = examine_config(content, path, cache_dir=cache_dir)
     if examined.fatal:
-        own = [problem for model in examined.spec.models for problem in model.problems]
+        own = [problem for servable in examined.spec.servables for problem in servable.problems]
         raise ConfigError(by_line([*examined.fatal, *examined.spec.problems, *own]))
     return examined.spec
 
@@ -143,78 +114,76 @@ class _Reader:
         self._root = document.root
         # Paths in the file must not come to hold the `..` that led to the file.
         self._directory = path.parent.resolve()
-        self._cache_dir = cache_dir
         self._findings = Findings(str(path))
         self._findings.refuse_repeated(document)
-        self._named: dict[str, Located] = {}
+        self._models = ModelEntries(self._findings, self._directory, cache_dir, {})
+        self._subconfigs = Subconfigs(cache_dir, self._models.known)
+        self._graph_places: dict[str, Place] = {}
 
     def read(self) -> Examined:
         top = check_members(self._root, _File, self._findings)
-        entries = _items(top, "model_config_list")
-        models = [model for model in map(self._entry, entries) if model is not None]
+        self._models.read(_items(top, "model_config_list"))
+        graphs = self._graphs(_items(top, "mediapipe_config_list"))
         metrics = self._monitoring(top["monitoring"]) if "monitoring" in top else None
         for section, name_of in _SECTIONS.items():
             for item in _items(top, section):
                 self._findings.warn(item, f"{name_of(item)} {_NOT_SERVED}", "it is left out")
-        spec = ServerSpec(models=tuple(models), metrics=metrics, problems=by_line(self._findings.problems))
-        return Examined(spec, by_line(self._findings.fatal), self._named)
+        known = self._models.known
+        spec = ServerSpec(
+            models=tuple(model.spec for model in known.values()),
+            graphs=tuple(graphs),
+            metrics=metrics,
+            problems=(*by_line(self._findings.problems), *self._subconfigs.problems),
+            further_files=self._subconfigs.contents,
+        )
+        places = {name: model.place for name, model in known.items()}
+        return Examined(spec, by_line(self._findings.fatal), places | self._graph_places)
 
-    def _entry(self, node: Located) -> ModelSpec | None:
-        members = check_members(node, _Entry, self._findings)
-        return self._model(members["config"]) if "config" in members else None
+    def _graphs(self, items: Sequence[Located]) -> list[GraphSpec]:
+        """Read every graph, and the models that belong to it, which take their names first."""
+        checked = [replace(item, value=check_members(item, GraphEntry, self._findings)) for item in items]
+        specs = [self._graph(node) for node in self._first_of_each_name([*self._models.graphs, *checked])]
+        return [spec for spec in specs if not self._is_occupied(spec)]
 
-    def _model(self, config: Located) -> ModelSpec | None:
-        good = check_members(config, _Model, self._findings)
-        given = {key: node.plain() for key, node in good.items()}
-        if self._is_graph(given):
-            name = given.get("name", "")
-            self._findings.warn(config, f"graph {name!r} {_NOT_SERVED}", "it is left out")
-            return None
-        fields, problems = read_model_options(given)
-        problems += self._own_rules(config, given)
-        placed = [self._findings.place(config, problem) for problem in problems]
+    def _first_of_each_name(self, nodes: Iterable[Located]) -> list[Located]:
+        for node in nodes:
+            if "name" not in node.value:  # told already, as wrong
+                continue
+            name = node.value["name"].value
+            first = self._graph_places.setdefault(name, Place(self._findings.file, node)).settings
+            if first is not node:
+                message = f"there is a graph {name!r} already, so this one is left out"
+                self._findings.warn(node.find("name"), message, f"line {first.line} has it")
+        return [place.settings for place in self._graph_places.values()]
+
+    def _graph(self, node: Located) -> GraphSpec:
+        given = {key: member.plain() for key, member in node.value.items()}
+        files = find_graph(given, self._directory)
+        placed = [self._findings.place(node, problem) for problem in check_graph_settings(given)]
         errors = [problem for problem in placed if problem.severity == "error"]
         self._findings.problems += [problem for problem in placed if problem.severity != "error"]
-        if "name" not in given or not self._is_first(good["name"].value, config):
-            self._findings.problems += errors
-            return None
-        return ModelSpec(
+        if not errors:
+            errors += self._subconfigs.read(files.subconfig)
+        return GraphSpec(
             name=given["name"],
-            base_path=self._directory / given.get("base_path", ""),
-            cache_dir=self._cache_dir,
-            origin=f"{self._findings.file}:{config.line}",
+            origin=f"{self._findings.file}:{node.line}",
             problems=tuple(errors),
-            **fields,
+            **files._asdict(),
         )
 
-    def _own_rules(self, config: Located, given: Object) -> list[Problem]:
-        """Check what the command line cannot get wrong, or not in this way."""
-        problems = check_name(given["name"]) if "name" in given else []
-        if "base_path" in given:
-            problems += check_base_path(given["base_path"])
-        elif not get_close_matches("base_path", config.value.keys() - given.keys()):  # told already, as wrong
-            problems.append(Problem("the key 'base_path' is missing", suggestion="add it"))
-        if "custom_loader_options" in given:
-            problems.append(Problem(f"a custom loader {_NOT_SERVED}", path="custom_loader_options"))
-        return problems
-
-    def _is_first(self, name: str, config: Located) -> bool:
-        first = self._named.setdefault(name, config)
-        if first is not config:
-            message = f"the name {name!r} is taken, so this model is not served"
-            problem = Problem(
-                message, path="name", expected="a name of its own", suggestion=f"line {first.line} has it"
-            )
-            self._findings.problems.append(self._findings.place(config, problem))
-        return first is config
-
-    def _is_graph(self, given: Object) -> bool:
-        if "graph_path" in given or "subconfig" in given:
-            return True
-        if "base_path" not in given or "\0" in given["base_path"]:
+    def _is_occupied(self, spec: GraphSpec) -> bool:
+        model = self._models.known.get(spec.name)
+        if model is None:
             return False
-        base = self._directory / given["base_path"]
-        return any((folder / _GRAPH_FILE).is_file() for folder in (base, base / "1"))
+        problem = Problem(
+            f"Given mediapipe graph name is already occupied: {spec.name!r} is a model's, which is served",
+            path="name",
+            expected="a name of its own",
+            suggestion=f"{model.spec.origin} has it",
+        )
+        place = self._graph_places.pop(spec.name)
+        self._findings.problems.append(self._findings.place(place.settings, problem))
+        return True
 
     def _monitoring(self, node: Located) -> MetricsSpec | None:
         members = check_members(node, _Monitoring, self._findings)
@@ -242,7 +211,6 @@ def _name_in(kind: str, *keys: str) -> Callable[[Located], str]:
 
 _SECTIONS: Final[Mapping[str, Callable[[Located], str]]] = {
     "pipeline_config_list": _name_in("pipeline", "name"),
-    "mediapipe_config_list": _name_in("graph", "name"),
     "custom_node_library_config_list": _name_in("custom node library", "name"),
     "custom_loader_config_list": _name_in("custom loader", "config", "loader_name"),
 }

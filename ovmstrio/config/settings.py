@@ -46,7 +46,7 @@ Port = Annotated[int, Field(ge=0, le=65_535)]
 class ServeSettings(BaseModel):
     """The settings of one server, as given on the command line; times are seconds, sizes bytes.
 
-    Settings of one model are texts here; ``ovmstrio.config.command_line`` makes a ``ModelSpec`` of them.
+    Settings of one model are texts here; ``ovmstrio.config.command_line`` makes a ``ServerSpec`` of them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
@@ -66,8 +66,10 @@ class ServeSettings(BaseModel):
     cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
     allow_empty: bool = _setting(False, SERVER, "Be ready with no model configured.")
 
-    model_name: str | None = _setting(None, MODEL, "Name of the model.")
-    model_path: Path | None = _setting(None, MODEL, "Its folder of version folders, or its file.")
+    model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
+    model_path: Path | None = _setting(
+        None, MODEL, "Its folder of version folders, or its file; of a graph the folder with graph.pbtxt, or that file."
+    )
     batch_size: str | None = _setting(None, MODEL, "Batch size: 8, auto, -1 or 2:8.")
     shape: str | None = _setting(None, MODEL, 'Shape: "(1,3,224,224)", auto, or {"input":"(1,10)"}.')
     layout: str | None = _setting(None, MODEL, 'Layout: NHWC, NHWC:NCHW, or {"input":"NHWC"}.')
@@ -102,6 +104,9 @@ class ServeSettings(BaseModel):
     tls_cert: Path | None = _setting(None, SECURITY, "Certificate chain (PEM) of both protocols.")
     tls_key: Path | None = _setting(None, SECURITY, "Private key (PEM) of the certificate.")
     client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
+    hide_errors: bool = _setting(
+        False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."
+    )
     allowed_origins: str | None = _setting(None, SECURITY, "CORS: origins, comma separated, or *; off unless given.")
     allowed_methods: str = _setting("*", SECURITY, "CORS: methods.")
     allowed_headers: str = _setting("*", SECURITY, "CORS: headers.")

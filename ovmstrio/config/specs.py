@@ -1,4 +1,4 @@
-"""What a validated configuration says of each model: values that the rest of the server works with.
+"""What a validated configuration says of each model and graph: values that the rest of the server works with.
 
 Every way to write a configuration (``config.json``, command line) ends in these; nothing below this layer sees the
 user's spelling of a shape or a policy.
@@ -7,7 +7,7 @@ user's spelling of a shape or a policy.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AllVersions",
     "BatchSpec",
+    "GraphSpec",
     "LatestVersions",
     "LayoutSpec",
     "MetricsSpec",
     "ModelSpec",
+    "ServableSpec",
     "ServerSpec",
     "ShapeSpec",
     "SpecificVersions",
@@ -91,18 +93,42 @@ class LayoutSpec(_Spec):
     model: str | None = None
 
 
-class ModelSpec(_Spec):
-    """One model of the configuration, whatever file or option it came from.
+class ServableSpec(_Spec):
+    """What is configured of anything that is served under a name, whatever file or option it came from.
 
-    ``shapes`` and ``layouts`` map a tensor's (mapped) name to its setting; the key ``""`` is a setting written
-    without a name, which is for the only input.  ``mean`` and ``scale`` hold one value or one a channel.
-    ``origin`` says where the model was configured, for messages.  ``problems`` are faults of the settings: a model
-    that has any is known by name and fails to load with them, while everything else is served.
+    ``origin`` says where it was configured, for messages.  ``problems`` are faults of the settings: a servable that
+    has any is known by name and fails to load with them, while everything else is served.
     """
+
+    kind: ClassVar[str]
+    """What messages call it."""
 
     name: str
     base_path: Path
     version_policy: VersionPolicy = LatestVersions()
+    origin: str = ""
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems because of which it must not be loaded."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    def needs_reload(self, other: ServableSpec) -> bool:
+        """Tell whether loaded versions must be loaded again for ``other``: policy, origin and problems do not count."""
+        left_out = {"version_policy", "origin", "problems"}
+        return type(self) is not type(other) or self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)
+
+
+class ModelSpec(ServableSpec):
+    """One model of the configuration.
+
+    ``shapes`` and ``layouts`` map a tensor's (mapped) name to its setting; the key ``""`` is a setting written
+    without a name, which is for the only input.  ``mean`` and ``scale`` hold one value or one a channel.
+    """
+
+    kind: ClassVar[str] = "model"
+
     batch: BatchSpec | None = None
     shapes: dict[str, ShapeSpec] = {}
     layouts: dict[str, LayoutSpec] = {}
@@ -119,13 +145,19 @@ class ModelSpec(_Spec):
     idle_sequence_cleanup: bool = True
     low_latency_transformation: bool = False
     max_sequence_number: Annotated[int, Field(ge=0, le=2**32 - 1)] = 500
-    origin: str = ""
-    problems: tuple[Problem, ...] = ()
 
-    def needs_reload(self, other: ModelSpec) -> bool:
-        """Tell whether loaded versions must be loaded again for ``other``: policy, origin and problems do not count."""
-        left_out = {"version_policy", "origin", "problems"}
-        return self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)
+
+class GraphSpec(ServableSpec):
+    """One graph of the configuration, which has the one version 1.
+
+    ``base_path`` is the directory from which the paths in the graph's file lead on, ``graph_path`` that file itself
+    (both absolute); ``subconfig`` is the file that configures further models for the graph, if there is one.
+    """
+
+    kind: ClassVar[str] = "graph"
+
+    graph_path: Path
+    subconfig: Path | None = None
 
 
 class MetricsSpec(_Spec):
@@ -136,8 +168,19 @@ class MetricsSpec(_Spec):
 
 
 class ServerSpec(_Spec):
-    """A whole configuration, validated; ``problems`` are those that belong to no model, warnings among them."""
+    """A whole configuration, validated.
+
+    ``problems`` are those that belong to no servable, warnings among them.  ``further_files`` holds what was read
+    besides the file itself, None for what was looked for and is not there: a change of one is a change of all.
+    """
 
     models: tuple[ModelSpec, ...] = ()
+    graphs: tuple[GraphSpec, ...] = ()
     metrics: MetricsSpec | None = None
     problems: tuple[Problem, ...] = ()
+    further_files: dict[Path, bytes | None] = {}
+
+    @property
+    def servables(self) -> tuple[ServableSpec, ...]:
+        """Everything that is to be served, each under a name of its own."""
+        return (*self.models, *self.graphs)

@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol
 __all__ = ["CANCELLED", "OK", "Interface", "Method", "RequestEvent", "RequestObserver"]
 
 Interface = Literal["gRPC", "REST"]
-Method = Literal["ModelInfer", "ModelMetadata", "ModelReady"]
+Method = Literal["ModelInfer", "ModelInferStream", "ModelMetadata", "ModelReady"]
 
 OK: Final = "OK"
 CANCELLED: Final = "Cancelled"

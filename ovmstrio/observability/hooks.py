@@ -1,10 +1,13 @@
-"""What a model tells of each inference, for whoever counts: a port, and an implementation that counts nothing."""
+"""What models and graphs tell of each run, for whoever counts: ports, and implementations that count nothing."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-__all__ = ["NULL_HOOKS", "NullHooks", "ServableHooks"]
+if TYPE_CHECKING:
+    from ovmstrio.observability.events import Method
+
+__all__ = ["NULL_GRAPH_HOOKS", "NULL_HOOKS", "GraphHooks", "NullGraphHooks", "NullHooks", "ServableHooks"]
 
 
 class ServableHooks(Protocol):
@@ -44,3 +47,28 @@ class NullHooks:
 
 
 NULL_HOOKS: Final = NullHooks()
+
+
+class GraphHooks(Protocol):
+    """Observes one graph.  Every method is called on the event loop and must not wait."""
+
+    def started(self) -> None:
+        """An instance has begun to run, for one call or one stream."""
+        ...
+
+    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+        """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
+        ...
+
+
+class NullGraphHooks:
+    """Hooks for graphs that nobody observes."""
+
+    def started(self) -> None:
+        """Ignore it."""
+
+    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+        """Ignore it."""
+
+
+NULL_GRAPH_HOOKS: Final = NullGraphHooks()

@@ -1,7 +1,7 @@
 """Prometheus metrics of one server: OVMS's families under OVMS's names, and a few of our own.
 
 Every label combination of a servable exists, at zero, from the moment it is loaded, and its children are bound then,
-so that counting costs no look-up by label.
+so that counting costs no look-up by label.  Graphs have families of their own (``graph_metrics``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ovmstrio.observability.events import OK
 from ovmstrio.observability.families import BUCKETS_US, FAMILIES, OWN_FAMILIES
+from ovmstrio.observability.graph_metrics import GraphMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +51,7 @@ class Metrics:
         rows = [row for row in FAMILIES.values() if row.name in chosen] + list(OWN_FAMILIES.values())
         self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
         self._servables: dict[tuple[str, str], ServableMetrics] = {}
+        self._graphs: dict[str, GraphMetrics] = {}
 
     def servable(self, name: str, version: str) -> ServableMetrics:
         """Give the metrics of one version, made at zero on first sight."""
@@ -58,6 +60,17 @@ class Metrics:
         if found is None:
             found = self._servables[key] = ServableMetrics(self, name, version)
         return found
+
+    def graph(self, name: str) -> GraphMetrics:
+        """Give the metrics of one graph, made at zero on first sight; requests to the name count as a graph's now."""
+        found = self._graphs.get(name)
+        if found is None:
+            found = self._graphs[name] = GraphMetrics(self, name)
+        return found
+
+    def forget_graph(self, name: str) -> None:
+        """Count requests to a name as a model's from now on."""
+        self._graphs.pop(name, None)
 
     def child(self, family: str, *labels: str) -> Any:
         """Give one bound child, or one that counts nothing where the family is off."""
@@ -68,13 +81,14 @@ class Metrics:
 
     def request_started(self, event: RequestEvent) -> None:
         """Count a request in."""
-        if event.method == "ModelInfer":
+        if event.method == "ModelInfer" and event.name not in self._graphs:
             self.servable(event.name, event.version).current.inc()
 
     def request_finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
         """Count a request out, by its outcome."""
         del error
-        self.servable(event.name, event.version).count(event, code)
+        counted = self._graphs.get(event.name) or self.servable(event.name, event.version)
+        counted.count(event, code)
 
     def render(self) -> bytes:
         """Print every family in Prometheus's text format."""

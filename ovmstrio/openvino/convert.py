@@ -34,7 +34,7 @@ from ovmstrio.datatypes import BY_OPENVINO_NAME
 from ovmstrio.errors import AlreadyExists, ConfigError, Problem
 from ovmstrio.tensor import Dim, TensorSpec
 
-__all__ = ["Conversion", "Converted", "convert", "detect_state", "framework_of", "new_version", "save"]
+__all__ = ["Conversion", "Converted", "convert", "detect_state", "framework_of", "new_folder", "new_version", "save"]
 
 _FRAMEWORK_BY_SUFFIX: Final = {
     ".xml": "OpenVINO IR",
@@ -244,22 +244,21 @@ def _transform(source: Path, model: ov.Model, wanted: Conversion) -> dict[str, s
     return pairs
 
 
-def _refuse_existing(target: Path, *, force: bool) -> None:
+def _refuse_existing(target: Path, another: str, *, force: bool) -> None:
     if target.exists() and not force:
-        raise AlreadyExists(f"{target} exists; choose another --version, or replace it with --force")
+        raise AlreadyExists(f"{target} exists; choose another {another}, or replace it with --force")
 
 
 @contextmanager
-def new_version(repository: Path, name: str, version: int = 1, *, force: bool = False) -> Iterator[Path]:
-    """Give a folder to fill, which becomes ``<repository>/<name>/<version>`` when the block ends without error.
+def new_folder(target: Path, *, force: bool = False, another: str = "--repository") -> Iterator[Path]:
+    """Give a folder to fill, which becomes ``target`` when the block ends without error.
 
-    A server that watches the repository never sees a half-written version.
+    A server that watches the repository never sees it half-written.
 
     Raises:
-        AlreadyExists: the version exists and ``force`` is not set.
+        AlreadyExists: it exists and ``force`` is not set; ``another`` is the option that leads elsewhere.
     """
-    target = repository / name / str(version)
-    _refuse_existing(target, force=force)
+    _refuse_existing(target, another, force=force)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
@@ -271,7 +270,17 @@ def new_version(repository: Path, name: str, version: int = 1, *, force: bool = 
         made.rename(target)
     finally:
         shutil.rmtree(scratch)
-        if not any(target.parent.iterdir()):
+
+
+@contextmanager
+def new_version(repository: Path, name: str, version: int = 1, *, force: bool = False) -> Iterator[Path]:
+    """Give a folder to fill, which becomes ``<repository>/<name>/<version>``; as :func:`new_folder` otherwise."""
+    target = repository / name / str(version)
+    try:
+        with new_folder(target, force=force, another="--version") as made:
+            yield made
+    finally:
+        if target.parent.is_dir() and not any(target.parent.iterdir()):
             target.parent.rmdir()
 
 
@@ -298,7 +307,7 @@ def convert(
     wanted = wanted or Conversion()
     target = repository / name / str(version)
     framework = framework_of(source)
-    _refuse_existing(target, force=force)
+    _refuse_existing(target, "--version", force=force)
     model = _read(source, framework)
     state = _transform(source, model, wanted)
     with new_version(repository, name, version, force=force) as directory:

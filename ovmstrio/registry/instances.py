@@ -44,10 +44,10 @@ class RetiredInstances:
             try:
                 await instance.servable.aclose()
             except Exception:
-                log.exception("closing failed", model=instance.name, version=instance.version)
+                log.exception("closing failed", name=instance.name, version=instance.version)
         if scope.cancelled_caught:
-            log.error("closing took too long", model=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
-        log.info("model retired", model=instance.name, version=instance.version)
+            log.error("closing took too long", name=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
+        log.info("retired", kind=instance.spec.kind, name=instance.name, version=instance.version)
         if closed is not None:
             closed()
 
@@ -64,4 +64,10 @@ class RetiredInstances:
                 for instance in tuple(self._open):
                     nursery.start_soon(self.close_when_idle, instance)
         for instance in self._open:
-            log.warning("model abandoned", model=instance.name, version=instance.version, in_flight=instance.in_flight)
+            log.warning(
+                "abandoned",
+                kind=instance.spec.kind,
+                name=instance.name,
+                version=instance.version,
+                in_flight=instance.in_flight,
+            )

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.config.specs import ServableSpec
     from ovmstrio.servable import Servable
 
 __all__ = ["Instance", "Lease"]
@@ -20,15 +20,17 @@ class Instance:
     """One loaded servable with the number of calls in flight.
 
     A version that is loaded again has a new instance; the old one lives until its last lease is given back.
+    ``files`` is the mark of what it was loaded from.
     """
 
-    __slots__ = ("_drained", "in_flight", "name", "servable", "spec", "version")
+    __slots__ = ("_drained", "files", "in_flight", "name", "servable", "spec", "version")
 
-    def __init__(self, spec: ModelSpec, version: int, servable: Servable) -> None:
+    def __init__(self, spec: ServableSpec, version: int, servable: Servable, files: str) -> None:
         self.name = spec.name
         self.version = str(version)
         self.spec = spec
         self.servable = servable
+        self.files = files
         self.in_flight = 0
         self._drained: trio.Event | None = None
 

@@ -20,13 +20,13 @@ def readiness_at_start(models: Collection[ModelRecord]) -> Readiness:
     if not waiting:
         return Readiness(ready=False, reason="the configuration has not been applied yet")
     names = ", ".join(waiting[:5]) + (", ..." if len(waiting) > len(waiting[:5]) else "")
-    return Readiness(ready=False, reason=f"loading {len(waiting)} of {len(models)} models: {names}")
+    return Readiness(ready=False, reason=f"loading {len(waiting)} of {len(models)} {_kinds(models)}: {names}")
 
 
 def readiness_of(models: Collection[ModelRecord], *, when_empty: bool, when_failed: bool) -> Readiness:
-    """Tell whether every configured model can be called.
+    """Tell whether every configured model and graph can be called.
 
-    A model that was added to a serving registry and is being loaded for the first time does not count yet: the
+    One that was added to a serving registry and is being loaded for the first time does not count yet: the
     server must not be taken out of rotation for it.
     """
     configured = [model for model in models if model.spec is not None]
@@ -38,9 +38,13 @@ def readiness_of(models: Collection[ModelRecord], *, when_empty: bool, when_fail
     return Readiness(ready=True)
 
 
+def _kinds(models: Collection[ModelRecord]) -> str:
+    return " and ".join(f"{kind}s" for kind in sorted({model.kind for model in models}, reverse=True))
+
+
 def _why(model: ModelRecord) -> str:
     reasons = [
         f"version {record.version}: {record.reason}" for record in model.versions.values() if record.failure is not None
     ]
     why = model.problem or "; ".join(reasons) or "no version is available"
-    return f'model "{model.name}": {why}'
+    return f'{model.kind} "{model.name}": {why}'

@@ -1,4 +1,4 @@
-"""Bringing one model in line with its configuration and its files: load first, retire after.
+"""Bringing one model or graph in line with its configuration and its files: load first, retire after.
 
 ::
 
@@ -15,15 +15,14 @@ import structlog
 import trio
 
 from ovmstrio.errors import ConfigError
+from ovmstrio.registry.files import files_mark, list_versions
 from ovmstrio.registry.states import FAILED, ApplyResult, VersionState, VersionStatus
-from ovmstrio.repository.fingerprints import tree_mark
-from ovmstrio.repository.versions import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
-    from ovmstrio.config.specs import ModelSpec, VersionPolicy
+    from ovmstrio.config.specs import ServableSpec, VersionPolicy
     from ovmstrio.registry.leases import Instance
     from ovmstrio.registry.loading import VersionLoader
     from ovmstrio.registry.records import ModelRecord, VersionRecord
@@ -90,11 +89,10 @@ class Reconciler:
         """Stop giving leases for every version; tell whether there was any."""
         return self._retire_except(model, ())
 
-    async def _list(self, model: ModelRecord, spec: ModelSpec) -> Listing | None:
+    async def _list(self, model: ModelRecord, spec: ServableSpec) -> Listing | None:
         known = model.problem
         try:
-            _check_settings(spec)
-            listing = await trio.to_thread.run_sync(scan, spec.base_path)
+            listing = await trio.to_thread.run_sync(list_versions, spec)
         except ConfigError as error:
             model.problem = error.message
         else:
@@ -106,13 +104,15 @@ class Reconciler:
             log.error("model cannot be served", model=model.name, reason=model.problem)
         return None
 
-    async def _follow(self, model: ModelRecord, spec: ModelSpec, listing: Listing, *, forced: bool) -> ApplyResult:
+    async def _follow(self, model: ModelRecord, spec: ServableSpec, listing: Listing, *, forced: bool) -> ApplyResult:
         given_up = await self._given_up(model, spec, listing, forced=forced)
         attempted: set[int] = set()
         while True:
             broken = given_up.difference(model.available_versions())
             chosen, wanted = choose_versions(spec.version_policy, listing.versions, broken)
-            missing = [version for version in chosen if not (version in given_up or _is_served(model, spec, version))]
+            # What was loaded just now counts as served, though its files may have changed meanwhile.
+            settled = given_up | attempted
+            missing = [v for v in chosen if not (v in settled or _is_served(model, spec, v, listing.mark))]
             if not missing:
                 break
             attempted.update(missing)
@@ -122,7 +122,7 @@ class Reconciler:
         failures = tuple(model.versions[version].status for version in sorted(attempted & given_up))
         return ApplyResult(retired or bool(attempted - given_up), failures)
 
-    async def _given_up(self, model: ModelRecord, spec: ModelSpec, listing: Listing, *, forced: bool) -> set[int]:
+    async def _given_up(self, model: ModelRecord, spec: ServableSpec, listing: Listing, *, forced: bool) -> set[int]:
         """Find the versions whose last load failed and that are not worth trying again now."""
         failed = {} if forced else {version: record for version, record in model.versions.items() if record.failure}
         return {
@@ -131,12 +131,12 @@ class Reconciler:
             if version in listing.versions and not await _is_due(record, spec, listing.versions[version])
         }
 
-    async def _load_all(self, model: ModelRecord, spec: ModelSpec, directories: dict[int, Path]) -> None:
+    async def _load_all(self, model: ModelRecord, spec: ServableSpec, directories: dict[int, Path]) -> None:
         async with trio.open_nursery() as nursery:
             for version, directory in directories.items():
                 nursery.start_soon(self._load, model, spec, version, directory)
 
-    async def _load(self, model: ModelRecord, spec: ModelSpec, version: int, directory: Path) -> None:
+    async def _load(self, model: ModelRecord, spec: ServableSpec, version: int, directory: Path) -> None:
         replaced = await self._loader.load(model, spec, version, directory)
         if replaced is not None:
             self._retire(replaced, None)
@@ -154,22 +154,18 @@ class Reconciler:
         return bool(unwanted)
 
 
-def _check_settings(spec: ModelSpec) -> None:
-    errors = [problem for problem in spec.problems if problem.severity == "error"]
-    if errors:
-        raise ConfigError(errors)
-
-
 def _ending(model: ModelRecord, record: VersionRecord) -> Callable[[], None]:
     return lambda: model.retirement_ends(record)
 
 
-def _is_served(model: ModelRecord, spec: ModelSpec, version: int) -> bool:
-    """Tell whether a version is served with these settings, and note that they are the ones it has now."""
+def _is_served(model: ModelRecord, spec: ServableSpec, version: int, mark: str) -> bool:
+    """Tell whether a version is served with these settings and files, and note that they are the ones it has now."""
     record = model.versions.get(version)
-    if record is None or record.instance is None:
+    if record is None or record.instance is None or spec.errors:
         return False
     if record.instance.spec is not spec and record.instance.spec.needs_reload(spec):
+        return False
+    if mark and record.instance.files != mark:
         return False
     record.instance.spec = spec
     if record.failure is not None:
@@ -177,8 +173,8 @@ def _is_served(model: ModelRecord, spec: ModelSpec, version: int) -> bool:
     return True
 
 
-async def _is_due(record: VersionRecord, spec: ModelSpec, directory: Path) -> bool:
+async def _is_due(record: VersionRecord, spec: ServableSpec, directory: Path) -> bool:
     failure = record.failure
     if failure is None or trio.current_time() >= failure.retry_at or failure.spec.needs_reload(spec):
         return True
-    return await trio.to_thread.run_sync(tree_mark, directory) != failure.files
+    return await trio.to_thread.run_sync(files_mark, spec, directory) != failure.files

@@ -1,4 +1,4 @@
-"""What the registry knows of one name: its versions, their states, and which of them answers.
+"""What the registry knows of one name, model or graph: its versions, their states, and which of them answers.
 
 The only place where a state changes.  ``serving`` is kept so that a look-up costs two dictionary accesses: it maps the
 version as requests spell it to the instance that answers.
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.errors import NotFound, VersionLoading, VersionRetired
-from ovmstrio.registry.states import FAILED, OK, VersionState, VersionStatus
+from ovmstrio.config.specs import GraphSpec, ModelSpec
+from ovmstrio.errors import GraphLoading, NotFound, VersionLoading, VersionRetired
+from ovmstrio.registry.files import GRAPH_VERSION
+from ovmstrio.registry.states import FAILED, GRAPH_FAILED, OK, VersionState, VersionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.config.specs import ServableSpec
     from ovmstrio.errors import ServerError
     from ovmstrio.registry.leases import Instance
 
@@ -29,13 +31,15 @@ DEFAULT_VERSION: Final = 0
 _VERSION_MISSING: Final = "Model with requested version is not found"
 _VERSION_RETIRED: Final = "Model with requested version is retired"
 _VERSION_LOADING: Final = "Model with requested version is not loaded yet"
+_GRAPH_RETIRED: Final = "Mediapipe is retired"
+_GRAPH_LOADING: Final = "Mediapipe is not loaded yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A load that failed: with which settings, over which files, how often in a row, and when to try again."""
 
-    spec: ModelSpec
+    spec: ServableSpec
     files: str
     attempts: int
     retry_at: float
@@ -71,13 +75,15 @@ class VersionRecord:
 class ModelRecord:
     """One name with all versions ever seen; ``spec`` is None once the name is not configured any more.
 
-    ``settled`` turns true when the first pass over the model's versions has ended; ``problem`` says why the versions
+    What is a graph (``is_graph``, or was when it was last configured) has one version, which answers whatever version
+    is asked for.  ``settled`` turns true when the first pass over the versions has ended; ``problem`` says why they
     could not even be listed.
     """
 
     def __init__(self, name: str, publish: Callable[[VersionStatus], None]) -> None:
         self.name = name
-        self.spec: ModelSpec | None = None
+        self.spec: ServableSpec | None = None
+        self.is_graph = False
         self.versions: dict[int, VersionRecord] = {}
         self.serving: dict[str, Instance] = {}
         self.settled = False
@@ -86,15 +92,36 @@ class ModelRecord:
         self.changed = trio.Event()
         self._publish = publish
 
+    @property
+    def kind(self) -> str:
+        """What messages call it."""
+        return GraphSpec.kind if self.is_graph else ModelSpec.kind
+
+    def configure(self, spec: ServableSpec | None) -> None:
+        """Note what the name is to stand for from now on; a graph that has to be loaded for that can be waited for."""
+        self.settled = self.settled and self.spec is not None
+        self.spec = spec
+        if spec is None:
+            return
+        self.is_graph = isinstance(spec, GraphSpec)
+        if self.is_graph:
+            record = self.versions.get(GRAPH_VERSION)
+            if record is None or record.state >= VersionState.UNLOADING:
+                self.load_begins(GRAPH_VERSION)
+
     # What is asked
 
     def find(self, version: int) -> Instance | None:
         """Find the instance that answers for a version."""
-        return self.serving.get(str(version))
+        return self.serving.get(str(GRAPH_VERSION if self.is_graph else version))
+
+    def record(self, version: int) -> VersionRecord | None:
+        """Find what is known of a version."""
+        return self.versions.get(GRAPH_VERSION if self.is_graph else version)
 
     def is_pending(self, version: int) -> bool:
         """Tell whether waiting may make the version, or a default one, available."""
-        record = self.versions.get(version)
+        record = self.record(version)
         if record is not None:
             return record.is_pending
         pending = not self.settled and self.spec is not None
@@ -102,7 +129,9 @@ class ModelRecord:
 
     def refusal(self, version: int) -> ServerError:
         """Say why a version that is not available cannot be called, in the words of OVMS."""
-        record = self.versions.get(version)
+        record = self.record(version)
+        if self.is_graph and record is not None:
+            return _graph_refusal(record)
         if record is None:
             return VersionLoading(_VERSION_LOADING) if self.is_pending(version) else NotFound(self._missing(version))
         if record.state >= VersionState.UNLOADING:
@@ -145,7 +174,7 @@ class ModelRecord:
 
     def load_fails(self, record: VersionRecord, reason: str, failure: Failure, seconds: float) -> None:
         """Note why a load failed; what was served goes on."""
-        record.error_code, record.reason, record.failure = FAILED, reason, failure
+        record.error_code, record.reason, record.failure = GRAPH_FAILED if self.is_graph else FAILED, reason, failure
         record.load_seconds = seconds
         self._announce(record)
 
@@ -188,3 +217,11 @@ class ModelRecord:
             default = serving[str(max(map(int, serving)))]
             serving |= {"": default, str(DEFAULT_VERSION): default}
         self.serving = serving
+
+
+def _graph_refusal(record: VersionRecord) -> ServerError:
+    if record.state >= VersionState.UNLOADING:
+        return VersionRetired(_GRAPH_RETIRED)
+    if record.is_pending:
+        return GraphLoading(_GRAPH_LOADING)
+    return GraphLoading(f"{_GRAPH_LOADING}: its last load failed: {record.reason}")

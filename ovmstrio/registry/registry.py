@@ -1,5 +1,7 @@
 """Name and version to servable: what is served, in which state, and how it changes while calls are in flight.
 
+Servables are models and graphs; a graph is a name with one version, which answers whatever version is asked for.
+
 ::
 
     apply / rescan / watcher ──> JobQueue ──> Reconciler ──> VersionLoader ──> ModelRecord (states, routing)
@@ -28,7 +30,7 @@ from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.config.specs import ServableSpec
     from ovmstrio.servable import Servable
 
 __all__ = ["Registry"]
@@ -50,8 +52,8 @@ class Registry:
         concurrent_loads: how many versions may be loading at once.
         load_wait_seconds: how long a lease waits for a version that is being loaded.
         shutdown_seconds: how long calls in flight may hold up the end of :meth:`run`.
-        ready_when_failed: be ready even if a model has no version that works (as OVMS is).
-        ready_when_empty: be ready with no model configured.
+        ready_when_failed: be ready even if a model or graph has no version that works (as OVMS is).
+        ready_when_empty: be ready with nothing configured.
     """
 
     def __init__(
@@ -101,8 +103,8 @@ class Registry:
         finally:
             await self._shut_down()
 
-    async def apply(self, specs: Sequence[ModelSpec]) -> ApplyResult:
-        """Load, swap and retire until exactly these models are served; of two with one name the first counts.
+    async def apply(self, specs: Sequence[ServableSpec]) -> ApplyResult:
+        """Load, swap and retire until exactly these are served; of two with one name the first counts.
 
         Names are known, and calls to them wait, as soon as this has begun.  What fails is in the result, and what
         served before goes on serving.
@@ -138,7 +140,7 @@ class Registry:
     # Calls
 
     async def lease(self, name: str, version: str = "") -> Lease:
-        """Take a lease of a version, or of the default one, for use in a ``with`` statement.
+        """Take a lease of a version, or of the default one, for use in a ``with`` statement; a graph has only one.
 
         An available version is leased without a checkpoint.  One that is being loaded is waited for.
 
@@ -180,7 +182,7 @@ class Registry:
         model = self._models.get(name)
         if model is None:
             raise NotFound(MODEL_MISSING)
-        record = model.versions.get(number)
+        record = model.record(number)
         if record is not None:
             return record.instance is not None
         if version == "" and model.serving:
@@ -247,15 +249,14 @@ class Registry:
                 await model.changed.wait()
         return Lease(self._find(name, version, NOTHING_MISSING))
 
-    async def _apply(self, specs: Iterable[ModelSpec]) -> ApplyResult:
-        by_name: dict[str, ModelSpec] = {}
+    async def _apply(self, specs: Iterable[ServableSpec]) -> ApplyResult:
+        by_name: dict[str, ServableSpec] = {}
         for spec in specs:
             by_name.setdefault(spec.name, spec)
         for name in by_name:
             self._models.setdefault(name, ModelRecord(name, self._publish))
         for name, model in self._models.items():
-            model.settled = model.settled and model.spec is not None
-            model.spec = by_name.get(name)
+            model.configure(by_name.get(name))
         result = await self._reconcile_all(forced=True)
         self._loaded.set()
         self._announce_readiness()
@@ -267,9 +268,10 @@ class Registry:
         async def reconcile(model: ModelRecord) -> None:
             results.append(await self._reconciler.reconcile(model, forced=forced))
 
-        async with trio.open_nursery() as nursery:
-            for model in self._models.values():
-                nursery.start_soon(reconcile, model)
+        for models in _in_order(self._models.values()):
+            async with trio.open_nursery() as nursery:
+                for model in models:
+                    nursery.start_soon(reconcile, model)
         self._announce_readiness()
         failures = sorted((status for result in results for status in result.failures), key=_name_and_version)
         return ApplyResult(any(result.changed for result in results), tuple(failures))
@@ -320,6 +322,16 @@ def _parse(version: str) -> int:
     if number is None or abs(number) > _MAX_VERSION:
         raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
     return number
+
+
+def _in_order(models: Iterable[ModelRecord]) -> tuple[list[ModelRecord], ...]:
+    """Put models before the graphs that may call them, and what is not served any more last."""
+    configured = [model for model in models if model.spec is not None]
+    return (
+        [model for model in configured if not model.is_graph],
+        [model for model in configured if model.is_graph],
+        [model for model in models if model.spec is None],
+    )
 
 
 def _name_and_version(status: VersionStatus) -> tuple[str, int]:

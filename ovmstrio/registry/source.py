@@ -1,9 +1,9 @@
-"""Where the registry's models are configured: a file that is read again when it has changed, or when told to.
+"""Where the registry's servables are configured: files that are read again when they have changed, or when told to.
 
 ::
 
-    config.json ─> ConfigSource ─> Registry.apply
-                      ^ load (start), reload (POST /v1/config/reload), poll (watcher)
+    config.json, subconfigs ─> ConfigSource ─> Registry.apply
+                                  ^ load (start), reload (POST /v1/config/reload), poll (watcher)
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import trio
 
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError
+from ovmstrio.registry.states import GRAPH_FAILED
 from ovmstrio.repository.fingerprints import content_mark
 
 if TYPE_CHECKING:
     from ovmstrio.registry.registry import Registry
-    from ovmstrio.registry.states import ApplyResult
+    from ovmstrio.registry.states import ApplyResult, VersionStatus
 
 __all__ = ["ConfigSource", "ParseConfig", "reload_versions"]
 
@@ -67,6 +68,7 @@ class ConfigSource:
         self._parse = parse
         self._lock = trio.Lock()
         self._mark = ""
+        self._further: dict[Path, bytes | None] = {}
         self._failed = False
         self._missing = False
 
@@ -82,7 +84,7 @@ class ConfigSource:
         """
         async with self._lock:
             content = await self._content()
-            if force or self._failed or content_mark(content) != self._mark:
+            if force or self._failed or await self._has_changed(content):
                 await self._apply(content)
                 return True
             return await reload_versions(self._registry)
@@ -97,7 +99,7 @@ class ConfigSource:
         async with self._lock:
             try:
                 content = await self._content()
-                if content_mark(content) != self._mark:
+                if await self._has_changed(content):
                     await self._apply(content)
                 self._missing = False
             except ServerError as error:
@@ -109,8 +111,15 @@ class ConfigSource:
             spec = await self._read_whole(content)
         except ConfigError as error:
             raise FailedPrecondition(f"{_FILE_FAILED}: {error.message}") from error
-        result = await self._registry.apply(spec.models)
-        log.info("config applied", path=str(self._path), models=len(spec.models), failures=len(result.failures))
+        self._further = spec.further_files
+        result = await self._registry.apply(spec.servables)
+        log.info(
+            "config applied",
+            path=str(self._path),
+            models=len(spec.models),
+            graphs=len(spec.graphs),
+            failures=len(result.failures),
+        )
         _check(result, _FILE_FAILED)
         _check_problems(spec.problems)
         self._failed = False
@@ -133,6 +142,14 @@ class ConfigSource:
         self._mark = content_mark(content)
         return self._parse(content, self._path)
 
+    async def _has_changed(self, content: bytes) -> bool:
+        if content_mark(content) != self._mark:
+            return True
+        for path, known in self._further.items():
+            if await _read(path) != known:
+                return True
+        return False
+
     async def _content(self) -> bytes:
         try:
             return await trio.Path(self._path).read_bytes()
@@ -140,11 +157,23 @@ class ConfigSource:
             raise ConfigError([Problem(_FILE_MISSING)]) from error
 
 
+async def _read(path: Path) -> bytes | None:
+    try:
+        return await trio.Path(path).read_bytes()
+    except (OSError, ValueError):
+        return None
+
+
 def _check(result: ApplyResult, text: str) -> None:
     if result.failures:
         first = result.failures[0]
-        where = f'model "{first.name}"' + (f" version {first.version}" if first.version else "")
-        raise ModelFailure(f"{text}: {where}: {first.reason}")
+        raise ModelFailure(f"{text}: {_name_of(first)}: {first.reason}")
+
+
+def _name_of(status: VersionStatus) -> str:
+    if status.error_code == GRAPH_FAILED:
+        return f'graph "{status.name}"'
+    return f'model "{status.name}"' + (f" version {status.version}" if status.version else "")
 
 
 def _check_problems(problems: Iterable[Problem]) -> None:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["FAILED", "OK", "ApplyResult", "Readiness", "VersionState", "VersionStatus"]
+__all__ = ["FAILED", "GRAPH_FAILED", "OK", "ApplyResult", "Readiness", "VersionState", "VersionStatus"]
 
 OK: Final = "OK"
 FAILED: Final = "UNKNOWN"
-"""The code that OVMS gives a version whose load failed, whatever the reason."""
+"""The code that OVMS gives a version of a model whose load failed, whatever the reason."""
+GRAPH_FAILED: Final = "FAILED_PRECONDITION"
+"""The same of a graph."""
 
 
 class VersionState(IntEnum):
@@ -27,9 +29,9 @@ class VersionState(IntEnum):
 class VersionStatus:
     """One version at one moment.
 
-    ``error_code`` is ``"OK"``, ``"UNKNOWN"`` (a load failed) or ``"FAILED_PRECONDITION"``; ``reason`` says in words
-    why it failed.  A version that is AVAILABLE with an error code serves what was loaded before the failure.
-    ``load_seconds`` is the time that the last load took, None before the first has ended.
+    ``error_code`` is ``"OK"``, ``"UNKNOWN"`` (a model's load failed) or ``"FAILED_PRECONDITION"`` (a graph's);
+    ``reason`` says in words why it failed.  A version that is AVAILABLE with an error code serves what was loaded
+    before the failure.  ``load_seconds`` is the time that the last load took, None before the first has ended.
     """
 
     name: str

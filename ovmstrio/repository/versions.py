@@ -37,10 +37,14 @@ _EXPECTED: Final = "model.xml with model.bin, .onnx, .pdmodel with .pdiparams, .
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The versions below a base path, ascending, and what was passed over that looks like a mistake."""
+    """The versions below a base path, ascending, and what was passed over that looks like a mistake.
+
+    ``mark`` changes with the files of a servable that is to be loaded again then; models are not.
+    """
 
     versions: dict[int, Path]
     warnings: tuple[str, ...] = ()
+    mark: str = ""
 
 
 def list_versions(base_path: Path) -> dict[int, Path]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ovmstrio.config.command_line import (
     listen_addresses,
     metric_families,
     read_settings,
-    single_model_spec,
+    single_servable,
 )
 from ovmstrio.config.settings import IGNORED, IGNORED_GROUP, ServeSettings
 from ovmstrio.config.specs import LayoutSpec, MetricsSpec, ServerSpec, ShapeSpec, SpecificVersions
@@ -32,7 +33,7 @@ def test_without_options_both_protocols_are_served() -> None:
     settings = read_settings({})
     assert (settings.port, settings.rest_port, settings.max_message_size) == (9000, 8000, 64 * 2**20)
     assert (settings.drain_seconds, settings.drain_delay, settings.file_system_poll_wait_seconds) == (30, 0, 1)
-    assert single_model_spec(settings) is None
+    assert single_servable(settings) == ServerSpec()
 
 
 def test_a_single_model_is_configured_by_options() -> None:
@@ -50,8 +51,7 @@ def test_a_single_model_is_configured_by_options() -> None:
         "plugin_config": '{"NUM_STREAMS": 2}',
         "target_device": "AUTO",
     }
-    model = single_model_spec(read_settings(options))
-    assert model is not None
+    (model,) = single_servable(read_settings(options)).models
     assert (model.name, model.base_path) == ("m", Path("models/m").absolute())
     assert model.shapes == {"a": ShapeSpec(dims=(Dim(1, 1), Dim(10, 10)))}
     assert model.layouts == {"": LayoutSpec(tensor="NHWC", model="NCHW")}
@@ -155,3 +155,47 @@ def test_families_are_split() -> None:
         "ovms_requests_fail",
     )
     assert metric_families(read_settings({})) is None
+
+
+def _graph_folder(root: Path, place: str = "") -> Path:
+    (root / "g" / place).mkdir(parents=True)
+    (root / "g" / place / "graph.pbtxt").touch()
+    return root / "g"
+
+
+@pytest.mark.parametrize(("place", "path"), [("", "g"), ("1", "g"), ("", "g/graph.pbtxt")])
+def test_a_folder_or_file_of_a_graph_is_served_as_one(tmp_path: Path, place: str, path: str) -> None:
+    """The file lies in the folder or in its version 1; handlers are found from the directory of the file."""
+    folder = _graph_folder(tmp_path, place)
+    spec = single_servable(read_settings({"model_name": "it", "model_path": str(tmp_path / path)}))
+    (graph,) = spec.graphs
+    assert (graph.name, spec.models, graph.problems) == ("it", (), ())
+    assert (graph.base_path, graph.graph_path) == (folder / place, folder / place / "graph.pbtxt")
+
+
+def test_a_file_of_a_graph_that_is_missing_is_a_graph_all_the_same(tmp_path: Path) -> None:
+    """Its name says what it would be."""
+    (graph,) = single_servable(read_settings({"model_name": "g", "model_path": str(tmp_path / "x.pbtxt")})).graphs
+    assert graph.graph_path == tmp_path / "x.pbtxt"
+
+
+def test_a_graph_refuses_the_options_of_models(tmp_path: Path) -> None:
+    """Each is named, and the server does not start."""
+    folder = str(_graph_folder(tmp_path))
+    options = {"model_name": "g", "model_path": folder, "batch_size": "2", "nireq": 1}
+    with pytest.raises(UsageProblems) as error:
+        read_settings(options)
+    assert error.value.lines == [
+        f"--{name}: is an option of models, and this is a graph; leave it out" for name in ("batch_size", "nireq")
+    ]
+
+
+def test_models_beside_a_single_graph_are_served_with_it(tmp_path: Path) -> None:
+    """They come from the graph's subconfig, whose paths lead on from its directory."""
+    folder = _graph_folder(tmp_path)
+    entries = [{"config": {"name": name, "base_path": name}} for name in ("m", "g")]
+    (folder / "subconfig.json").write_text(json.dumps({"model_config_list": entries}))
+    spec = single_servable(read_settings({"model_name": "g", "model_path": str(folder)}))
+    assert [(model.name, model.base_path) for model in spec.models] == [("m", folder / "m")]
+    assert [problem.path for problem in spec.graphs[0].problems] == ["--model_name"]
+    assert spec.graphs[0].problems[0].message.startswith("Given mediapipe graph name is already occupied")

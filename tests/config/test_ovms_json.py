@@ -231,11 +231,10 @@ def test_a_batch_size_that_is_ignored_is_a_warning() -> None:
 
 
 def test_what_this_version_does_not_serve_is_told() -> None:
-    """Pipelines, graphs and the like are warnings with their names; empty sections are none."""
+    """Pipelines, custom nodes and the like are warnings with their names; empty sections are none."""
     document = {
         "model_config_list": [],
         "pipeline_config_list": [{"name": "p", "inputs": []}],
-        "mediapipe_config_list": [{"name": "g"}, {}],
         "custom_node_library_config_list": [{"name": "l", "base_path": "x"}],
         "custom_loader_config_list": [{"config": {"loader_name": "c"}}],
     }
@@ -244,23 +243,10 @@ def test_what_this_version_does_not_serve_is_told() -> None:
     assert sorted(problem.message.removesuffix(" is not served by this version") for problem in problems) == [
         "custom loader 'c'",
         "custom node library 'l'",
-        "graph",
-        "graph 'g'",
         "pipeline 'p'",
     ]
     empty: dict[str, list[Any]] = {key: [] for key in document}
     assert _parse(empty) == ServerSpec()
-
-
-@pytest.mark.parametrize("place", ["", "1"])
-def test_a_graph_among_the_models_is_told(tmp_path: Path, place: str) -> None:
-    """An entry whose directory holds a graph is no model, and no failure either."""
-    (tmp_path / "g" / place).mkdir(parents=True)
-    (tmp_path / "g" / place / "graph.pbtxt").touch()
-    document = {"model_config_list": [{"config": {"name": "g", "base_path": "g"}}]}
-    spec = parse_config(json.dumps(document).encode(), tmp_path / "config.json")
-    assert spec.models == ()
-    assert [problem.message for problem in spec.problems] == ["graph 'g' is not served by this version"]
 
 
 def test_paths_in_a_file_lead_on_from_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,11 +264,23 @@ def test_what_can_be_understood_of_a_broken_file_is_given() -> None:
     examined = examine_config(json.dumps(document, indent=1).encode(), FILE)
     assert [model.name for model in examined.spec.models] == ["m"]
     assert [problem.line for problem in examined.fatal] == [7]
-    assert examined.places["m"].find("base_path").line == 6
+    assert examined.places["m"].settings.find("base_path").line == 6
 
 
 KEYS = st.sampled_from(
-    ["name", "base_path", "batch_size", "shape", "layout", "nireq", "plugin_config", "stateful", "x"]
+    [
+        "name",
+        "base_path",
+        "graph_path",
+        "subconfig",
+        "batch_size",
+        "shape",
+        "layout",
+        "nireq",
+        "plugin_config",
+        "stateful",
+        "x",
+    ]
 )
 VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries(st.text(), st.text() | st.integers())
 
@@ -296,7 +294,7 @@ def test_no_settings_fail_otherwise_than_with_located_problems(models: list[dict
     except ConfigError as error:
         problems = error.problems
     else:
-        problems = (*spec.problems, *(problem for model in spec.models for problem in model.problems))
+        problems = (*spec.problems, *(problem for servable in spec.servables for problem in servable.problems))
     for problem in problems:
         assert (problem.file, problem.line) == (str(FILE), 1)
         assert problem.path.startswith("model_config_list[")

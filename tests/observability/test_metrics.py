@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ovmstrio.observability.events import OK, RequestEvent
+from ovmstrio.observability.events import OK, Method, RequestEvent
 from ovmstrio.observability.families import BUCKETS_US, FAMILIES
 from ovmstrio.observability.metrics import Metrics
 
@@ -95,3 +95,98 @@ def test_families_off_by_default_are_the_two_of_the_pool() -> None:
         "ovms_infer_req_queue_size",
         "ovms_infer_req_active",
     }
+
+
+GRAPH = {"name": "g", "api": "KServe", "interface": "gRPC"}
+
+
+def test_a_loaded_graph_shows_its_families_at_zero() -> None:
+    """Each has a child for every method and interface, and none has a version."""
+    metrics = Metrics()
+    metrics.graph("g")
+    samples = _samples(metrics)
+    for method in ("ModelInfer", "ModelInferStream"):
+        for family in ("requests_accepted", "requests_rejected", "responses", "graph_error"):
+            for interface in ("gRPC", "REST"):
+                labels = GRAPH | {"interface": interface, "method": method}
+                assert samples[f"ovms_{family}", frozenset(labels.items())] == 0
+        assert _value(metrics, "ovms_graph_processing_time_us_count", name="g", method=method) == 0
+    assert _value(metrics, "ovms_current_graphs", name="g") == 0
+    asked = GRAPH | {"version": "", "method": "ModelReady"}
+    assert _value(metrics, "ovms_requests_success", **asked) == 0
+
+
+def test_requests_of_a_graph_are_counted_by_what_became_of_them() -> None:
+    """Taken in, refused, answered and failed are four families, by method and interface."""
+    metrics = Metrics()
+    graph = metrics.graph("g")
+    for _ in range(4):
+        graph.accepted("ModelInferStream", "gRPC")
+    for _ in range(3):
+        graph.responses("ModelInferStream", "gRPC")
+    for _ in range(2):
+        graph.rejected("ModelInfer", "REST")
+    graph.error("ModelInfer", "gRPC")
+    stream, rest = GRAPH | {"method": "ModelInferStream"}, GRAPH | {"method": "ModelInfer", "interface": "REST"}
+    assert _value(metrics, "ovms_requests_accepted", **stream) == 4
+    assert _value(metrics, "ovms_responses", **stream) == 3
+    assert _value(metrics, "ovms_requests_rejected", **rest) == 2
+    assert _value(metrics, "ovms_graph_error", **GRAPH, method="ModelInfer") == 1
+    assert _value(metrics, "ovms_requests_accepted", **rest) == 0
+    assert metrics.graph("g") is graph
+
+
+def test_instances_of_a_graph_are_a_gauge_and_a_histogram() -> None:
+    """The gauge returns to zero whatever happens; the time of those that failed is not recorded."""
+    metrics = Metrics()
+    graph = metrics.graph("g")
+    graph.started()
+    graph.started()
+    assert _value(metrics, "ovms_current_graphs", name="g") == 2
+    graph.finished("ModelInfer", 20e-6, ok=True)
+    graph.finished("ModelInferStream", 5.0, ok=False)
+    assert _value(metrics, "ovms_current_graphs", name="g") == 0
+    assert _value(metrics, "ovms_graph_processing_time_us_sum", name="g", method="ModelInfer") == 20
+    assert _value(metrics, "ovms_graph_processing_time_us_bucket", name="g", method="ModelInfer", le="18.0") == 0
+    assert _value(metrics, "ovms_graph_processing_time_us_count", name="g", method="ModelInferStream") == 0
+
+
+def test_requests_to_a_graph_leave_the_families_of_models_alone() -> None:
+    """Only metadata and readiness are counted there; this server's own family has every outcome."""
+    metrics = Metrics()
+    metrics.graph("g")
+    outcomes: list[tuple[Method, str]] = [
+        ("ModelInfer", OK),
+        ("ModelInferStream", "GraphFailure"),
+        ("ModelMetadata", OK),
+    ]
+    for method, code in outcomes:
+        event = RequestEvent("g", "1", method, "gRPC")
+        metrics.request_started(event)
+        metrics.request_finished(event, code, None)
+    none = GRAPH | {"version": ""}
+    assert _value(metrics, "ovms_requests_success", **none, method="ModelMetadata") == 1
+    assert _value(metrics, "ovmstrio_requests_total", **none, method="ModelInfer", code=OK) == 1
+    assert _value(metrics, "ovmstrio_requests_total", **none, method="ModelInferStream", code="GraphFailure") == 1
+    for version in ("", "1"):
+        assert _value(metrics, "ovms_requests_success", **GRAPH, version=version, method="ModelInfer") is None
+    assert _value(metrics, "ovms_current_requests", name="g", version="1") is None
+
+
+def test_a_graph_that_is_turned_into_a_model_is_counted_as_one() -> None:
+    """And the other way round."""
+    metrics = Metrics()
+    metrics.graph("m")
+    metrics.forget_graph("m")
+    _infer(metrics)
+    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 1
+
+
+def test_families_of_graphs_may_be_off() -> None:
+    """A graph whose families are not asked for counts nothing and fails nothing."""
+    metrics = Metrics(["ovms_streams"])
+    graph = metrics.graph("g")
+    graph.started()
+    graph.accepted("ModelInfer", "gRPC")
+    graph.finished("ModelInfer", 1.0, ok=True)
+    assert not [name for name, _ in _samples(metrics) if name.startswith("ovms_")]

@@ -11,6 +11,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.models import load_model
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.request import InferInput, InferRequest
+from ovmstrio.tensor import Tensor
 from tests.support import ir
 from tests.support.stub_registry import running
 
@@ -27,7 +28,9 @@ def _request(name: str = "m") -> InferRequest:
 async def _infer(registry: Registry) -> tuple[str, list[float]]:
     with await registry.lease("m") as lease:
         response = await lease.servable.infer(_request())
-    return response.model_version, response.outputs[0].array.ravel().tolist()
+    (output,) = response.outputs
+    assert isinstance(output, Tensor)
+    return response.model_version, output.array.ravel().tolist()
 
 
 async def test_models_are_swapped_under_load_and_a_corrupt_one_is_explained(tmp_path: Path) -> None:

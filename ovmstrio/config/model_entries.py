@@ -1,0 +1,146 @@
+"""The entries of a ``model_config_list``, each of which configures a model or, newer, a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
+
+from pydantic import Field
+
+from ovmstrio.config.documents import OPTIONAL, Schema, check_members
+from ovmstrio.config.findings import Findings
+from ovmstrio.config.graph_entries import is_graph
+from ovmstrio.config.json_locations import Located
+from ovmstrio.config.model_options import LAYOUT_DEPENDENT, check_base_path, check_name, read_model_options
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.errors import Problem
+
+__all__ = ["KnownModel", "ModelEntries", "Place"]
+
+_NOT_SERVED: Final = "is not served by this version"
+
+Count = Annotated[int, Field(ge=0)]
+Object = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """Where something is configured: the file, and its settings in it."""
+
+    file: str
+    settings: Located
+
+
+class KnownModel(NamedTuple):
+    """A model that has taken its name."""
+
+    spec: ModelSpec
+    place: Place
+
+
+class _Entry(Schema):
+    config: Object
+
+
+class _Model(Schema):
+    hints: ClassVar[Mapping[str, str]] = dict.fromkeys(LAYOUT_DEPENDENT, "it is an option of the command line only")
+
+    name: str
+    base_path: str = OPTIONAL
+    batch_size: Count | str = OPTIONAL
+    shape: str | dict[str, str] = OPTIONAL
+    layout: str | dict[str, str] = OPTIONAL
+    model_version_policy: Object = OPTIONAL
+    nireq: Count = OPTIONAL
+    target_device: str = OPTIONAL
+    plugin_config: dict[str, str | bool | int | float] = OPTIONAL
+    allow_cache: bool = OPTIONAL
+    custom_loader_options: Object = OPTIONAL
+    graph_path: str = OPTIONAL
+    subconfig: str = OPTIONAL
+    stateful: bool = OPTIONAL
+    idle_sequence_cleanup: bool = OPTIONAL
+    low_latency_transformation: bool = OPTIONAL
+    max_sequence_number: Count = OPTIONAL
+
+
+@dataclass(slots=True)
+class ModelEntries:
+    """Reads the entries of one file.
+
+    Attributes:
+        findings: the problems of the file, those of entries that are not served among them.
+        directory: where the paths in the file lead on from.
+        cache_dir: where models keep what was compiled.
+        known: the models so far, by name, whatever file they are in; those that are read are added.
+        graphs: the settings of those entries that are graphs.
+    """
+
+    findings: Findings
+    directory: Path
+    cache_dir: Path | None
+    known: dict[str, KnownModel]
+    graphs: list[Located] = field(default_factory=list)
+
+    def read(self, entries: Iterable[Located]) -> None:
+        """Read entries in their order; of two with one name the first counts."""
+        for entry in entries:
+            members = check_members(entry, _Entry, self.findings)
+            if "config" in members:
+                self._read_config(members["config"])
+
+    def _read_config(self, config: Located) -> None:
+        good = check_members(config, _Model, self.findings)
+        given = {key: node.plain() for key, node in good.items()}
+        if is_graph(given, self.directory):
+            self.graphs.append(replace(config, value=good))
+            return
+        fields, problems = read_model_options(given)
+        problems += self._own_rules(config, given)
+        placed = [self.findings.place(config, problem) for problem in problems]
+        errors = [problem for problem in placed if problem.severity == "error"]
+        self.findings.problems += [problem for problem in placed if problem.severity != "error"]
+        if "name" not in given:
+            self.findings.problems += errors
+            return
+        spec = ModelSpec(
+            name=given["name"],
+            base_path=self.directory / given.get("base_path", ""),
+            cache_dir=self.cache_dir,
+            origin=f"{self.findings.file}:{config.line}",
+            problems=tuple(errors),
+            **fields,
+        )
+        self._add(spec, config)
+
+    def _own_rules(self, config: Located, given: Mapping[str, Any]) -> list[Problem]:
+        """Check what the command line cannot get wrong, or not in this way."""
+        problems = check_name(given["name"]) if "name" in given else []
+        if "base_path" in given:
+            problems += check_base_path(given["base_path"])
+        elif not get_close_matches("base_path", config.value.keys() - given.keys()):  # told already, as wrong
+            problems.append(Problem("the key 'base_path' is missing", suggestion="add it"))
+        if "custom_loader_options" in given:
+            problems.append(Problem(f"a custom loader {_NOT_SERVED}", path="custom_loader_options"))
+        return problems
+
+    def _add(self, spec: ModelSpec, config: Located) -> None:
+        first = self.known.setdefault(spec.name, KnownModel(spec, Place(self.findings.file, config)))
+        if first.spec is spec:
+            return
+        self.findings.problems += spec.problems
+        other_file = first.place.file != self.findings.file
+        # Graphs may share a model, and each may configure it.
+        if other_file and not first.spec.needs_reload(spec):
+            return
+        line = first.place.settings.line
+        problem = Problem(
+            f"the name {spec.name!r} is taken, so this model is not served",
+            path="name",
+            expected="a name of its own",
+            suggestion=f"{first.place.file}:{line} has it" if other_file else f"line {line} has it",
+            severity="warning" if other_file else "error",
+        )
+        self.findings.problems.append(self.findings.place(config, problem))

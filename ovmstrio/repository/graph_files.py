@@ -1,0 +1,53 @@
+"""Marks by which a change of a graph is seen: of its own file, and of the Python code that its nodes run."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.repository.fingerprints import content_mark, tree_mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ovmstrio.config.specs import GraphSpec
+
+__all__ = ["graph_mark"]
+
+# A file that cannot be parsed has to be watched as well, hence no parser.
+_HANDLER: Final = re.compile(r"""\bhandler_path\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)')""")
+
+
+def graph_mark(spec: GraphSpec) -> str:
+    """Give a mark of a graph that changes with its file and with the Python files in the directories of its handlers.
+
+    Packages in those directories count as well.  What cannot be read is a state like any other.
+    """
+    try:
+        content = spec.graph_path.read_bytes()
+    except OSError:
+        content = b""
+    digest = hashlib.sha256(content_mark(content).encode())
+    for directory in sorted(_handler_directories(content.decode(errors="replace"), spec.base_path)):
+        for path in sorted(_python_files(directory)):
+            digest.update(f"{path}\0{tree_mark(path)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _handler_directories(text: str, base_path: Path) -> set[Path]:
+    written = (double or single for double, single in _HANDLER.findall(text))
+    return {(base_path / path.replace("\\", "/")).parent for path in written}
+
+
+def _python_files(directory: Path) -> Iterator[Path]:
+    try:
+        entries = list(directory.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        if entry.suffix == ".py":
+            yield entry
+        elif (entry / "__init__.py").is_file():
+            yield from _python_files(entry)

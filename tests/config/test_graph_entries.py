@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovmstrio.config.ovms_json import examine_config, parse_config
+from ovmstrio.config.specs import ServerSpec
+from ovmstrio.errors import ConfigError
+
+
+def _write(path: Path, document: Any = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document if isinstance(document, str) else json.dumps(document, indent=1))
+
+
+def _models(*configs: dict[str, Any]) -> dict[str, Any]:
+    return {"model_config_list": [{"config": config} for config in configs]}
+
+
+def _parse(root: Path, document: dict[str, Any]) -> ServerSpec:
+    content = json.dumps({"model_config_list": [], **document}, indent=1).encode()
+    return parse_config(content, root / "config.json")
+
+
+def _graphs(root: Path, *entries: dict[str, Any]) -> ServerSpec:
+    return _parse(root, {"mediapipe_config_list": list(entries)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "base_path", "graph_path", "subconfig"),
+    [
+        ({}, "g", "g/graph.pbtxt", "g/subconfig.json"),
+        ({"base_path": ""}, "g", "g/graph.pbtxt", "g/subconfig.json"),
+        ({"base_path": "x/"}, "x", "x/graph.pbtxt", "x/subconfig.json"),
+        ({"base_path": "/x"}, "/x", "/x/graph.pbtxt", "/x/subconfig.json"),
+        ({"graph_path": "a/b.pbtxt"}, "g", "g/a/b.pbtxt", "g/subconfig.json"),
+        ({"base_path": "x", "graph_path": "/b.pbtxt", "subconfig": "/s.json"}, "x", "/b.pbtxt", "/s.json"),
+        ({"subconfig": "models.json"}, "g", "g/graph.pbtxt", "g/models.json"),
+    ],
+)
+def test_paths_of_a_graph_have_ovms_defaults(
+    tmp_path: Path, settings: dict[str, str], base_path: str, graph_path: str, subconfig: str
+) -> None:
+    """The base path leads on from the file's directory, everything else from the base path."""
+    (graph,) = _graphs(tmp_path, {"name": "g", **settings}).graphs
+    assert (graph.base_path, graph.graph_path) == (tmp_path / base_path, tmp_path / graph_path)
+    assert (graph.subconfig, graph.problems) == (tmp_path / subconfig, ())
+    assert graph.origin.startswith(f"{tmp_path}/config.json:")
+
+
+@pytest.mark.parametrize("entry", [{}, {"name": 1}, {"name": "g", "nireq": 1}, {"name": "g", "graph_pth": "x"}])
+def test_a_wrong_form_of_a_graphs_entry_is_one_of_the_file(tmp_path: Path, entry: dict[str, Any]) -> None:
+    """No other keys are known, and the name is required."""
+    with pytest.raises(ConfigError) as error:
+        _graphs(tmp_path, entry)
+    (problem,) = error.value.problems
+    assert problem.path.startswith("mediapipe_config_list[0]")
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({"name": ""}, "name"),
+        ({"base_path": "s3://bucket/g"}, "base_path"),
+        ({"graph_path": "g\0"}, "graph_path"),
+        ({"subconfig": "gs://bucket/s.json"}, "subconfig"),
+    ],
+)
+def test_what_is_wrong_with_one_graph_leaves_the_others(tmp_path: Path, settings: dict[str, str], path: str) -> None:
+    """The graph is known with its problem, and its neighbour is served."""
+    broken, other = _graphs(tmp_path, {"name": "g", **settings}, {"name": "other"}).graphs
+    assert [problem.path for problem in broken.problems] == [f"mediapipe_config_list[0].{path}"]
+    assert other.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "base_path"),
+    [
+        ({"base_path": "g"}, "g/graph.pbtxt", "g"),
+        ({"base_path": "g"}, "g/1/graph.pbtxt", "g/1"),
+        ({"base_path": "g", "graph_path": "other.pbtxt"}, "g/1/other.pbtxt", "g/1"),
+        ({}, "g/graph.pbtxt", "g"),
+        ({"base_path": "g", "graph_path": "missing.pbtxt"}, "g/graph.pbtxt", "g"),
+    ],
+)
+def test_an_entry_among_the_models_may_be_a_graph(
+    tmp_path: Path, settings: dict[str, str], place: str, base_path: str
+) -> None:
+    """It is known by its keys or by what lies in its directory."""
+    _write(tmp_path / place)
+    spec = _parse(tmp_path, _models({"name": "g", **settings}, {"name": "m", "base_path": "m"}))
+    assert [graph.base_path for graph in spec.graphs] == [tmp_path / base_path]
+    assert [model.name for model in spec.models] == ["m"]
+    assert spec.problems == ()
+
+
+def test_an_option_of_models_on_a_graph_is_a_warning_with_its_place(tmp_path: Path) -> None:
+    """It has no effect, as in OVMS, and the graph is served."""
+    _write(tmp_path / "g/graph.pbtxt")
+    spec = _parse(tmp_path, _models({"name": "g", "base_path": "g", "nireq": 2}))
+    (problem,) = spec.problems
+    assert (problem.severity, problem.path, problem.line) == ("warning", "model_config_list[0].config.nireq", 7)
+    assert spec.graphs[0].problems == ()
+
+
+def test_the_first_of_two_graphs_of_one_name_is_served(tmp_path: Path) -> None:
+    """The second is a warning, wherever it is written."""
+    _write(tmp_path / "a/graph.pbtxt")
+    graphs = {"mediapipe_config_list": [{"name": "g", "base_path": "b"}]}
+    spec = _parse(tmp_path, {**_models({"name": "g", "base_path": "a"}), **graphs})
+    assert [graph.base_path.name for graph in spec.graphs] == ["a"]
+    assert [(problem.severity, problem.path) for problem in spec.problems] == [
+        ("warning", "mediapipe_config_list[0].name")
+    ]
+
+
+def test_a_graph_never_takes_the_name_of_a_model(tmp_path: Path) -> None:
+    """The model is served, and the graph is told of in OVMS's words."""
+    models = _models({"name": "m", "base_path": "m"})
+    spec = _parse(tmp_path, {**models, "mediapipe_config_list": [{"name": "m"}, {"name": "g"}]})
+    assert [servable.name for servable in spec.servables] == ["m", "g"]
+    (problem,) = spec.problems
+    assert problem.message.startswith("Given mediapipe graph name is already occupied")
+    assert (problem.severity, problem.path) == ("error", "mediapipe_config_list[0].name")
+
+
+def test_the_models_of_a_subconfig_belong_to_the_configuration(tmp_path: Path) -> None:
+    """Their paths lead on from its directory, and its content is remembered, so that a change is seen."""
+    _write(tmp_path / "g/subconfig.json", _models({"name": "inner", "base_path": "models/inner"}))
+    spec = _graphs(tmp_path, {"name": "g"}, {"name": "h"})
+    (model,) = spec.models
+    assert (model.name, model.base_path) == ("inner", tmp_path / "g/models/inner")
+    assert model.origin == f"{tmp_path}/g/subconfig.json:4"
+    assert spec.further_files == {
+        tmp_path / "g/subconfig.json": (tmp_path / "g/subconfig.json").read_bytes(),
+        tmp_path / "h/subconfig.json": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [("[", 1), ('{"model_config_list": [],\n "monitoring": {}}', 2), ('{"model_config_list": [\n{"config": 1}]}', 2)],
+)
+def test_a_broken_subconfig_fails_its_graph_alone(tmp_path: Path, content: str, line: int) -> None:
+    """The problem names the file and the line; the rest of the configuration is served."""
+    _write(tmp_path / "g/subconfig.json", content)
+    spec = _graphs(tmp_path, {"name": "g"}, {"name": "other"})
+    broken, other = spec.graphs
+    assert [(problem.file, problem.line) for problem in broken.problems] == [(f"{tmp_path}/g/subconfig.json", line)]
+    assert (other.problems, spec.problems, spec.models) == ((), (), ())
+
+
+def test_a_subconfig_that_cannot_be_read_fails_its_graph(tmp_path: Path) -> None:
+    """Only one that is not there is as good as empty."""
+    (tmp_path / "g/subconfig.json").mkdir(parents=True)
+    (graph,) = _graphs(tmp_path, {"name": "g"}).graphs
+    assert [problem.file for problem in graph.problems] == [f"{tmp_path}/g/subconfig.json"]
+
+
+def test_models_that_two_files_configure_are_served_once(tmp_path: Path) -> None:
+    """Equal settings are no problem; different ones are a warning, and the first count."""
+    same = {"name": "same", "base_path": str(tmp_path / "same")}
+    other = {"name": "other", "base_path": str(tmp_path / "other")}
+    _write(tmp_path / "g/subconfig.json", _models(same, {**other, "nireq": 7}))
+    graphs = {"mediapipe_config_list": [{"name": "g"}, {"name": "h", "base_path": "g"}]}
+    spec = _parse(tmp_path, {**_models(same, other), **graphs})
+    assert [(model.name, model.nireq) for model in spec.models] == [("same", 0), ("other", 0)]
+    (problem,) = spec.problems
+    assert (problem.severity, problem.file) == ("warning", f"{tmp_path}/g/subconfig.json")
+    assert problem.suggestion == f"{tmp_path}/config.json:10 has it"
+
+
+def test_a_graph_in_a_subconfig_is_refused(tmp_path: Path) -> None:
+    """Subconfigs are for models."""
+    _write(tmp_path / "g/subconfig.json", _models({"name": "x", "graph_path": "x.pbtxt"}))
+    spec = _graphs(tmp_path, {"name": "g"})
+    assert [graph.name for graph in spec.graphs] == ["g"]
+    assert [(problem.severity, problem.path) for problem in spec.problems] == [("error", "model_config_list[0].config")]
+
+
+def test_places_of_graphs_and_their_models_are_known(tmp_path: Path) -> None:
+    """Those who look on are told in which file each is configured."""
+    _write(tmp_path / "g/subconfig.json", _models({"name": "m", "base_path": "m"}))
+    document = {"model_config_list": [], "mediapipe_config_list": [{"name": "g"}]}
+    places = examine_config(json.dumps(document, indent=1).encode(), tmp_path / "config.json").places
+    assert {name: (place.file, place.settings.line) for name, place in places.items()} == {
+        "m": (f"{tmp_path}/g/subconfig.json", 4),
+        "g": (f"{tmp_path}/config.json", 4),
+    }
