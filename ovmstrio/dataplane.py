@@ -2,37 +2,46 @@
 
 ::
 
-    front end ──> DataPlane.infer ──> Registry.lease ──> Servable.infer
-                      │ tells observers of the start and the end
+    front end ──> DataPlane.infer ───────> Registry.lease ──> Servable.infer
+              └─> DataPlane.open_stream ─> Registry.lease ──> StreamingServable.open_stream
+                      │ tells observers of the start and the end, and graphs' counters of every request
 """
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
-from ovmstrio.errors import NotSupported, ServerError
+from ovmstrio.errors import FailedPrecondition, InvalidRequest, NotFound, NotSupported, ServerError, VersionRetired
 from ovmstrio.observability.events import CANCELLED, OK, Interface, Method, RequestEvent
+from ovmstrio.open_stream import OpenStream
 from ovmstrio.registry import Readiness
+from ovmstrio.servable import StreamingServable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from ovmstrio.observability.events import RequestObserver
+    from ovmstrio.observability.graph_metrics import GraphMetrics
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.registry import Registry, VersionStatus
+    from ovmstrio.registry.leases import Lease
     from ovmstrio.request import InferRequest, InferResponse
+    from ovmstrio.servable import Servable
     from ovmstrio.tensor import TensorSpec
 
-__all__ = ["DataPlane", "ModelMetadata", "ServerMetadata"]
+__all__ = ["DataPlane", "Description", "ModelMetadata", "ServerMetadata"]
 
 STARTING: Final = "the listeners are not bound yet"
 DRAINING: Final = "the server is shutting down"
 SERVER_NAME: Final = "OpenVINO Model Server"
 """The name that clients of OVMS see and some of them check."""
+EXTENSIONS: Final = ("binary_tensor_data", "generate")
+NO_GRAPH: Final = "Mediapipe graph definition with requested name is not found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,13 @@ class ModelMetadata:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     extra: dict[str, Any]
+
+
+class Description(NamedTuple):
+    """What a caller must know to call a servable with as little as names and values."""
+
+    inputs: tuple[TensorSpec, ...]
+    has_streams: bool
 
 
 class DataPlane:
@@ -128,7 +144,7 @@ class DataPlane:
 
     def server_metadata(self) -> ServerMetadata:
         """Tell name, version and extensions."""
-        return ServerMetadata(SERVER_NAME, installed_version("ovmstrio"), ("binary_tensor_data",))
+        return ServerMetadata(SERVER_NAME, installed_version("ovmstrio"), EXTENSIONS)
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the state of every version ever seen, by servable."""
@@ -177,22 +193,89 @@ class DataPlane:
         """
         with await self.registry.lease(request.model_name, request.model_version) as lease:
             event = RequestEvent(request.model_name, lease.version, "ModelInfer", interface, request.id)
+            graph = self._graph(request.model_name, lease.servable)
             self._started(event)
             try:
                 response = await lease.servable.infer(request)
             except BaseException as error:
-                code = CANCELLED if isinstance(error, trio.Cancelled) else type(error).__name__
-                self._finished(event, code, error)
+                if graph is not None:
+                    _count_failed_call(graph, interface, error)
+                self._failed(event, error)
                 raise
+            if graph is not None:
+                graph.accepted("ModelInfer", interface)
+                graph.responses("ModelInfer", interface)
             self._finished(event, OK, None)
             return response
+
+    async def describe(self, name: str, version: str = "") -> Description:
+        """Tell what a version, or the default one, is called with; one that is being loaded is waited for.
+
+        Unlike :meth:`model_metadata` this is a part of another call and not observed.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it was not loaded in time.
+            InvalidRequest: the version is not a number.
+
+        Cancellation: while it is waited for; nothing is held.
+        """
+        with await self.registry.lease(name, version) as lease:
+            servable = lease.servable
+            return Description(servable.metadata.inputs, isinstance(servable, StreamingServable))
+
+    @asynccontextmanager
+    async def open_stream(self, first: InferRequest, interface: Interface) -> AsyncIterator[OpenStream]:
+        """Open a stream with its first request, whose version does not matter: what can be streamed to has only one.
+
+        The block must not be left before the replies have ended, unless by an error or cancellation.
+
+        Raises:
+            NotFound: on entering, when nothing of that name can be streamed to.
+            ServerError: on entering, what the look-up raised, or why the stream could not begin; on leaving, why it
+                failed.
+
+        Ownership: everything that runs for the stream, and the lease, until the block is left.
+        Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
+        """
+        with await self._lease_stream(first.model_name) as lease:
+            servable = lease.servable
+            if not isinstance(servable, StreamingServable):
+                raise NotFound(NO_GRAPH)
+            event = RequestEvent(first.model_name, lease.version, "ModelInferStream", interface, first.id)
+            graph = self._graph(first.model_name, servable)
+            self._started(event)
+            opened = None
+            try:
+                async with servable.open_stream(first) as stream:
+                    opened = OpenStream(stream, graph, interface)
+                    yield opened
+            except BaseException as error:
+                _count_failed_stream(graph, interface, error, began=opened is not None)
+                self._failed(event, error)
+                raise
+            finally:
+                if opened is not None:
+                    opened.settle()
+            self._finished(event, OK, None)
+
+    async def _lease_stream(self, name: str) -> Lease:
+        try:
+            return await self.registry.lease(name)
+        except VersionRetired:
+            raise
+        except NotFound:
+            raise NotFound(NO_GRAPH) from None
 
     def count_unparsed(self, name: str, version: str, error: ServerError, interface: Interface) -> None:
         """Count a call whose body could not be read, if its servable exists (OVMS counts it as a failed infer)."""
         try:
-            self.registry.peek(name, version)
+            servable = self.registry.peek(name, version)
         except ServerError:
             return
+        graph = self._graph(name, servable)
+        if graph is not None:
+            graph.rejected("ModelInfer", interface)
         serving = version if version.strip("0") else str(self.registry.available_versions(name)[-1])
         event = RequestEvent(name, serving, "ModelInfer", interface)
         self._started(event)
@@ -220,6 +303,17 @@ class DataPlane:
     def _observe(self, method: Method, name: str, version: str, interface: Interface) -> None:
         self._finished(RequestEvent(name, version, method, interface), OK, None)
 
+    def _graph(self, name: str, servable: Servable) -> GraphMetrics | None:
+        """Give the counters of a graph; models have none."""
+        # Cheaper than asking for the protocol, and asked at every call of every model.
+        if self._metrics is None or not hasattr(servable, "open_stream"):
+            return None
+        return self._metrics.graph(name)
+
+    def _failed(self, event: RequestEvent, error: BaseException) -> None:
+        code = CANCELLED if _is_cancellation(error) else type(error).__name__
+        self._finished(event, code, error)
+
     def _started(self, event: RequestEvent) -> None:
         for observer in self._observers:
             observer.request_started(event)
@@ -227,3 +321,31 @@ class DataPlane:
     def _finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
         for observer in self._observers:
             observer.request_finished(event, code, error)
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Tell whether an error is a cancellation, be it of several tasks."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
+
+
+def _count_failed_call(graph: GraphMetrics, interface: Interface, error: BaseException) -> None:
+    """Count a call of a graph that was refused or has failed; one that was cancelled is none of its errors."""
+    if isinstance(error, InvalidRequest | FailedPrecondition):
+        graph.rejected("ModelInfer", interface)
+    else:
+        graph.accepted("ModelInfer", interface)
+    if not _is_cancellation(error):
+        graph.error("ModelInfer", interface)
+
+
+def _count_failed_stream(
+    graph: GraphMetrics | None, interface: Interface, error: BaseException, *, began: bool
+) -> None:
+    if graph is None:
+        return
+    if not began:
+        graph.rejected("ModelInferStream", interface)
+    if isinstance(error, ServerError):
+        graph.error("ModelInferStream", interface)

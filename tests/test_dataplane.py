@@ -10,10 +10,12 @@ import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.dataplane import DataPlane
-from ovmstrio.errors import InvalidRequest, NotFound, NotSupported
+from ovmstrio.errors import FailedPrecondition, GraphFailure, InvalidRequest, NotFound, NotSupported
 from ovmstrio.observability.events import CANCELLED, OK, RequestEvent
+from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import Registry
-from ovmstrio.request import InferRequest, InferResponse
+from ovmstrio.request import InferRequest, InferResponse, StreamProblem
+from tests.support.streaming_servables import GRAPH, ScriptedServable, load_scripted
 from tests.support.stub_registry import StubLoader, StubServable, add_versions
 
 
@@ -163,3 +165,131 @@ async def test_a_server_without_a_source_has_nothing_to_reload(tmp_path: Path, n
     await nursery.start(registry.run)
     with pytest.raises(NotSupported, match="no configuration"):
         await DataPlane(registry).reload_config()
+
+
+# Streams
+
+
+@pytest.fixture
+async def streams(tmp_path: Path, nursery: trio.Nursery, recorder: Recorder) -> DataPlane:
+    """A data plane with ``graph``, which can be streamed to, and the model ``echo``."""
+    registry = Registry(load_scripted, poll_seconds=0)
+    await nursery.start(registry.run)
+    plane = DataPlane(registry, observers=[recorder], metrics=Metrics())
+    specs = [ModelSpec(name=name, base_path=add_versions(tmp_path / name, 1)) for name in (GRAPH, "echo")]
+    await registry.apply(specs)
+    return plane
+
+
+def _request(**parameters: str | int) -> InferRequest:
+    return InferRequest(GRAPH, parameters=dict(parameters))
+
+
+def _counts(plane: DataPlane, method: str) -> dict[str, float]:
+    """Give what has been counted of the graph over gRPC, by family."""
+    text = plane.render_metrics() or b""
+    labels = f'{{api="KServe",interface="gRPC",method="{method}",name="graph"}}'
+    lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if labels in line]
+    return {name.partition("{")[0].removeprefix("ovms_"): float(value) for name, value in lines if float(value)}
+
+
+async def test_a_stream_is_leased_and_observed_to_its_end(streams: DataPlane, recorder: Recorder) -> None:
+    """Replies come out, whatever version is asked for, and observers learn the start and the end."""
+    async with streams.open_stream(InferRequest(GRAPH, "7", parameters={"replies": 2}), "gRPC") as stream:
+        await stream.send(_request(replies=1))
+        stream.end()
+        replies = [reply async for reply in stream]
+        assert recorder.finished == []
+
+    assert [isinstance(reply, InferResponse) for reply in replies] == [True] * 3
+    assert [event.method for event in recorder.started] == ["ModelInferStream"]
+    assert recorder.codes == [OK]
+    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 2, "responses": 3}
+
+
+async def test_a_request_that_was_a_problem_is_counted_as_rejected(streams: DataPlane) -> None:
+    """Requests that the stream could not take in are no accepted ones, the first included."""
+    async with streams.open_stream(_request(problem="a"), "gRPC") as stream:
+        assert await stream.receive() == StreamProblem("a")
+        await stream.send(_request())
+        await stream.receive()
+        await stream.send(_request(problem="b"))
+        stream.end()
+        assert [reply async for reply in stream] == [StreamProblem("b")]
+
+    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 1, "requests_rejected": 2, "responses": 1}
+
+
+async def test_a_silent_request_is_counted_while_the_stream_is_open(streams: DataPlane) -> None:
+    """A request that is taken in without a reply counts at once when somebody waits for replies."""
+    async with streams.open_stream(_request(replies=0), "gRPC") as stream, trio.open_nursery() as nursery:
+        nursery.start_soon(anext, stream, None)
+        await trio.testing.wait_all_tasks_blocked()
+        await stream.send(_request(replies=0))
+        assert _counts(streams, "ModelInferStream") == {"requests_accepted": 2}
+        stream.end()
+
+
+async def test_a_stream_that_fails_tells_why_on_leaving(streams: DataPlane, recorder: Recorder) -> None:
+    """Replies end, and leaving the block raises the failure unchanged."""
+    with pytest.raises(GraphFailure, match="node"):
+        async with streams.open_stream(_request(fail="node"), "gRPC") as stream:
+            assert len([reply async for reply in stream]) == 1
+
+    assert recorder.codes == ["GraphFailure"]
+    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 1, "responses": 1, "graph_error": 1}
+
+
+async def test_a_stream_that_cannot_begin_is_rejected(streams: DataPlane, recorder: Recorder) -> None:
+    """An error on opening is the caller's answer and counts as such."""
+    with pytest.raises(FailedPrecondition, match="no"):
+        async with streams.open_stream(_request(refuse="no"), "gRPC"):
+            pytest.fail("it began")
+
+    assert recorder.codes == ["FailedPrecondition"]
+    assert _counts(streams, "ModelInferStream") == {"requests_rejected": 1, "graph_error": 1}
+
+
+async def test_a_stream_that_is_cancelled_gives_its_lease_back(streams: DataPlane, recorder: Recorder) -> None:
+    """A cancelled stream is observed as such, is no error of the graph, and holds nothing."""
+    servable = streams.registry.peek(GRAPH)
+    assert isinstance(servable, ScriptedServable)
+    with trio.CancelScope() as scope:
+        async with streams.open_stream(_request(hold=1), "gRPC") as stream:
+            await servable.holding.wait()
+            scope.cancel()
+            await stream.receive()
+
+    assert recorder.codes == [CANCELLED]
+    assert _counts(streams, "ModelInferStream") == {"requests_accepted": 1}
+    await streams.registry.apply([])
+    assert servable.open == 0
+
+
+@pytest.mark.parametrize("name", ["echo", "nobody"])
+async def test_only_what_has_streams_can_be_streamed_to(streams: DataPlane, recorder: Recorder, name: str) -> None:
+    """Models and unknown names are refused in OVMS's words, and not observed."""
+    with pytest.raises(NotFound, match="Mediapipe graph definition with requested name is not found"):
+        async with streams.open_stream(InferRequest(name), "gRPC"):
+            pytest.fail("it began")
+    assert recorder.started == []
+
+
+async def test_a_name_is_described_by_its_inputs(streams: DataPlane) -> None:
+    """What a caller must know is told of graphs and models."""
+    graph, model = await streams.describe(GRAPH), await streams.describe("echo", "1")
+    assert ([spec.name for spec in graph.inputs], graph.has_streams) == (["x", "y"], True)
+    assert ([spec.name for spec in model.inputs], model.has_streams) == (["text", "x"], False)
+
+
+async def test_calls_of_a_graph_move_its_own_counters(streams: DataPlane) -> None:
+    """One answered, one failed and one whose body could not be read."""
+    await streams.infer(_request(), "gRPC")
+    with pytest.raises(GraphFailure):
+        await streams.infer(_request(fail="node"), "gRPC")
+    with pytest.raises(FailedPrecondition):
+        await streams.infer(_request(refuse="no"), "gRPC")
+    streams.count_unparsed(GRAPH, "", InvalidRequest("bad"), "gRPC")
+
+    counted = {"requests_accepted": 2, "requests_rejected": 2, "responses": 1, "graph_error": 2}
+    assert _counts(streams, "ModelInfer") == counted

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Cardinality, Handler
 
-from ovmstrio.errors import InvalidRequest, NotFound
+from ovmstrio.errors import InvalidRequest, ServerError
 from ovmstrio.frontends.grpc.response_encoding import StreamInferResponse
+from ovmstrio.frontends.grpc.stream_exchange import exchange
 from ovmstrio.frontends.repository_index import repository_index
 from ovmstrio.protocol.generated import inference as pb
 from ovmstrio.request import InferRequest, InferResponse
@@ -25,7 +26,6 @@ __all__ = ["InferenceService"]
 
 _SERVICE: Final = "/inference.GRPCInferenceService"
 _INTERFACE: Final = "gRPC"
-_NO_GRAPH: Final = "Mediapipe graph definition with requested name is not found"
 
 
 class InferenceService(pb.GrpcInferenceServiceBase):
@@ -59,18 +59,32 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         await call.send_message(await self._plane.infer(request, _INTERFACE))
 
     async def _model_stream_infer(self, call: Call) -> None:
-        """Refuse a stream of inferences: models have none.
+        """Answer a stream of inferences.
+
+        When it fails, the client is told at once, by a message on the stream and by the status, unless it has ended
+        its requests before: then the status alone tells it.
 
         Raises:
             InvalidRequest: the client left before its first message.
-            NotFound: otherwise; nothing of that name can be streamed to.
+            ServerError: the stream cannot be opened, or has failed.
+            GRPCError: a later message is malformed, or a reply is too large.
 
-        Cancellation: while the first message is awaited; nothing is held.
+        Ownership: the tasks that receive and send, and the open stream.
+        Cancellation: at any checkpoint; the stream is stopped before this returns.
         """
         first: InferRequest | None = await call.recv_message()
         if first is None:
             raise InvalidRequest("Client disconnected during reading first streaming request")
-        raise NotFound(_NO_GRAPH)
+        first.deadline = call.deadline
+        opened = False
+        try:
+            async with self._plane.open_stream(first, _INTERFACE) as stream:
+                opened = True
+                await exchange(call, stream)
+        except ServerError as error:
+            if opened and not call.half_closed:
+                await call.send_message(StreamInferResponse(error.message))
+            raise
 
     # Health and metadata
 

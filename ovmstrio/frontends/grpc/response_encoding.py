@@ -17,23 +17,30 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.frontends.raw_contents import raw_contents
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.tensor import RawTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.request import Buffer, InferResponse, ParameterValue
+    from ovmstrio.tensor import Tensor
 
 __all__ = ["StreamInferResponse", "encode_response", "encode_stream_response"]
 
 _Response: Final = message_class("inference.ModelInferResponse")
 
 _ID_TAG: Final = b"\x1a"
+_PARAMETER_TAG: Final = b"\x22"
+_KEY_TAG: Final = b"\x0a"
+_VALUE_TAG: Final = b"\x12"
+_INT64_TAG: Final = b"\x10"
 _RAW_OUTPUT_TAG: Final = b"\x32"
 _ERROR_MESSAGE_TAG: Final = b"\x0a"
 _INFER_RESPONSE_TAG: Final = b"\x12"
 
 _CONTINUED: Final = 128
 _UNSIGNED_FROM: Final = 2**63
+_UNSIGNED_BITS: Final = 2**64 - 1
 
 
 @dataclass(slots=True)
@@ -46,26 +53,38 @@ class StreamInferResponse:
 
 def encode_response(response: InferResponse) -> bytes:
     """Write a ``ModelInferResponse`` whose tensors are all raw contents."""
-    parts: list[Buffer] = [_encode_model(response.model_name, response.model_version)]
-    if response.id:
-        parts += _delimited(_ID_TAG, response.id.encode())
-    if response.parameters:
-        parts.append(_encode_parameters(response.parameters))
-    for tensor in response.outputs:
-        parts.append(_encode_output(tensor.name, tensor.datatype.name, tensor.shape))
-    for tensor in response.outputs:
-        parts += _delimited(_RAW_OUTPUT_TAG, raw_contents(tensor))
-    return b"".join(parts)
+    return b"".join(_response_parts(response))
 
 
 def encode_stream_response(message: StreamInferResponse) -> bytes:
     """Write a ``ModelStreamInferResponse``."""
     parts: list[Buffer] = []
     if message.error_message:
-        parts += _delimited(_ERROR_MESSAGE_TAG, message.error_message.encode())
+        parts += _delimited(_ERROR_MESSAGE_TAG, message.error_message.encode(errors="replace"))
     if message.response is not None:
-        parts += _delimited(_INFER_RESPONSE_TAG, encode_response(message.response))
+        inner = _response_parts(message.response)
+        parts += (_INFER_RESPONSE_TAG, _encode_varint(sum(map(len, inner))), *inner)
     return b"".join(parts)
+
+
+def _response_parts(response: InferResponse) -> list[Buffer]:
+    """Give the pieces of a ``ModelInferResponse``; each is of bytes, so that its length is its size."""
+    parts: list[Buffer] = [_encode_model(response.model_name, response.model_version)]
+    if response.id:
+        parts += _delimited(_ID_TAG, response.id.encode())
+    if response.parameters:
+        parts.append(_encode_parameters(response.parameters))
+    outputs = response.outputs
+    for tensor in outputs:
+        parts.append(_encode_output(tensor.name, _datatype_name(tensor), tensor.shape))
+    for tensor in outputs:
+        data = raw_contents(tensor)
+        parts += (_RAW_OUTPUT_TAG, _encode_varint(len(data)), data)
+    return parts
+
+
+def _datatype_name(tensor: Tensor | RawTensor) -> str:
+    return tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
 
 
 @lru_cache(maxsize=1024)
@@ -82,11 +101,29 @@ def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
+    if len(parameters) == 1:
+        ((name, value),) = parameters.items()
+        if type(value) is int and value < _UNSIGNED_FROM:
+            return _encode_int64_parameter(name, value)
     message = _Response()
     for name, value in parameters.items():
         setattr(message.parameters[name], _choose_field(value), value)
     serialised: bytes = message.SerializeToString()
     return serialised
+
+
+def _encode_int64_parameter(name: str, value: int) -> bytes:
+    """Write a sole integer by hand: it is the timestamp of a stream's reply, and different in each."""
+    # A negative number is its 64 bits in two's complement.
+    number = _write_varint(value & _UNSIGNED_BITS)
+    return _int64_parameter_head(name, len(number)) + number
+
+
+@lru_cache(maxsize=1024)
+def _int64_parameter_head(name: str, digits: int) -> bytes:
+    key = b"".join(_delimited(_KEY_TAG, name.encode()))
+    value_head = _VALUE_TAG + _encode_varint(len(_INT64_TAG) + digits) + _INT64_TAG
+    return _PARAMETER_TAG + _encode_varint(len(key) + len(value_head) + digits) + key + value_head
 
 
 def _choose_field(value: ParameterValue) -> str:
@@ -105,11 +142,13 @@ def _delimited(tag: bytes, value: Buffer) -> tuple[bytes, Buffer]:
     return tag + _encode_varint(len(value)), value
 
 
-@lru_cache(maxsize=1024)
-def _encode_varint(value: int) -> bytes:
+def _write_varint(value: int) -> bytes:
     octets = bytearray()
     while value >= _CONTINUED:
         octets.append(value & 127 | _CONTINUED)
         value >>= 7
     octets.append(value)
     return bytes(octets)
+
+
+_encode_varint = lru_cache(maxsize=1024)(_write_varint)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+import trio
 from quart import Blueprint, Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge, RequestTimeout
 
 from ovmstrio import errors
-from ovmstrio.frontends.rest import admin, kserve
+from ovmstrio.frontends.rest import admin, generate, kserve
 from ovmstrio.frontends.rest.answers import Answer, error_answer, failure_answer
 from ovmstrio.frontends.rest.infer_route import size_refusal
 from ovmstrio.frontends.rest.quart_answers import to_quart
@@ -68,7 +69,13 @@ class _Application(QuartTrio):
         """Answer one request; the framework would fail on a path that begins with no slash."""
         path = _AUTHORITY.sub("", scope["path"], count=1)
         scope["path"] = path if path.startswith("/") else f"/{path}"
-        await super().asgi_app(scope, receive, send)
+        if not path.rstrip("/").endswith(generate.STREAM_SUFFIX):
+            await super().asgi_app(scope, receive, send)
+            return
+        async with trio.open_nursery() as tasks:
+            scope[generate.TASKS] = tasks
+            await super().asgi_app(scope, receive, send)
+            tasks.cancel_scope.cancel()
 
     async def handle_user_exception(self, error: Any) -> Any:
         """Find the handler of an error.
@@ -87,7 +94,8 @@ def make_application(plane: DataPlane, *, max_body_bytes: int, cors: Cors | None
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
-    for blueprint in (kserve.make_blueprint(plane, max_body_bytes), admin.make_blueprint(plane)):
+    calls = (kserve.make_blueprint(plane, max_body_bytes), generate.make_blueprint(plane, max_body_bytes))
+    for blueprint in (*calls, admin.make_blueprint(plane)):
         app.register_blueprint(blueprint)
     app.before_request(_judge_target)
     _handle_errors(app, max_body_bytes)

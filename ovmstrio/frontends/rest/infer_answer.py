@@ -15,12 +15,14 @@ import orjson
 from ovmstrio.errors import InvalidRequest
 from ovmstrio.frontends.raw_contents import raw_contents
 from ovmstrio.frontends.rest.answers import JSON, Answer
+from ovmstrio.frontends.rest.raw_values import read_raw
+from ovmstrio.tensor import RawTensor
 
 if TYPE_CHECKING:
     from ovmstrio.request import InferRequest, InferResponse
     from ovmstrio.tensor import Tensor
 
-__all__ = ["HEAD_LENGTH", "render_infer_answer"]
+__all__ = ["HEAD_LENGTH", "json_values", "render_infer_answer"]
 
 HEAD_LENGTH: Final = "Inference-Header-Content-Length"
 
@@ -32,19 +34,20 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> Answe
     """Render a response in the form that its request asked for.
 
     Raises:
-        InvalidRequest: a BYTES output that goes as JSON is not UTF-8.
+        InvalidRequest: an output that goes as JSON has elements that JSON cannot carry.
     """
     wants_binary = _binary_outputs(request)
     buffers: list[Any] = []
     outputs = []
     for tensor in response.outputs:
-        head: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype.name}
+        datatype = tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
+        head: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": datatype}
         if wants_binary is None or tensor.name in wants_binary:
             raw = raw_contents(tensor)
             buffers.append(raw)
             head["parameters"] = {"binary_data_size": len(raw)}
         else:
-            head["data"] = _json_data(tensor)
+            head["data"] = json_values(tensor)
         outputs.append(head)
     document: dict[str, Any] = {"model_name": response.model_name}
     if response.id:
@@ -79,8 +82,14 @@ def _binary_outputs(request: InferRequest) -> frozenset[str] | set[str] | None:
     return chosen
 
 
-def _json_data(tensor: Tensor) -> Any:
-    """Give the elements, flat, as what orjson prints."""
+def json_values(tensor: Tensor | RawTensor) -> Any:
+    """Give the elements, flat, as what orjson prints.
+
+    Raises:
+        InvalidRequest: JSON cannot carry them.
+    """
+    if isinstance(tensor, RawTensor):
+        tensor = read_raw(tensor)
     array = tensor.array
     if array.dtype.hasobject:
         return [_text(element, tensor) for element in array.flat]

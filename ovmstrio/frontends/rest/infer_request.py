@@ -18,7 +18,7 @@ from ovmstrio.request import Contents, InferInput, InferRequest, ParameterValue,
 if TYPE_CHECKING:
     from ovmstrio.request import Buffer
 
-__all__ = ["INPUT_UNREADABLE", "read_infer_request"]
+__all__ = ["INPUT_UNREADABLE", "parse_document", "read_contents", "read_id", "read_infer_request"]
 
 BODY_NO_OBJECT: Final = "Request body is not an object"
 NOT_JSON: Final = "The file is not valid json"
@@ -68,9 +68,9 @@ def read_infer_request(model: str, version: str, body: Buffer, head_length: str 
         InvalidRequest: anything else that the body should not be.
     """
     head, tail = _split(memoryview(body), head_length)
-    document = _parse(head)
+    document = parse_document(head)
     request = InferRequest(model, version)
-    request.id = _id(document)
+    request.id = read_id(document)
     request.parameters = _parameters(document)
     request.outputs = _outputs(document)
     request.inputs = [_input(given) for given in _inputs(document)]
@@ -95,7 +95,13 @@ def _split(body: memoryview, head_length: str | None) -> tuple[memoryview, memor
     return body[:length], body[length:]
 
 
-def _parse(head: memoryview) -> dict[str, Any]:
+def parse_document(head: Buffer) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        MalformedJson: it is not JSON.
+        InvalidRequest: it is no object, or too deep.
+    """
     try:
         document = orjson.loads(head)
     except orjson.JSONDecodeError as error:
@@ -113,7 +119,12 @@ def _kind(value: Any) -> str:
     )
 
 
-def _id(document: dict[str, Any]) -> str:
+def read_id(document: dict[str, Any]) -> str:
+    """Take the request's id, empty if it has none.
+
+    Raises:
+        InvalidRequest: it is no text.
+    """
     given = document.get("id", "")
     if not isinstance(given, str):
         raise _refuse(INPUT_UNREADABLE, f"id: expected a text, got {_kind(given)}")
@@ -165,11 +176,16 @@ def _input(given: Any) -> InferInput:
         raise _refuse(INPUT_UNREADABLE, f"input {name}: datatype must be a text such as FP32")
     read = InferInput(name, datatype, tuple(shape), None, _parameters(given))
     if "data" in given:
-        read.contents = _contents(read, given["data"])
+        read.contents = read_contents(read, given["data"])
     return read
 
 
-def _contents(read: InferInput, data: Any) -> Contents | None:
+def read_contents(read: InferInput, data: Any) -> Contents | None:
+    """Take an input's elements from JSON; None where there are none although the shape has some.
+
+    Raises:
+        InvalidRequest: they are not those of the input's datatype, or it cannot be sent as JSON.
+    """
     if not isinstance(data, list):
         raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {_kind(data)}")
     values = _flatten(data)

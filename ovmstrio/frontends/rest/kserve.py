@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from quart import Blueprint, Response, request
 
-from ovmstrio.errors import MalformedJson, NotReady, ServerError, VersionLoading
+from ovmstrio.errors import MalformedJson, NotReady, VersionLoading
 from ovmstrio.frontends.repository_index import repository_index
 from ovmstrio.frontends.rest.answers import Answer, json_answer
+from ovmstrio.frontends.rest.bodies import read_body
 from ovmstrio.frontends.rest.infer_answer import HEAD_LENGTH
-from ovmstrio.frontends.rest.infer_route import answer_infer, check_version, inflate
+from ovmstrio.frontends.rest.infer_route import answer_infer, check_version
 from ovmstrio.frontends.rest.quart_answers import to_quart
 
 if TYPE_CHECKING:
@@ -30,12 +31,7 @@ def make_blueprint(plane: DataPlane, max_body_bytes: int) -> Blueprint:
     _add_model_routes(routes, plane)
 
     async def infer(model: str, version: str = "") -> Response:
-        sent: Any = await request.get_data()
-        try:
-            body = inflate(sent, request.headers.get("Content-Encoding", "").strip().lower(), max_body_bytes)
-        except ServerError as error:
-            plane.count_unparsed(model, version, error, "REST")
-            raise
+        body = await read_body(plane, model, version, max_body_bytes)
         answer = await answer_infer(plane, model, version, body, request.headers.get(HEAD_LENGTH))
         return to_quart(answer)
 

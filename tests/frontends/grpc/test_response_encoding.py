@@ -13,7 +13,7 @@ from ovmstrio.datatypes import BY_NAME, BYTES
 from ovmstrio.frontends.grpc.codec import Codec
 from ovmstrio.frontends.grpc.response_encoding import StreamInferResponse
 from ovmstrio.request import InferRequest, InferResponse
-from ovmstrio.tensor import Tensor
+from ovmstrio.tensor import RawTensor, Tensor
 from tests.frontends.grpc.wire_samples import texts
 
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
@@ -48,6 +48,8 @@ def packed(tensor: Tensor) -> bytes:
 
 def assert_same(oracle: Any, response: InferResponse) -> None:
     """Compare what Google's class, as tritonclient has it, reads with what was written."""
+    written = [tensor for tensor in response.outputs if isinstance(tensor, Tensor)]
+    assert len(written) == len(response.outputs)
     assert (oracle.model_name, oracle.model_version, oracle.id) == (
         response.model_name,
         response.model_version,
@@ -60,9 +62,9 @@ def assert_same(oracle: Any, response: InferResponse) -> None:
         name: type(value) for name, value in response.parameters.items()
     }
     assert [(output.name, output.datatype, tuple(output.shape)) for output in oracle.outputs] == [
-        (tensor.name, tensor.datatype.name, tensor.shape) for tensor in response.outputs
+        (tensor.name, tensor.datatype.name, tensor.shape) for tensor in written
     ]
-    assert list(oracle.raw_output_contents) == [packed(tensor) for tensor in response.outputs]
+    assert list(oracle.raw_output_contents) == [packed(tensor) for tensor in written]
 
 
 @settings(deadline=None)
@@ -105,3 +107,45 @@ def test_a_message_of_another_type_is_not_written() -> None:
     """A service that returns the wrong type is told which was expected."""
     with pytest.raises(TypeError, match="expected a message of InferResponse, got InferRequest"):
         Codec().encode(InferRequest("m"), InferResponse)
+
+
+raw_tensors = st.builds(
+    RawTensor,
+    texts,
+    texts,
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3).map(tuple),
+    st.binary(max_size=300).flatmap(lambda data: st.sampled_from([data, bytearray(data), memoryview(data)])),
+)
+stream_replies = st.builds(
+    lambda tensor, name, value: InferResponse("g", "1", [tensor], "", {name: value}),
+    raw_tensors,
+    texts,
+    st.integers(-(2**63), 2**64 - 1),
+)
+
+
+@settings(deadline=None)
+@given(response=stream_replies)
+def test_a_reply_of_a_stream_is_written_as_google_reads_it(response: InferResponse) -> None:
+    """What user code says of a tensor arrives verbatim, and so does a sole integer of any 64 bits."""
+    written = Codec().encode(StreamInferResponse(response=response), StreamInferResponse)
+
+    oracle = ModelStreamInferResponse.FromString(written).infer_response
+    (tensor,) = response.outputs
+    (output,) = oracle.outputs
+    assert isinstance(tensor, RawTensor)
+    assert (output.name, output.datatype, tuple(output.shape)) == (tensor.name, tensor.datatype, tensor.shape)
+    assert list(oracle.raw_output_contents) == [bytes(tensor.data)]
+    choices = {name: message.WhichOneof("parameter_choice") for name, message in oracle.parameters.items()}
+    assert {name: getattr(oracle.parameters[name], choice) for name, choice in choices.items()} == response.parameters
+    (value,) = response.parameters.values()
+    assert list(choices.values()) == ["int64_param" if int(value) < 2**63 else "uint64_param"]
+
+
+def test_a_buffer_of_wider_items_is_written_by_its_bytes() -> None:
+    """The length of a raw output is its size, whatever the items of the buffer are."""
+    for size in (3, 0):
+        data = np.arange(size, dtype="<i8").data
+        response = InferResponse("g", "1", [RawTensor("x", "INT64", (size,), data)])
+
+        assert list(ModelInferResponse.FromString(encode(response)).raw_output_contents) == [data.tobytes()]

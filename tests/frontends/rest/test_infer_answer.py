@@ -11,18 +11,18 @@ from ovmstrio.errors import InvalidRequest
 from ovmstrio.frontends.rest.answers import Answer
 from ovmstrio.frontends.rest.infer_answer import HEAD_LENGTH, render_infer_answer
 from ovmstrio.request import InferRequest, InferResponse, RequestedOutput
-from ovmstrio.tensor import Tensor
+from ovmstrio.tensor import RawTensor, Tensor
 
 
 def _tensor(datatype: str, values: Any, name: str = "y") -> Tensor:
     return Tensor(name, BY_NAME[datatype], np.array(values, BY_NAME[datatype].numpy))
 
 
-def _render(*tensors: Tensor, request: InferRequest | None = None, **more: Any) -> Answer:
+def _render(*tensors: Tensor | RawTensor, request: InferRequest | None = None, **more: Any) -> Answer:
     return render_infer_answer(request or InferRequest("m"), InferResponse("m", "3", list(tensors), **more))
 
 
-def _data(tensor: Tensor) -> Any:
+def _data(tensor: Tensor | RawTensor) -> Any:
     return orjson.loads(_render(tensor).body)["outputs"][0]["data"]
 
 
@@ -169,3 +169,61 @@ def test_bytes_that_are_no_text_must_be_asked_for_as_bytes() -> None:
     with pytest.raises(InvalidRequest, match=r"output y: its BYTES are not UTF-8.*binary tensor"):
         _render(tensor)
     assert _parts(_render(tensor, request=_asking({"y": True})))[1] == b"\x01\0\0\0\xff"
+
+
+@pytest.mark.parametrize("datatype", sorted(BY_NAME.keys() - {"BYTES", "BF16", "FP16"}))
+def test_raw_numbers_are_read_by_their_datatype(datatype: str) -> None:
+    """The bytes of a raw tensor are shown as the numbers that they are."""
+    array = np.array([[0, 1, 1]], BY_NAME[datatype].numpy)
+    for data in (array.tobytes(), bytearray(array.tobytes()), array.data):
+        assert _data(RawTensor("y", datatype, (1, 3), data)) == array.ravel().tolist()
+    assert _data(RawTensor("y", datatype, (0,), b"")) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "elements"),
+    [
+        (b"\x02\0\0\0ab\0\0\0\0", ["ab", ""]),
+        ("größe".encode(), ["größe"]),
+        (b"\x02\0\0\0a", ["\x02\0\0\0a"]),
+        (b"abc", ["abc"]),
+        (b"", []),
+    ],
+)
+def test_raw_bytes_are_elements_or_one_text(data: bytes, elements: list[str]) -> None:
+    """Elements behind their lengths are taken apart; any other content is one element."""
+    assert _data(RawTensor("y", "BYTES", (len(data),), data)) == elements
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "text"),
+    [
+        ("FP16", (1,), b"\0\0", "'FP16' cannot be written as JSON"),
+        ("BF16", (1,), b"\0\0", "'BF16' cannot be written as JSON"),
+        ("my words", (1,), b"\0\0", "'my words' cannot be written as JSON"),
+        ("INT32", (2,), b"\0\0\0\0", "its 4 bytes are not INT32 elements of shape [2]"),
+        ("INT32", (-1,), b"\0\0\0\0", "its 4 bytes are not INT32 elements of shape [-1]"),
+        ("BYTES", (1,), b"\xff", "not UTF-8"),
+    ],
+)
+def test_raw_tensors_that_json_cannot_carry_go_as_binary_only(
+    datatype: str, shape: tuple[int, ...], data: bytes, text: str
+) -> None:
+    """JSON is refused with the way out, and as binary output the bytes go as they are."""
+    tensor = RawTensor("y", datatype, shape, data)
+    with pytest.raises(InvalidRequest) as caught:
+        _render(tensor)
+    assert text in caught.value.message
+    assert "binary" in caught.value.message
+
+    answer = _render(tensor, request=InferRequest("m", parameters={"binary_data_output": True}))
+    head = int(answer.headers[HEAD_LENGTH])
+    assert answer.body[head:] == data
+    described = {"name": "y", "shape": list(shape), "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
+    assert orjson.loads(answer.body[:head])["outputs"] == [described]
+
+
+def test_a_timestamp_has_all_its_bits() -> None:
+    """A parameter that needs 64 bits is printed with them."""
+    answer = _render(_tensor("FP32", [1]), parameters={"OVMS_MP_TIMESTAMP": 2**62 + 1})
+    assert b'"OVMS_MP_TIMESTAMP":4611686018427387905' in answer.body

@@ -36,7 +36,7 @@ async def test_the_server_tells_what_it_is(serving: Serving) -> None:
     known = answer.json()
     assert known["name"] == "OpenVINO Model Server"
     assert known["version"]
-    assert known["extensions"] == ["binary_tensor_data"]
+    assert known["extensions"] == ["binary_tensor_data", "generate"]
 
 
 async def test_health_has_no_body_unless_json_is_asked_for(serving: Serving) -> None:

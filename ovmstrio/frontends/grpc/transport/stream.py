@@ -44,6 +44,8 @@ MetadataLike = Mapping[str, MetadataValue] | Collection[tuple[str, MetadataValue
 
 _HIDDEN_HEADERS: Final = frozenset({"te", "content-type", "user-agent"})
 _INFLATE_INLINE_BYTES: Final = 16 * 1024
+_MESSAGES_PER_CHECKPOINT: Final = 16
+"""Messages that a call may send before others get their turn."""
 _current: ContextVar[Call] = ContextVar("current_call")
 
 
@@ -170,6 +172,11 @@ class Call:
         """Give the client's ``user-agent``, empty when it sent none."""
         return next((value for key, value in self.state.head.headers if key == "user-agent"), "")
 
+    @property
+    def half_closed(self) -> bool:
+        """Whether the client has sent its last message, read here or not."""
+        return self.state.remote_closed
+
     def cancel(self, failure: GRPCError | None = None) -> None:
         """Cancel the handler; the client gets ``failure``, CANCELLED when none is given.
 
@@ -278,15 +285,16 @@ class Call:
             StreamTerminatedError: the call is over.
             trio.BusyResourceError: another task is sending, or a message was cancelled half-way.
 
-        Cancellation: waits for the client's flow-control window and for the writer; a checkpoint for streams of
-        responses. After a message that was cancelled half-way no other can be sent.
+        Cancellation: waits for the client's flow-control window and for the writer. The first message of a stream of
+        responses and then every sixteenth is a checkpoint, so that those between share a write. After a message that
+        was cancelled half-way no other can be sent.
         """
         self._check_open()
         streaming = self.handler.cardinality.server_streaming
         if self._replies and not streaming:
             raise ProtocolError(f"{self.path}: a unary response has one message")
         data = self._encode(message)
-        if streaming:
+        if streaming and not self._replies % _MESSAGES_PER_CHECKPOINT:
             await trio.lowlevel.checkpoint()
             self._check_open()
         if self._sending:
