@@ -136,12 +136,9 @@ async def _interview(running: Running, port: int, rest_port: int) -> list[Answer
 
 
 def _questions() -> list[Question]:
-    from importlib import import_module
-
     from ovmstrio_samples.embedded import embedded_samples
 
-    clients = [import_module(f"ovmstrio_samples.{sample.name}.client") for sample in embedded_samples()]
-    return [question for client in clients for question in client.questions()]
+    return [question for sample in embedded_samples() for question in sample.questions]
 
 
 def _ask_all(protocol: str, url: str) -> list[Answer]:
@@ -206,6 +203,7 @@ def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
         f"curl -s http://{_HOST}:{rest_port}/v2/models/iris/infer -d '{body}'",
         f"curl -s http://{_HOST}:{rest_port}/metrics",
         f"ovms infer --model iris --input features={config.with_name(FLOWER)}{grpc_url}",
+        f'ovms stream --model counter_stream --input text="a word at a time"{grpc_url}',
         f"ovms models{grpc_url}",
         f"ovms health{grpc_url}",
         f"python -m ovmstrio_samples.file_type.client README.md{grpc_url}",

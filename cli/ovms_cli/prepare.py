@@ -110,6 +110,7 @@ def _sample_facts(sample: Sample) -> dict[str, Any]:
         "purpose": sample.purpose,
         "licence": sample.licence,
         "tensors": sample.tensors,
+        "kind": "graph" if sample.graph else "model",
         "models": list(sample.entries),
         "requirement": wheel.requirement if wheel else None,
         "file": wheel.filename if wheel else None,
@@ -159,7 +160,8 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
         return
     for path in written:
         stdout().print(f"[green]prepared[/] {path}", highlight=False, soft_wrap=True)
-    target = f"--config_path {config}" if config else f"--model_name {name} --model_path {written[0].parent}"
+    path = written[0] if sample.graph else written[0].parent
+    target = f"--config_path {config}" if config else f"--model_name {name} --model_path {path}"
     _next_steps(f"ovms serve {target}", f"python -m ovmstrio_samples.{name}.client --help")
 
 
@@ -171,11 +173,10 @@ def _wheel_cache() -> Path:
 
 def _write_config(repository: Path, sample: Sample) -> Path:
     """Write the configuration that serves all models of a sample together."""
-    import json
+    from ovmstrio_samples.entries import write_config
 
-    models = [{"config": {"name": model, "base_path": model}} for model in sample.entries]
     config = repository / f"{sample.name}.json"
-    config.write_text(json.dumps({"model_config_list": models}, indent=2) + "\n", encoding="utf-8")
+    write_config([sample], config)
     return config
 
 

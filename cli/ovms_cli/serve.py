@@ -102,7 +102,7 @@ async def _run(settings: ServeSettings) -> int:
     import trio
     from rich.markup import escape
 
-    from ovms_cli.startup import explain, show_startup
+    from ovms_cli.startup import explain, show_startup, spare_the_collector
     from ovmstrio.errors import ServerError
     from ovmstrio.supervisor import serve
 
@@ -118,6 +118,7 @@ async def _run(settings: ServeSettings) -> int:
         async with trio.open_nursery() as nursery:
             running = await nursery.start(serve_to_the_end)
             nursery.start_soon(show_startup, running)
+            nursery.start_soon(spare_the_collector, running)
     except* (ServerError, OSError) as group:
         reasons += explain(group, settings)
     for reason in reasons:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+import gc
+from typing import TYPE_CHECKING, Any, Final
 
 from ovms_cli.console import stderr
 
@@ -16,7 +17,23 @@ if TYPE_CHECKING:
     from ovmstrio.registry import VersionStatus
     from ovmstrio.supervisor import Running
 
-__all__ = ["explain", "show_startup"]
+__all__ = ["explain", "show_startup", "spare_the_collector"]
+
+_OBJECTS_A_COLLECTION: Final = 20_000
+"""How many objects may come before the youngest are looked at; a call makes a few dozen, few of them in cycles."""
+
+
+async def spare_the_collector(running: Running) -> None:
+    """Keep Python's cyclic collector from what was loaded at the start, and from looking at every few calls.
+
+    By default it takes a tenth to a fifth of the time of a small call.
+
+    Cancellation: until the first load has ended; nothing is changed then.
+    """
+    await running.plane.registry.wait_loaded()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_A_COLLECTION, 20, 20)
 
 
 async def show_startup(running: Running) -> None:

@@ -70,7 +70,9 @@ def _survived(array: Array, converted: Array, datatype: str) -> bool:
         return bool(np.allclose(near, exact, rtol=_ROUNDING.get(datatype, _USUAL_ROUNDING), equal_nan=True))
     # Between signed and unsigned, a value that wrapped around comes back as what it was: only its sign tells.
     same_sign = np.array_equal(converted < 0, array < 0)
-    return same_sign and bool(np.array_equal(converted.astype(array.dtype), array))
+    # What infinity becomes among integers is left to the machine.
+    is_finite = converted.dtype.kind != "f" or bool(np.isfinite(converted).all())
+    return same_sign and is_finite and bool(np.array_equal(converted.astype(array.dtype), array))
 
 
 def _elements(value: Any) -> Array:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
+
+    from ovmstrio.client.streaming import StreamReply, StreamRequest
 
 __all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "TensorInfo"]
 
@@ -74,6 +76,14 @@ class Client(Protocol):
         """Call a model.
 
         ``datatypes`` names KServe's type of an input where the array alone does not tell it (``BF16``).
+        """
+        ...
+
+    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Iterator[StreamReply]:
+        """Stream to a graph; closing the iterator cancels the stream at once.
+
+        ``requests`` are taken one by one as they come, and the stream's input ends with them.  A stream has no
+        timeout.  Over REST there is but one request.
         """
         ...
 

@@ -45,6 +45,9 @@ _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
 _TEXTS: Final[Mapping[str, type[errors.ServerError]]] = {
     "Model with requested version is not loaded yet": errors.VersionLoading,
     "Model with requested version is retired": errors.VersionRetired,
+    "Mediapipe is not loaded yet": errors.GraphLoading,
+    "Mediapipe is retired": errors.VersionRetired,
+    "Mediapipe execution failed": errors.GraphFailure,
 }
 """Beginnings of messages whose class their status, which others share, does not tell."""
 

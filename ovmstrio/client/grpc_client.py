@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
+from ovmstrio.client.closing import Closing
 from ovmstrio.client.failures import Unreachable, error_of_grpc, reading
+from ovmstrio.client.grpc_streams import Given, open_stream, read_reply
 from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
 from ovmstrio.errors import DeadlineExceeded, NotReady, ServerError
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ovmstrio.client.api import Array
+    from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
 
 __all__ = ["GrpcClient"]
@@ -29,7 +30,7 @@ _SERVICE: Final = "/inference.GRPCInferenceService/"
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-class GrpcClient:
+class GrpcClient(Closing):
     """One connection to ``host:port`` or ``unix:/path``; see ``Client`` for its calls."""
 
     def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
@@ -42,14 +43,6 @@ class GrpcClient:
             tls.context()
             files = (None if path is None else path.read_bytes() for path in (tls.ca, tls.key, tls.cert))
             self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*files), options=_UNLIMITED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""
@@ -75,6 +68,20 @@ class GrpcClient:
                 output.name: from_raw(raw, output.datatype, tuple(output.shape))
                 for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
             }
+
+    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Iterator[StreamReply]:
+        """Stream to a graph; closing the iterator cancels the stream at once."""
+        given = Given(requests)
+        call = open_stream(self._channel, model, given)
+        try:
+            for message in call:
+                with reading(self._address):
+                    reply = read_reply(message)
+                yield reply
+        except grpc.RpcError as failure:
+            raise given.failure or self._error(failure) from None
+        finally:
+            call.cancel()
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""

@@ -10,17 +10,18 @@ import numpy as np
 import orjson
 
 from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
+from ovmstrio.client.closing import Closing
 from ovmstrio.client.failures import Unreachable, error_of_http, reading
+from ovmstrio.client.rest_streams import body_of, only, read_events
 from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
 from ovmstrio.datatypes import BY_NAME, BYTES
 from ovmstrio.errors import DeadlineExceeded, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ovmstrio.client.api import Array
+    from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
 
 __all__ = ["RestClient"]
@@ -30,7 +31,7 @@ _NO_SEGMENTS: Final = frozenset({"", ".", ".."})
 """Names that a URL loses on the way."""
 
 
-class RestClient:
+class RestClient(Closing):
     """One connection to ``host:port``; see ``Client`` for its calls."""
 
     def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
@@ -42,14 +43,6 @@ class RestClient:
             )
         except httpx.InvalidURL as error:
             raise InvalidRequest(f"{address} is no HOST:PORT: {error}") from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""
@@ -77,6 +70,19 @@ class RestClient:
         answer = self._send("POST", path, content=b"".join([head, *buffers]), headers=headers)
         with reading(self._url):
             return _read_outputs(answer)
+
+    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Iterator[StreamReply]:
+        """Stream to a graph with one request; closing the iterator cancels the stream at once."""
+        path, body = f"{_model_path(model, '')}/generate_stream", body_of(only(requests))
+        try:
+            with self._http.stream("POST", path, content=body, timeout=None) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise error_of_http(answer.status_code, _reason(answer))
+                with reading(self._url):
+                    yield from read_events(answer.iter_lines())
+        except httpx.RequestError as error:
+            raise Unreachable(f"no server answers REST at {self._url}: {error}") from None
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""

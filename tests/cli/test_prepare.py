@@ -118,6 +118,22 @@ def test_a_sample_of_the_install_needs_no_network(run: Run, tmp_path: Path) -> N
     assert "ovms serve --model_name iris --model_path models/iris" in result.stderr
 
 
+def test_a_graph_is_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
+    """Graph file and handler lie in models/<graph>, which --force replaces."""
+    result = run("--sample", "incrementer")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "models" / "incrementer"
+    assert sorted(path.name for path in folder.iterdir()) == ["graph.pbtxt", "incrementer.py"]
+    assert "ovms serve --model_name incrementer --model_path models/incrementer" in result.stderr
+    (folder / "graph.pbtxt").write_text("")
+    again = run("--sample", "incrementer")
+    assert again.exit_code == 1
+    assert "models/incrementer exists; choose another --repository" in again.stderr
+    assert run("--sample", "incrementer", "--force").exit_code == 0
+    assert (folder / "graph.pbtxt").read_text()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["incrementer"]
+
+
 def test_offline_a_fetched_sample_says_what_to_put_where(run: Run, tmp_path: Path) -> None:
     """Without an index the message holds file, checksum and folder; nothing is written."""
     result = run("--sample", "orientation")

@@ -1,0 +1,83 @@
+"""``ovms stream``: stream to a graph, and watch what it answers grow."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ovms_cli.console import EX_USAGE, fail
+from ovms_cli.server_options import Ca, Cert, Key, Rest, Url, asking
+
+__all__ = ["register"]
+
+_METADATA_SECONDS = 10.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(stream)
+
+
+def stream(
+    *,
+    model: Annotated[str, typer.Option("--model", help="Name of the graph.")],
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="[NAME=]VALUE",
+            help="TEXT, or a FILE that exists (@FILE in any case; .npy as an array). NAME where the graph has several "
+            "inputs. May be repeated.",
+        ),
+    ] = None,
+    requests: Annotated[
+        str,
+        typer.Option(
+            "--requests",
+            metavar="FILE",
+            help='Lines of JSON, a request each: {"inputs": {NAME: TEXT or numbers}, "timestamp": .., '
+            '"parameters": {..}}; - is standard input.',
+        ),
+    ] = "",
+    timestamp: Annotated[
+        int | None, typer.Option("--timestamp", help="Timestamp of the request; the server's own by default.")
+    ] = None,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", metavar="NAME=VALUE", help="A request parameter: a number, true, false or text."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each reply.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print each output with its timestamp, and the times at the end.")
+    ] = False,
+    url: Url = "",
+    rest: Rest = False,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Stream to a graph, and show its answer while it grows.  Ctrl-C cancels the stream on the server at once.
+
+    Exits with 0 if the stream ended well, with 1 if it or a request failed, with 2 if nobody answers, with 64 if the
+    command line is wrong, with 130 if it is interrupted.
+    """
+    from ovms_cli.stream_requests import one_request, read_lines
+    from ovms_cli.stream_show import show
+    from ovmstrio.errors import InvalidRequest
+
+    if bool(given) == bool(requests):
+        fail("give either --input or --requests", EX_USAGE)
+    if requests and (timestamp is not None or parameter):
+        fail("--timestamp and --parameter belong to --input; lines of --requests have their own", EX_USAGE)
+    with asking(url, rest=rest, timeout=_METADATA_SECONDS, ca=ca, cert=cert, key=key) as client:
+        names = [tensor.name for tensor in client.metadata(model).inputs]
+        try:
+            if requests:
+                asked = read_lines(requests, names)
+            else:
+                asked = iter([one_request(given or [], names, timestamp, parameter or [])])
+        except InvalidRequest as error:
+            fail(error.message, EX_USAGE)
+        failed = show(client.stream(model, asked), as_json=as_json, verbose=verbose)
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,57 @@
+"""What goes into a stream to a graph, and what comes out of it, whatever the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ovmstrio.client.wire_tensors import datatype_of, to_raw
+
+__all__ = ["StreamOutput", "StreamReply", "StreamRequest", "to_wire"]
+
+Value = bytes | np.ndarray[Any, Any]
+"""An input: bytes go as ``BYTES`` whose content is just these bytes, which is what Python nodes expect of text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """One request of a stream; without a ``timestamp`` the server gives it one."""
+
+    inputs: Mapping[str, Value]
+    timestamp: int | None = None
+    id: str = ""
+    parameters: Mapping[str, bool | int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOutput:
+    """One output as it came: ``data`` is its content over gRPC, its JSON value over REST."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReply:
+    """One message of the server: outputs of one timestamp, or what was wrong with a request."""
+
+    outputs: tuple[StreamOutput, ...] = ()
+    timestamp: int | None = None
+    error: str = ""
+
+
+def to_wire(value: Value) -> tuple[str, tuple[int, ...], bytes]:
+    """Give datatype, shape and raw content of an input.
+
+    Raises:
+        InvalidRequest: KServe has no name for the array's type.
+    """
+    if isinstance(value, bytes):
+        return "BYTES", (len(value),), value
+    datatype = datatype_of(value)
+    return datatype, value.shape, to_raw(value, datatype)
