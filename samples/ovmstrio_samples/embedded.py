@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import tempfile
 from importlib.metadata import version
@@ -12,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from ovmstrio.openvino.convert import new_version
 from ovmstrio_samples.catalog import BY_NAME, Sample
+from ovmstrio_samples.entries import write_config, write_entries
 from ovmstrio_samples.file_type.prepare import installed_files
 from ovmstrio_samples.iris.client import FLOWERS
 
@@ -39,7 +38,7 @@ def _fingerprint(samples: list[Sample]) -> str:
     digest = hashlib.sha256(version("openvino").encode() + Path(__file__).read_bytes())
     for sample in samples:
         digest.update(sample.name.encode())
-        own = [path for path in (_HERE / sample.name).iterdir() if path.suffix in {".py", ".json"}]
+        own = [path for path in (_HERE / sample.name).iterdir() if path.suffix in {".py", ".json", ".pbtxt"}]
         for path in sorted(own):
             digest.update(path.read_bytes())
     if BY_NAME["file_type"] in samples:
@@ -48,15 +47,10 @@ def _fingerprint(samples: list[Sample]) -> str:
 
 
 def _write(samples: list[Sample], repository: Path) -> None:
-    models = []
     for sample in samples:
-        for name, write in sample.entries.items():
-            with new_version(repository, name) as directory:
-                write(sources(sample) or _HERE, directory)
-            models.append({"config": {"name": name, "base_path": name}})
+        write_entries(sample, sources(sample) or _HERE, repository)
     np.save(repository / FLOWER, np.array([FLOWERS[0][0]], np.float32))
-    config = json.dumps({"model_config_list": models}, indent=2)
-    (repository / "config.json").write_text(f"{config}\n", encoding="utf-8")
+    write_config(samples, repository / "config.json")
 
 
 def prepare_repository(cache_dir: Path) -> Path:

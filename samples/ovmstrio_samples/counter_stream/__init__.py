@@ -1,0 +1,1 @@
+"""A node that answers one request with many responses."""

@@ -1,0 +1,26 @@
+"""Receive a text word by word: ``python -m ovmstrio_samples.counter_stream.client [TEXT]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the_program
+
+__all__ = ["words"]
+
+
+def words(url: str, text: str) -> Iterator[str | int]:
+    """Give the words of ``text`` as they arrive, and at last their number."""
+    with Stream(url, "counter_stream") as stream:
+        stream.send({"text": text})
+        while (reply := stream.receive()).name == "word":
+            yield as_text(reply.value)
+        yield int(reply.value[0])
+
+
+if __name__ == "__main__":
+    default = "one request, many responses"
+    options = arguments("Receive a text word by word.", ("text", {"nargs": "?", "default": default}))
+    with failures_end_the_program():
+        for word in words(options.url, options.text):
+            print(word, flush=True)

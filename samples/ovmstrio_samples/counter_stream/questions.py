@@ -1,0 +1,19 @@
+"""Calls with known answers, for the demo: without a stream the first value of each output is the answer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ovmstrio_samples.question import Arrays, Question
+
+__all__ = ["questions"]
+
+
+def _read(outputs: Arrays) -> str:
+    return f"{outputs['word'].tobytes().decode()} ({outputs['count'][0]} words)"
+
+
+def questions() -> list[Question]:
+    """Give one call, for the first word of four and their number."""
+    text = np.array([b"one request, many responses"], object)
+    return [Question("counter_stream", "a text, without a stream", {"text": text}, "one (4 words)", _read)]

@@ -1,0 +1,1 @@
+"""A node that answers with a result or with what went wrong."""

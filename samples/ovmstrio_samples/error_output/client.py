@@ -1,0 +1,31 @@
+"""Invert matrices over one stream, a hopeless one among them: ``python -m ovmstrio_samples.error_output.client``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ovmstrio_samples.question import Array
+from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the_program
+
+__all__ = ["MATRICES", "inverses"]
+
+MATRICES = (np.array([[2.0, 0.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [2.0, 4.0]]), np.array([[0.0, 1.0], [1.0, 0.0]]))
+"""The second has no inverse."""
+
+
+def inverses(url: str, matrices: Sequence[Array]) -> Iterator[Array | str]:
+    """Give each matrix's inverse, or in words why there is none."""
+    with Stream(url, "error_output") as stream:
+        for matrix in matrices:
+            stream.send({"input": matrix})
+            reply = stream.receive()
+            yield reply.value if reply.name == "result" else as_text(reply.value)
+
+
+if __name__ == "__main__":
+    options = arguments("Invert three matrices over one stream.")
+    with failures_end_the_program():
+        for answer in inverses(options.url, MATRICES):
+            print(answer if isinstance(answer, str) else answer.tolist())

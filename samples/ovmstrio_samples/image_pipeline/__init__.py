@@ -1,0 +1,1 @@
+"""A photograph through Python, OpenVINO and Python again."""

@@ -1,0 +1,1 @@
+"""Three Python nodes that count on: the smallest packet graph."""

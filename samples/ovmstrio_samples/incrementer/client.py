@@ -1,0 +1,25 @@
+"""Count on by three: ``python -m ovmstrio_samples.incrementer.client [NUMBER...]``."""
+
+from __future__ import annotations
+
+import numpy as np
+from tritonclient.grpc import InferenceServerClient
+
+from ovmstrio_samples.question import Array
+from ovmstrio_samples.triton import arguments, as_input, failures_end_the_program
+
+__all__ = ["count_on"]
+
+
+def count_on(url: str, numbers: Array) -> Array:
+    """Send numbers through the graph once."""
+    with InferenceServerClient(url) as client:
+        result = client.infer("incrementer", [as_input("first_number", numbers)])
+    return np.asarray(result.as_numpy("last_number"))
+
+
+if __name__ == "__main__":
+    options = arguments("Count on by three.", ("numbers", {"metavar": "NUMBER", "type": int, "nargs": "*"}))
+    given = np.array(options.numbers or [1, 2, 3], np.int64)
+    with failures_end_the_program():
+        print(*given, "->", *count_on(options.url, given))

@@ -1,0 +1,9 @@
+"""Serve the graph and its handler as they are."""
+
+from __future__ import annotations
+
+from ovmstrio_samples.copying import copy_graph
+
+__all__ = ["ENTRIES"]
+
+ENTRIES = {"incrementer": copy_graph(__file__, "incrementer.py")}

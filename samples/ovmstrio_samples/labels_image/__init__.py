@@ -1,0 +1,1 @@
+"""Labels once, then pictures: a graph whose inputs need not come together."""

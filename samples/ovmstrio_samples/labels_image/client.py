@@ -1,0 +1,33 @@
+"""Labels once, then pictures: ``python -m ovmstrio_samples.labels_image.client [LABEL,LABEL...]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ovmstrio_samples.question import Array
+from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the_program
+
+__all__ = ["nearest", "plain"]
+
+
+def plain(red: int, green: int, blue: int) -> Array:
+    """Make a picture of one colour."""
+    return np.full((4, 4, 3), (red, green, blue), np.uint8)
+
+
+def nearest(url: str, labels: str, pictures: Sequence[Array]) -> Iterator[str]:
+    """Send the labels, to which there is no answer, and then pictures, each of which gets one of them."""
+    with Stream(url, "labels_image") as stream:
+        stream.send({"labels": labels})
+        for picture in pictures:
+            stream.send({"image": picture})
+            yield as_text(stream.receive().value)
+
+
+if __name__ == "__main__":
+    options = arguments("Which colour is it?", ("labels", {"nargs": "?", "default": "gold,navy,crimson"}))
+    with failures_end_the_program():
+        for label in nearest(options.url, options.labels, [plain(0, 0, 90), plain(220, 30, 40), plain(240, 220, 20)]):
+            print(label)

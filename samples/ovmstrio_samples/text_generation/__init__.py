@@ -1,0 +1,1 @@
+"""A small language model that streams its text."""

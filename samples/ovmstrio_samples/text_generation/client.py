@@ -1,0 +1,29 @@
+"""Read an answer while it is written: ``python -m ovmstrio_samples.text_generation.client [PROMPT]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the_program
+
+__all__ = ["completions"]
+
+
+def completions(url: str, prompt: str, max_new_tokens: int = 128) -> Iterator[str]:
+    """Give pieces of the answer as they arrive, until the signal of its end.
+
+    Leaving early cancels the stream, and with it what the server still generates.
+    """
+    with Stream(url, "text_generation") as stream:
+        stream.send({"prompt": prompt}, max_new_tokens=max_new_tokens)
+        while (reply := stream.receive()).name != "end_signal":
+            yield as_text(reply.value)
+
+
+if __name__ == "__main__":
+    default = "What is the capital of France?"
+    options = arguments("Read an answer while it is written.", ("prompt", {"nargs": "?", "default": default}))
+    with failures_end_the_program():
+        for piece in completions(options.url, options.prompt):
+            print(piece, end="", flush=True)
+    print()

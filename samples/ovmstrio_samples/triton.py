@@ -1,0 +1,102 @@
+"""What the clients of graph samples share: they ask through ``tritonclient`` alone, as any user of KServe would.
+
+It is no dependency of the server: ``pip install 'tritonclient[grpc,http]'``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import queue
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from ovmstrio_samples.question import Array
+
+__all__ = ["Reply", "Stream", "Value", "arguments", "as_input", "as_text", "failures_end_the_program"]
+
+Value = Array | bytes | str
+"""An input: an array as it is, bytes and text as one element of BYTES."""
+
+
+class Reply(NamedTuple):
+    """One output that came over a stream, with the timestamp that tells which outputs belong together."""
+
+    name: str
+    value: Array
+    timestamp: int
+
+
+def as_input(name: str, value: Value) -> InferInput:
+    """Make the input of a gRPC call."""
+    if isinstance(value, str):
+        value = value.encode()
+    array = np.array([value], object) if isinstance(value, bytes) else value
+    given = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    given.set_data_from_numpy(array)
+    return given
+
+
+def as_text(array: Array) -> str:
+    """Read the text that a Python node has sent."""
+    return array.tobytes().decode()
+
+
+class Stream:
+    """One stream to one graph: requests go in, replies come out whenever the graph has one."""
+
+    def __init__(self, url: str, graph: str) -> None:
+        self._client = InferenceServerClient(url)
+        self._graph = graph
+        self._arrived: queue.SimpleQueue[tuple[InferResult | None, InferenceServerException | None]] = (
+            queue.SimpleQueue()
+        )
+        self._client.start_stream(lambda result, error: self._arrived.put((result, error)))
+
+    def send(self, inputs: Mapping[str, Value], **parameters: bool | int | str) -> None:
+        """Send one request; those ``parameters`` that the graph reads count in the first."""
+        given = [as_input(name, value) for name, value in inputs.items()]
+        self._client.async_stream_infer(self._graph, given, parameters=parameters)
+
+    def receive(self, timeout: float = 60) -> Reply:
+        """Wait for the next reply.
+
+        Raises:
+            InferenceServerException: a request was refused, or the stream has failed.
+        """
+        result, error = self._arrived.get(timeout=timeout)
+        if error is not None or result is None:
+            raise error or InferenceServerException("the stream has ended")
+        response = result.get_response()
+        name = response.outputs[0].name
+        return Reply(name, result.as_numpy(name), response.parameters["OVMS_MP_TIMESTAMP"].int64_param)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_reason: object) -> None:
+        """End the stream; what still runs for it is cancelled."""
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+
+def arguments(purpose: str, *positional: tuple[str, dict[str, Any]], port: int = 9000) -> argparse.Namespace:
+    """Read the command line: ``url``, and the positional arguments given."""
+    parser = argparse.ArgumentParser(description=purpose)
+    parser.add_argument("--url", default=f"localhost:{port}", help="HOST:PORT of the server")
+    for name, options in positional:
+        parser.add_argument(name, **options)
+    return parser.parse_args()
+
+
+@contextmanager
+def failures_end_the_program() -> Iterator[None]:
+    """Let what the server says end the program in one line."""
+    try:
+        yield
+    except InferenceServerException as error:
+        raise SystemExit(f"error: {error}") from error
