@@ -1,16 +1,23 @@
 """Run measurements: all of them, or those named; all of them together write RESULTS.md.
 
-python -m benchmarks [grpc_unary] [rest_json] [resnet] [footprint]
+python -m benchmarks [grpc_unary] [rest_json] [resnet] [footprint] [graphs] [text_generation]
 """
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import footprint, grpc_unary, resnet, rest_json
+from benchmarks import footprint, graphs, grpc_unary, resnet, rest_json, text_generation
 from benchmarks.report import RESULTS, machine, render
 
-MEASUREMENTS = {"grpc_unary": grpc_unary, "rest_json": rest_json, "resnet": resnet, "footprint": footprint}
+MEASUREMENTS = {
+    "grpc_unary": grpc_unary,
+    "rest_json": rest_json,
+    "resnet": resnet,
+    "footprint": footprint,
+    "graphs": graphs,
+    "text_generation": text_generation,
+}
 
 _HEAD = """# Results
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +13,7 @@ import httpx
 import numpy as np
 
 from benchmarks.models import trivial, write_repository
-from benchmarks.processes import Server, cpu_seconds, free_ports, need, ovms, script
+from benchmarks.processes import Server, cpu_seconds, free_ports, h2load, ovms, script
 from benchmarks.report import Row
 from benchmarks.requests import framed_infer_request
 
@@ -33,15 +32,8 @@ def request_bytes() -> bytes:
 def _load(server: Server, body: Path) -> tuple[float, float]:
     """Drive one server; returns calls a second and server CPU microseconds a call."""
     before = cpu_seconds(server.process)
-    command = [need("h2load", "nghttp2-client"), "-n", str(CALLS), "-c", str(CONNECTIONS), "-m", str(STREAMS)]
-    command += ["-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
-    url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
-    out = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
-    if f"{CALLS} succeeded" not in out:
-        sys.exit(f"not every call succeeded:\n{out}")
-    rate = re.search(r"([\d.]+) req/s", out)
-    assert rate is not None
-    return float(rate[1]), (cpu_seconds(server.process) - before) / CALLS * 1e6
+    rate = h2load(server.grpc, "ModelInfer", body, calls=CALLS, connections=CONNECTIONS, streams=STREAMS)
+    return rate, (cpu_seconds(server.process) - before) / CALLS * 1e6
 
 
 def _check_all_answered(server: Server, calls: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Server", "cpu_seconds", "free_ports", "need", "ovms", "script"]
+__all__ = ["Server", "cpu_seconds", "free_ports", "h2load", "need", "ovms", "script"]
 
 READY_WITHIN_SECONDS = 60
 
@@ -36,6 +37,18 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [s.getsockname()[1] for s in held]
+
+
+def h2load(port: int, method: str, body: Path, *, calls: int, connections: int = 1, streams: int = 1) -> float:
+    """Call a method of KServe's gRPC service so often, always with the same body; gives calls a second."""
+    command = [need("h2load", "nghttp2-client"), "-n", str(calls), "-c", str(connections), "-m", str(streams)]
+    command += ["-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
+    url = f"http://127.0.0.1:{port}/inference.GRPCInferenceService/{method}"
+    out = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"([\d.]+) req/s", out)
+    if f"{calls} succeeded" not in out or found is None:
+        sys.exit(f"not every call succeeded:\n{out}")
+    return float(found[1])
 
 
 class Server:

@@ -10,7 +10,7 @@ from ovmstrio.protocol.descriptors import message_class
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["framed_infer_request"]
+__all__ = ["framed_bytes_request", "framed_infer_request"]
 
 
 def framed_infer_request(model: str, name: str, array: np.ndarray[Any, Any]) -> bytes:
@@ -18,5 +18,17 @@ def framed_infer_request(model: str, name: str, array: np.ndarray[Any, Any]) -> 
     request = message_class("inference.ModelInferRequest")(model_name=model)
     request.inputs.add(name=name, datatype="FP32", shape=array.shape)
     request.raw_input_contents.append(array.tobytes())
+    return _framed(request)
+
+
+def framed_bytes_request(model: str, name: str, content: bytes) -> bytes:
+    """Build one request with a BYTES input as Python nodes take it: raw, without lengths."""
+    request = message_class("inference.ModelInferRequest")(model_name=model)
+    request.inputs.add(name=name, datatype="BYTES", shape=[len(content)])
+    request.raw_input_contents.append(content)
+    return _framed(request)
+
+
+def _framed(request: Any) -> bytes:
     body = request.SerializeToString()
     return struct.pack(">BI", 0, len(body)) + bytes(body)

@@ -1,0 +1,89 @@
+"""Text generation through the server, against the same handler's generator run bare in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.processes import ovms
+from benchmarks.report import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["run"]
+
+PROMPT = "Tell a long story about a lighthouse keeper."
+TOKENS = 192
+ROUNDS = 4
+GOAL = 0.97
+
+
+def _rate(pieces: Iterator[object]) -> float:
+    """Give pieces a second, from the first to the last: the prompt's own time is the model's alone."""
+    next(pieces)
+    started = time.perf_counter()
+    count = sum(1 for _ in pieces)
+    return count / (time.perf_counter() - started)
+
+
+def _bare(folder: Path) -> None:
+    """Print the rates of the handler's generator."""
+    import pyovms  # noqa: PLC0415
+
+    class Context:
+        parameters = {"max_new_tokens": TOKENS}  # noqa: RUF012 - never changed
+
+    spec = importlib.util.spec_from_file_location("generator", folder / "generator.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pyovms.current_context = Context  # type: ignore[assignment]
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.OvmsPythonModel()
+    model.initialize({"base_path": str(folder)})
+    for _ in range(ROUNDS + 1):
+        print(_rate(iter(model.execute([pyovms.Tensor("prompt", PROMPT.encode())]))))
+
+
+def _bare_rate(folder: Path) -> float:
+    command = [sys.executable, "-m", "benchmarks.text_generation", str(folder)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return statistics.median(map(float, out.split()[1:]))
+
+
+def _served_rate(config: Path) -> float:
+    from ovmstrio_samples.text_generation.client import completions  # noqa: PLC0415
+
+    with ovms(config) as server:
+        url = f"127.0.0.1:{server.grpc}"
+        rates = [_rate(completions(url, PROMPT, TOKENS)) for _ in range(ROUNDS + 1)]
+    return statistics.median(rates[1:])
+
+
+def run() -> list[Row]:
+    """Measure both in turn, twice."""
+    with tempfile.TemporaryDirectory() as name:
+        repository = Path(name)
+        prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "text_generation"]
+        subprocess.run([*prepare, "--repository", name], check=True, capture_output=True)
+        folder = repository / "text_generation"
+        config = repository / "config.json"
+        entry = {"name": "text_generation", "base_path": str(folder)}
+        config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": [entry]}))
+        pairs = [(_served_rate(config), _bare_rate(folder)) for _ in range(3)]
+    served, bare = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+    detail = f"SmolLM2-135M, {served:.1f} pieces/s served, {bare:.1f} bare, {TOKENS} tokens"
+    return [Row("text generation, against the same generator run bare", ratio, f">= {GOAL}", ratio >= GOAL, detail)]
+
+
+if __name__ == "__main__":
+    _bare(Path(sys.argv[1]))
