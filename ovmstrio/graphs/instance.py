@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from ovmstrio.errors import FailedPrecondition, ServerError
+from ovmstrio.graphs.calculator import NodeFailure
 from ovmstrio.graphs.failures import DEADLOCK, graph_failure, node_failure
 from ovmstrio.graphs.node_run import Call, NodeRun
 from ovmstrio.graphs.packets import Packet
@@ -174,7 +175,7 @@ class GraphInstance:
             nursery.start_soon(self._work, self._runnable.popleft())
 
     def close_inputs(self) -> None:
-        """Say that nothing more will come; nodes run on with what they have, and close."""
+        """Say that nothing more will come; nodes run on with what they have, from :meth:`dispatch` on, and close."""
         if self._inputs_closed:
             return
         self._inputs_closed = True
@@ -237,7 +238,11 @@ class GraphInstance:
         while not node.is_closed and node.active < node.max_in_flight and self.failure is None:
             if node.may_throttle and self._is_throttled(node):
                 return
-            step = node.policy.next()
+            try:
+                step = node.policy.next()
+            except NodeFailure as error:
+                self.fail(self._explain(node, "Process", error))
+                return
             if step is None:
                 if node.plan.contract.propagates_bounds and not node.active:
                     self._settle(node)
@@ -279,7 +284,7 @@ class GraphInstance:
         if node.is_delivering:
             return
         node.is_delivering = True
-        while node.pending and node.pending[0].is_done:
+        while node.pending and node.pending[0].is_done and self.failure is None:
             await self._deliver(node, node.pending.popleft())
             node.active -= 1
         node.is_delivering = False
@@ -319,7 +324,7 @@ class GraphInstance:
 
     def _settle(self, node: NodeRun) -> None:
         """Pass on what is settled about a node's inputs, although nothing came at those timestamps."""
-        bound = min((stream.earliest for stream in node.streams), default=DONE)
+        bound = node.policy.bound()
         if bound < DONE:
             self._advance_bounds(node, bound)
 

@@ -25,7 +25,7 @@ class NodeRun:
     """The state of one node.
 
     Attributes:
-        active: runs under way, at most ``max_in_flight``.
+        active: runs begun and not yet delivered, at most ``max_in_flight``.
         is_queued: whether it stands among the nodes that can run.
         may_throttle: whether queues that it feeds have a bound.
         must_close: whether it is to be closed although inputs are open, for nothing else can end it.

@@ -214,7 +214,7 @@ QUICK = settings(max_examples=250, derandomize=True, deadline=None, suppress_hea
 LONG = settings(max_examples=2500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 BOUNDS = cases(("Default", "Default", "Default", "Barrier"), bounds=True)
-STEPPED = cases(AT_REST) | cases(AT_REST, loops=True)
+STEPPED = cases(AT_REST) | cases(AT_REST, loops=True) | cases(("FixedSize", "TimestampAlign"))
 FREE = cases(ANY_SPEED) | cases(ANY_SPEED, loops=True) | BOUNDS
 POINTS = st.integers(0, 60)
 

@@ -12,7 +12,7 @@ from ovmstrio.graphs.instance import GraphInstance, running
 from ovmstrio.graphs.packets import Packet
 from tests.graphs.random_graphs import Case, Recorders, make_recorders, plan_of
 from tests.graphs.reference import Feed, Handler, ModelNode
-from tests.support.calculators import Gather, in_port, out_port
+from tests.support.calculators import Delivery, Emission, Gather, in_port, out_port
 
 PACKETS = tuple(Feed("in", number, number) for number in range(1, 31))
 
@@ -41,6 +41,10 @@ def gather(name: str, *sources: str, handler: Handler = Handler(), skip: int = 0
     rule = Gather(name, (frozenset(ports),), skip)
     inputs = tuple(zip(ports, sources, strict=True))
     return ModelNode(name, inputs, ((out_port(0), f"{name}_out"),), rule, handler, propagates_bounds=bounds)
+
+
+def _backwards(delivery: Delivery) -> list[Emission]:
+    return [Emission(out_port(number), number, delivery.timestamp) for number in (2, 0, 1)]
 
 
 def begin(case: Case, outlet: Outlet) -> tuple[GraphInstance, Recorders]:
@@ -129,6 +133,33 @@ async def test_a_skipped_timestamp_is_told_through_nodes_that_do_not_run() -> No
         assert recorders["b"].deliveries == []
         assert recorders["c"].deliveries == [(20, ((in_port(0), 1),))]
         await instance.finish()
+
+
+async def test_aligned_inputs_settle_on_the_clock_of_their_base() -> None:
+    """IN:1 is 990 ahead: 15 on IN:0 waits for it, and what runs next is 1003, which is told as 13."""
+    align = gather("t", "base", "ahead", handler=Handler("TimestampAlign"), bounds=True)
+    case = Case(("base", "ahead"), ("b_out",), (align, gather("b", "t_out")), ())
+    instance, recorders = begin(case, Outlet())
+    async with running(instance):
+        for stream, timestamp in [("ahead", 1000), ("base", 10), ("base", 15), ("ahead", 1003), ("ahead", 1005)]:
+            await feed(instance, (Feed(stream, timestamp, 1),))
+            await instance.wait_idle()
+        await instance.finish()
+    assert instance.failure is None
+    assert [delivery.timestamp for delivery in recorders["b"].deliveries] == [10, 13, 15]
+
+
+async def test_the_outputs_of_one_run_leave_in_the_order_of_tags() -> None:
+    """In whatever order the node gives them."""
+    outputs = tuple((out_port(number), f"out{number}") for number in range(3))
+    node = ModelNode("a", ((in_port(0), "in"),), outputs, _backwards)
+    case = Case(("in",), ("out1", "out2", "out0"), (node,), PACKETS[:2])
+    outlet = Outlet()
+    instance, _ = begin(case, outlet)
+    async with running(instance):
+        await feed(instance, case.feed)
+        await instance.finish()
+    assert [tuple(packet) for packet in outlet.packets] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
 
 
 async def test_without_the_promise_a_skipped_timestamp_is_waited_for() -> None:

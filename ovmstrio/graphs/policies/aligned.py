@@ -46,6 +46,13 @@ class TimestampAlignPolicy:
     def arrived(self) -> None:
         """Nothing to drop."""
 
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have, on the base's clock."""
+        if self._offsets is None:
+            return self._base.earliest
+        found = zip(self._streams, self._offsets, strict=True)
+        return min((stream.earliest + offset for stream, offset in found if not stream.is_done), default=DONE)
+
     def _base_alone(self) -> Step:
         base = self._base
         if base.queue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.graphs.policies.steps import CLOSE, Run, Step
+from ovmstrio.graphs.policies.steps import CLOSE, Run, Step, earliest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,3 +34,7 @@ class BarrierPolicy:
 
     def arrived(self) -> None:
         """Nothing to drop."""
+
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have."""
+        return earliest(self._streams)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ovmstrio.graphs.calculator import NodeFailure
 from ovmstrio.graphs.policies.steps import CLOSE, Run, Step
 
 if TYPE_CHECKING:
@@ -25,12 +26,16 @@ class MuxPolicy:
         *self._data, self._control = streams
 
     def next(self) -> Step:
-        """Take the next control packet and what it chooses, once that is decided."""
+        """Take the next control packet and what it chooses, once that is decided.
+
+        Raises:
+            NodeFailure: it chooses no input.
+        """
         control = self._control
         if not control.queue:
             return CLOSE if control.is_done else None
         head = control.queue[0]
-        chosen = self._data[int(head.value)]
+        chosen = self._choose(head.value)
         while chosen.queue and chosen.queue[0].timestamp < head.timestamp:
             chosen.queue.popleft()
         if chosen.earliest <= head.timestamp and not chosen.queue:
@@ -44,6 +49,17 @@ class MuxPolicy:
 
     def arrived(self) -> None:
         """Nothing to drop: what is not chosen is dropped as the control input goes on."""
+
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have."""
+        return self._control.earliest
+
+    def _choose(self, value: Any) -> InputStream:
+        if not isinstance(value, int) or not 0 <= value < len(self._data):
+            raise NodeFailure(
+                f"{self._control.port} is {value!r}, and must be the number of an input, 0 to {len(self._data) - 1}"
+            )
+        return self._data[value]
 
     def _drop(self, timestamp: int) -> None:
         for stream in self._data:

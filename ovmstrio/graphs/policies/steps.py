@@ -5,10 +5,15 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from ovmstrio.graphs.config.values import Port
+from ovmstrio.graphs.timestamps import DONE
 
-__all__ = ["CLOSE", "Close", "Policy", "Run", "Step"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.graphs.config.values import Port
+    from ovmstrio.graphs.streams import InputStream
+
+__all__ = ["CLOSE", "Close", "Policy", "Run", "Step", "earliest"]
 
 
 class Close(enum.Enum):
@@ -36,9 +41,22 @@ class Policy(Protocol):
     """The input policy of one node of one instance."""
 
     def next(self) -> Step:
-        """Take the packets of the next run, if the node may run."""
+        """Take the packets of the next run, if the node may run.
+
+        Raises:
+            NodeFailure: the packets make no sense to the policy.
+        """
         ...
 
     def arrived(self) -> None:
         """Note that packets or bounds have come; some policies drop packets now."""
         ...
+
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have, ``DONE`` if there will be none."""
+        ...
+
+
+def earliest(streams: Sequence[InputStream]) -> int:
+    """Give the smallest timestamp of a packet that waits on these streams or may still come."""
+    return min((stream.earliest for stream in streams), default=DONE)

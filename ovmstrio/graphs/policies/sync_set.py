@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from ovmstrio.graphs.config.names import parse_tag_index
-from ovmstrio.graphs.policies.steps import CLOSE, Run, Step
+from ovmstrio.graphs.policies.steps import CLOSE, Run, Step, earliest
 from ovmstrio.graphs.timestamps import DONE
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ class DefaultPolicy:
     def arrived(self) -> None:
         """Nothing to drop."""
 
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have."""
+        return earliest(self._streams)
+
 
 class EarlyClosePolicy(DefaultPolicy):
     """As the default, but the first input that is done ends the node."""
@@ -97,19 +101,23 @@ class SyncSetPolicy:
     def next(self) -> Step:
         """Take the earliest set that may run."""
         best: Sequence[InputStream] | None = None
-        earliest = DONE
+        first = DONE
         is_done = True
         for streams in self._sets:
             timestamp = ready_time(streams)
             is_done = is_done and timestamp == DONE
-            if timestamp is not None and timestamp < earliest:
-                best, earliest = streams, timestamp
+            if timestamp is not None and timestamp < first:
+                best, first = streams, timestamp
         if best is not None:
-            return take(best, earliest)
+            return take(best, first)
         return CLOSE if is_done else None
 
     def arrived(self) -> None:
         """Nothing to drop."""
+
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have."""
+        return min(map(earliest, self._sets), default=DONE)
 
 
 class ImmediatePolicy:
@@ -130,3 +138,7 @@ class ImmediatePolicy:
 
     def arrived(self) -> None:
         """Nothing to drop."""
+
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have."""
+        return earliest(self._streams)
