@@ -10,7 +10,6 @@ import trio
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
-from ovmstrio.graphs.worker_threads import WorkerThreads
 
 from ovmstrio.graphs.calculator import DefinitionScope, InstanceContext, LeaseServable
 from ovmstrio.graphs.calculators import find_kind
@@ -18,6 +17,7 @@ from ovmstrio.graphs.config.values import GraphConfig, NodeConfig, Port, StreamR
 from ovmstrio.graphs.instance import GraphInstance, running
 from ovmstrio.graphs.packets import Packet
 from ovmstrio.graphs.plan import LoadedNode, make_plan
+from ovmstrio.graphs.worker_threads import WorkerThreads
 
 __all__ = ["Feed", "options", "refs", "run_nodes"]
 
