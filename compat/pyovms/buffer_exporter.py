@@ -39,7 +39,8 @@ def over_buffer(cls: type[_E], shape: int | Sequence[int], dtype: Any, buffer: A
 
 def over_array(cls: type[_E], array: np.ndarray[Any, Any]) -> _E:
     """Make an exporter of the memory of an array."""
-    self = cls.__new__(cls)
+    # What the class makes of its own arguments is not wanted here.
+    self = object.__new__(cls)
     view = array.view(np.ndarray)
     view.setflags(write=False)
     self._array = view
