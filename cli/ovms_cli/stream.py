@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Url, asking
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ovmstrio.client.streaming import StreamReply
 
 __all__ = ["register"]
 
@@ -45,7 +50,11 @@ def stream(
     ] = None,
     parameter: Annotated[
         list[str] | None,
-        typer.Option("--parameter", metavar="NAME=VALUE", help="A request parameter: a number, true, false or text."),
+        typer.Option(
+            "--parameter",
+            metavar="NAME=VALUE",
+            help="A request parameter: an integer, true, false, or text, which may stand in quotes: '\"5\"'.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each reply.")] = False,
     verbose: Annotated[
@@ -62,8 +71,7 @@ def stream(
     Exits with 0 if the stream ended well, with 1 if it or a request failed, with 2 if nobody answers, with 64 if the
     command line is wrong, with 130 if it is interrupted.
     """
-    from ovms_cli.stream_requests import one_request, read_lines
-    from ovms_cli.stream_show import show
+    from ovms_cli.stream_requests import are_typed, one_request, read_lines
     from ovmstrio.errors import InvalidRequest
 
     if bool(given) == bool(requests):
@@ -79,5 +87,25 @@ def stream(
                 asked = iter([one_request(given or [], names, timestamp, parameter or [])])
         except InvalidRequest as error:
             fail(error.message, EX_USAGE)
-        failed = show(client.stream(model, asked), as_json=as_json, verbose=verbose)
-    raise typer.Exit(1 if failed else 0)
+        _show(client.stream(model, asked), as_json=as_json, verbose=verbose, live=not are_typed(requests))
+
+
+def _show(replies: Generator[StreamReply], *, as_json: bool, verbose: bool, live: bool) -> None:
+    """Show a stream; one that failed, or a request of which did, ends the command with 1."""
+    from ovms_cli.stream_show import Seen, show
+    from ovms_cli.stream_text import safe_for_terminals
+    from ovmstrio.client.failures import Unreachable, status_of
+    from ovmstrio.errors import ServerError
+
+    seen = Seen()
+    try:
+        show(replies, seen, as_json=as_json, verbose=verbose, live=live)
+    except Unreachable:
+        raise
+    except ServerError as error:
+        status = status_of(error)
+        if error.message == seen.problem:
+            fail(f"the stream ended with {status}")
+        fail(safe_for_terminals(error.message) + (f" ({status})" if status else ""))
+    if seen.problem:
+        raise typer.Exit(1)

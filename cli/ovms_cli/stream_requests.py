@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ovms_cli.tensor_files import load_numpy
 from ovmstrio.client.streaming import StreamRequest
 from ovmstrio.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["one_request", "read_lines"]
+__all__ = ["are_typed", "one_request", "read_lines"]
 
 _STANDARD_INPUT: Final = "-"
 _KEYS: Final = frozenset({"inputs", "timestamp", "parameters", "id"})
 _WORDS: Final[dict[str, bool]] = {"true": True, "false": False}
+_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
+_INT64: Final = range(-(2**63), 2**63)
+_SHOWN: Final = 60
 
+Parameter = bool | int | str
 Value = bytes | np.ndarray[Any, Any]
 
 
@@ -31,7 +38,8 @@ def one_request(
     """Make the request that the options describe.
 
     Raises:
-        InvalidRequest: an input is unknown, given twice or cannot be read, or a parameter has no name.
+        InvalidRequest: an input is unknown, given twice or cannot be read, a parameter has no name, or a number is
+            too large.
     """
     inputs: dict[str, Value] = {}
     for argument in given:
@@ -39,46 +47,69 @@ def one_request(
         if name in inputs:
             raise InvalidRequest(f"input {name} is given twice")
         inputs[name] = _value(text)
-    return StreamRequest(inputs, timestamp, "", dict(map(_parameter, parameters)))
+    stamp = None if timestamp is None else _int64("--timestamp", timestamp)
+    return StreamRequest(inputs, stamp, "", dict(map(_parameter, parameters)))
 
 
 def _split(argument: str, names: Sequence[str]) -> tuple[str, str]:
+    """Take ``NAME=VALUE`` apart; the name of the only input may be left out."""
     name, equals, rest = argument.partition("=")
     if equals and name in names:
         return name, rest
-    if len(names) == 1:
+    if len(names) == 1 and not (equals and _NAME.fullmatch(name) and not _is_file(argument)):
         return names[0], argument
-    known = ", ".join(names)
-    raise InvalidRequest(f"--input {argument[:40]!r}: expected NAME=VALUE, NAME being one of the inputs: {known}")
+    if equals and _NAME.fullmatch(name):
+        way_out = f"; for a text that begins so, write {names[0]}={argument[:_SHOWN]}" if len(names) == 1 else ""
+        raise InvalidRequest(f'no input is called "{name}"; the graph takes {", ".join(names) or "none"}{way_out}')
+    known = ", ".join(f"--input {each}=..." for each in names)
+    raise InvalidRequest(
+        f"{argument[:_SHOWN]}: the graph has {len(names)} inputs; say which this is{known and ': '}{known}"
+    )
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:
+        # Too long for a name.
+        return False
 
 
 def _value(text: str) -> Value:
+    if not text.startswith("@") and not _is_file(text):
+        return os.fsencode(text)
     path = Path(text.removeprefix("@"))
     try:
-        if not text.startswith("@") and not path.is_file():
-            return text.encode()
-        return np.load(path, allow_pickle=False) if path.suffix == ".npy" else path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
-        # A text may be too long for a name, or hold what no name may.
-        if not text.startswith("@"):
-            return text.encode()
         raise InvalidRequest(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:
-        if not text.startswith("@") and "\0" in text:
-            return text.encode()
-        raise InvalidRequest(f"{path}: no array can be read: {error}") from None
+    return next(iter(load_numpy(content, str(path)).values())) if path.suffix == ".npy" else content
 
 
-def _parameter(argument: str) -> tuple[str, bool | int | str]:
+def _parameter(argument: str) -> tuple[str, Parameter]:
     name, equals, text = argument.partition("=")
     if not equals or not name:
         raise InvalidRequest(f"--parameter {argument!r}: expected NAME=VALUE")
     if text in _WORDS:
         return name, _WORDS[text]
-    try:
-        return name, int(text)
-    except ValueError:
-        return name, text
+    if _INTEGER.fullmatch(text):
+        return name, _int64(f"--parameter {name}", int(text))
+    return name, text.removeprefix('"').removesuffix('"') if _quoted(text) else text
+
+
+def _quoted(text: str) -> bool:
+    return len(text) > 1 and text.startswith('"') and text.endswith('"')
+
+
+def _int64(what: str, number: int) -> int:
+    if number not in _INT64:
+        raise InvalidRequest(f"{what}: {number} is no integer of 64 bits")
+    return number
+
+
+def are_typed(source: str) -> bool:
+    """Tell whether someone types the requests at a terminal."""
+    return source == _STANDARD_INPUT and sys.stdin.isatty()
 
 
 def read_lines(source: str, names: Sequence[str]) -> Iterator[StreamRequest]:
@@ -88,51 +119,63 @@ def read_lines(source: str, names: Sequence[str]) -> Iterator[StreamRequest]:
         InvalidRequest: the file cannot be opened; while it is read, a line is not a request.
     """
     try:
-        lines: IO[str] = sys.stdin if source == _STANDARD_INPUT else Path(source).open(encoding="utf-8")  # noqa: SIM115
+        if source == _STANDARD_INPUT:
+            # Python ends badly when a thread waits in its own reader of standard input.
+            return _read(open(sys.stdin.fileno(), "rb", closefd=False), names)
+        return _read(Path(source).open("rb"), names)
     except OSError as error:
         raise InvalidRequest(f"--requests {source}: {error.strerror or error}") from None
-    return _read(lines, names)
 
 
-def _read(lines: IO[str], names: Sequence[str]) -> Iterator[StreamRequest]:
-    with ExitStack() as stack:
-        if lines is not sys.stdin:
-            stack.enter_context(lines)
+def _read(lines: IO[bytes], names: Sequence[str]) -> Iterator[StreamRequest]:
+    with lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _request(line, f"line {number}", names)
 
 
-def _request(line: str, where: str, names: Sequence[str]) -> StreamRequest:
+def _request(line: bytes, where: str, names: Sequence[str]) -> StreamRequest:
     try:
         document = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where}: expected a JSON object: {error}") from None
-    if not isinstance(document, dict) or not isinstance(document.get("inputs", {}), dict):
-        raise InvalidRequest(f'{where}: expected {{"inputs": {{NAME: VALUE}}}}, got {line.strip()[:60]}')
-    unknown = [*(document.keys() - _KEYS), *(document.get("inputs", {}).keys() - set(names))]
+    inputs = document.get("inputs", {}) if isinstance(document, dict) else None
+    if not isinstance(inputs, dict):
+        shown = line.strip()[:_SHOWN].decode(errors="replace")
+        raise InvalidRequest(f'{where}: expected {{"inputs": {{NAME: VALUE}}}}, got {shown}')
+    unknown = [*(document.keys() - _KEYS), *(inputs.keys() - set(names))]
     if unknown:
         raise InvalidRequest(f"{where}: unknown: {', '.join(sorted(unknown))}; the inputs are {', '.join(names)}")
-    inputs = {name: _json_value(value, f"{where}: {name}") for name, value in document.get("inputs", {}).items()}
     return StreamRequest(
-        inputs, document.get("timestamp"), str(document.get("id", "")), _json_parameters(document, where)
+        {name: _json_value(value, f"{where}: {name}") for name, value in inputs.items()},
+        _json_timestamp(document.get("timestamp"), where),
+        str(document.get("id", "")),
+        _json_parameters(document.get("parameters", {}), where),
     )
 
 
-def _json_parameters(document: Mapping[str, Any], where: str) -> dict[str, bool | int | str]:
-    parameters = document.get("parameters", {})
-    if not isinstance(parameters, dict) or not all(isinstance(each, bool | int | str) for each in parameters.values()):
-        raise InvalidRequest(f"{where}: parameters: expected an object of numbers, truth values and texts")
+def _json_timestamp(value: Any, where: str) -> int | None:
+    if value is not None and type(value) is not int:
+        raise InvalidRequest(f"{where}: timestamp: expected an integer, got {json.dumps(value)[:_SHOWN]}")
+    return None if value is None else _int64(f"{where}: timestamp", value)
+
+
+def _json_parameters(parameters: Any, where: str) -> Mapping[str, Parameter]:
+    if not isinstance(parameters, dict) or not all(isinstance(each, Parameter) for each in parameters.values()):
+        raise InvalidRequest(f"{where}: parameters: expected an object of integers, truth values and texts")
+    for name, value in parameters.items():
+        if isinstance(value, int):
+            _int64(f"{where}: parameter {name}", value)
     return parameters
 
 
 def _json_value(value: Any, where: str) -> Value:
-    if isinstance(value, str):
-        return value.encode()
     try:
+        if isinstance(value, str):
+            return value.encode()
         array = np.array(value)
     except ValueError as error:
         raise InvalidRequest(f"{where}: {error}") from None
     if array.dtype.kind not in "bif":
-        raise InvalidRequest(f"{where}: expected a text, numbers or truth values, got {str(value)[:40]}")
+        raise InvalidRequest(f"{where}: expected a text, numbers or truth values, got {json.dumps(value)[:_SHOWN]}")
     return array

@@ -3,119 +3,91 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import typer
 
 from ovms_cli.console import stderr, stdout
-from ovmstrio.client.wire_tensors import from_raw
-from ovmstrio.datatypes import BY_NAME
+from ovms_cli.problems import count
+from ovms_cli.stream_text import TextReader, line_of, safe_for_terminals, text_of, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Generator, Iterator
 
-    from rich.console import RenderableType
+    from ovmstrio.client.streaming import StreamReply
 
-    from ovmstrio.client.streaming import StreamOutput, StreamReply
-
-__all__ = ["show", "text_of"]
-
-_TEXT_TYPES: Final = frozenset({"UINT8", "BYTES", "JSON"})
-_REFRESHES_A_SECOND: Final = 12
-
-
-def show(replies: Iterator[StreamReply], *, as_json: bool, verbose: bool) -> bool:
-    """Show replies as they come; True if one of them told of a problem.
-
-    Whatever ends this early closes the stream, which cancels it on the server.
-
-    Raises:
-        ServerError: why the stream failed; what came before it has been shown.
-    """
-    seen = _Seen()
-    with closing(replies):  # type: ignore[type-var]
-        try:
-            if as_json:
-                _print_json(replies, seen)
-            elif verbose:
-                _print_lines(replies, seen)
-            elif stdout().is_terminal:
-                _show_live(replies, seen)
-            else:
-                _print_text(replies, seen)
-        finally:
-            if verbose:
-                stderr().print(seen.summary(), highlight=False, style="dim")
-    return seen.problems > 0
+__all__ = ["Seen", "show"]
 
 
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """What has come so far."""
 
     started: float = field(default_factory=time.perf_counter)
     first: float = 0.0
     last: float = 0.0
     outputs: int = 0
-    problems: int = 0
+    problem: str = ""
 
     def note(self, reply: StreamReply) -> None:
         """Count a reply, and tell of a problem."""
-        self.last = time.perf_counter()
-        self.first = self.first or self.last
-        self.outputs += len(reply.outputs)
+        if reply.outputs:
+            self.last = time.perf_counter()
+            self.first = self.first or self.last
+            self.outputs += len(reply.outputs)
         if reply.error:
-            self.problems += 1
-            stderr().print(f"error: {reply.error}", style="red", highlight=False, markup=False)
+            self.problem = reply.error
+            told = safe_for_terminals(reply.error)
+            stderr().print(f"error: {told}", style="red", highlight=False, markup=False, soft_wrap=True)
 
     def summary(self) -> str:
         """Say how long the first output took, and how fast the others came."""
         if not self.outputs:
             return "no output"
         seconds = self.last - self.first
-        rate = f"{(self.outputs - 1) / seconds:.1f} outputs/s" if seconds > 0 else "one moment"
-        return f"first output after {(self.first - self.started) * 1e3:.1f} ms, {self.outputs} outputs, {rate}"
+        rate = f", {(self.outputs - 1) / seconds:.1f} outputs/s" if seconds > 0 else ""
+        first = (self.first - self.started) * 1e3
+        return f"first output after {first:.1f} ms, {count(self.outputs, 'output')}{rate}"
 
 
-def text_of(output: StreamOutput) -> str | None:
-    """Give an output as text, None if it is none."""
-    if isinstance(output.data, str):
-        return output.data
-    if output.datatype in BY_NAME and output.datatype not in _TEXT_TYPES:
-        return None
+def show(replies: Generator[StreamReply], seen: Seen, *, as_json: bool, verbose: bool, live: bool) -> None:
+    """Show replies as they come; ``live`` lets texts be redrawn as they grow, on a terminal that can.
+
+    Whatever ends this early closes the stream, which cancels it on the server; so does whoever reads the text no more.
+
+    Raises:
+        ServerError: why the stream failed; what came before it has been shown.
+    """
     try:
-        text = bytes(output.data).decode() if isinstance(output.data, bytes) else None
-    except UnicodeDecodeError:
-        return None
-    return text if text is None or all(each.isprintable() or each.isspace() for each in text) else None
+        with closing(replies):
+            _choose(as_json=as_json, verbose=verbose, live=live)(replies, seen)
+    except BrokenPipeError:
+        # Python would complain of the pipe once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    finally:
+        if verbose:
+            stderr().print(seen.summary(), highlight=False, style="dim", soft_wrap=True)
 
 
-def _values(output: StreamOutput) -> Any:
-    """Give an output that is no text as something that JSON has."""
-    if not isinstance(output.data, bytes):
-        return output.data
-    if output.datatype not in BY_NAME or output.datatype == "BYTES":
-        return list(output.data)
-    array = from_raw(output.data, output.datatype, output.shape)
-    return array.tolist() if array.dtype.kind in "biuf" else [str(each) for each in array.flat]
+def _choose(*, as_json: bool, verbose: bool, live: bool) -> Callable[[Iterator[StreamReply], Seen], None]:
+    if as_json:
+        return _print_json
+    if verbose:
+        return _print_lines
+    if live and stdout().is_terminal and not stdout().is_dumb_terminal:
+        from ovms_cli.stream_live import show_live
+
+        return show_live
+    return _print_text
 
 
-def _line_of(output: StreamOutput) -> str:
-    text = text_of(output)
-    if text is not None:
-        return text
-    values = np.array(_values(output))
-    shown = ", ".join(f"{each:.6g}" if values.dtype.kind == "f" else str(each) for each in values.flat[:8])
-    more = ", ..." if values.size > 8 else ""  # noqa: PLR2004 - as many as shown
-    return f"{output.datatype} {list(output.shape)} {shown}{more}"
-
-
-def _print_json(replies: Iterator[StreamReply], seen: _Seen) -> None:
+def _print_json(replies: Iterator[StreamReply], seen: Seen) -> None:
     for reply in replies:
         seen.note(reply)
         document: dict[str, Any] = {}
@@ -125,72 +97,68 @@ def _print_json(replies: Iterator[StreamReply], seen: _Seen) -> None:
             document["error"] = reply.error
         for output in reply.outputs:
             text = text_of(output)
-            document.setdefault("outputs", {})[output.name] = _values(output) if text is None else text
+            document.setdefault("outputs", {})[output.name] = values_of(output) if text is None else text
         typer.echo(json.dumps(document))
 
 
-def _print_lines(replies: Iterator[StreamReply], seen: _Seen) -> None:
+def _print_lines(replies: Iterator[StreamReply], seen: Seen) -> None:
+    texts = TextReader()
     for reply in replies:
         seen.note(reply)
+        stamp = "-" if reply.timestamp is None else reply.timestamp
         for output in reply.outputs:
-            typer.echo(f"{reply.timestamp}  {output.name}  {_line_of(output)}")
+            text = texts.read(output)
+            typer.echo(f"{stamp}  {output.name}  {line_of(output) if text is None else _escaped(text)}")
 
 
-def _print_text(replies: Iterator[StreamReply], seen: _Seen) -> None:
-    """Print texts as they come, one after the other, and everything else on lines of its own."""
-    at_start = True
-    for reply in replies:
-        seen.note(reply)
-        for output in reply.outputs:
-            text = text_of(output)
-            if text is None:
-                typer.echo(("" if at_start else "\n") + f"{output.name}: {_line_of(output)}")
-                at_start = True
-            elif text:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-                at_start = text.endswith("\n")
-    if not at_start:
-        typer.echo()
+def _escaped(text: str) -> str:
+    """Keep a text on its line."""
+    return safe_for_terminals(text.replace("\n", "\\n"))
 
 
-def _show_live(replies: Iterator[StreamReply], seen: _Seen) -> None:
-    """Show the texts grow, one below the other, and leave them standing at the end."""
-    from rich.live import Live
-
-    texts: dict[str, list[str]] = {}
+def _print_text(replies: Iterator[StreamReply], seen: Seen) -> None:
+    """Print texts as they come, one after the other; another output, and what is no text, begins a line."""
+    texts, writer = TextReader(), _Writer()
     try:
-        with Live(console=stdout(), refresh_per_second=_REFRESHES_A_SECOND, transient=True) as live:
-            for reply in replies:
-                seen.note(reply)
-                for output in reply.outputs:
-                    texts.setdefault(output.name, []).append(_piece(output))
-                live.update(_tail(texts, seen))
+        for reply in replies:
+            seen.note(reply)
+            for output in reply.outputs:
+                text = texts.read(output)
+                if text is None:
+                    writer.write_line(f"{output.name}: {line_of(output)}")
+                else:
+                    writer.write(output.name, text)
     finally:
-        _leave(texts)
+        writer.end_line()
 
 
-def _piece(output: StreamOutput) -> str:
-    text = text_of(output)
-    return f"{_line_of(output)}\n" if text is None else text
+class _Writer:
+    """Writes to standard output at once, and knows whether a line is under way, and which output's."""
 
+    def __init__(self) -> None:
+        self._name = ""
+        self._in_line = False
 
-def _named(texts: dict[str, list[str]]) -> list[tuple[str, str]]:
-    """Give the texts with their names, which one text alone does not need."""
-    filled = {name: "".join(pieces) for name, pieces in texts.items() if any(pieces)}
-    return [("" if len(filled) == 1 else f"{name}: ", text) for name, text in filled.items()]
+    def write(self, name: str, text: str) -> None:
+        """Go on with the text of an output."""
+        if not text:
+            return
+        if self._name and name != self._name:
+            self.end_line()
+            text = f"{name}: {text}"
+        self._name = name
+        self._put(text)
 
+    def write_line(self, text: str) -> None:
+        """Write a line of its own."""
+        self.end_line()
+        self._put(f"{text}\n")
 
-def _tail(texts: dict[str, list[str]], seen: _Seen) -> RenderableType:
-    """Draw as much of the end of the texts as the terminal has room for, above a line of figures."""
-    from rich.text import Text
+    def end_line(self) -> None:
+        """End the line that is under way, if there is one."""
+        if self._in_line:
+            self._put("\n")
 
-    console = stdout()
-    body = Text("\n".join(name + text for name, text in _named(texts)))
-    lines = body.wrap(console, console.width)[-max(1, console.height - 2) :]
-    return Text("\n").join([*lines, Text(seen.summary(), style="dim")])
-
-
-def _leave(texts: dict[str, list[str]]) -> None:
-    for name, text in _named(texts):
-        stdout().print(name + text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
+    def _put(self, text: str) -> None:
+        typer.echo(text, nl=False)
+        self._in_line = not text.endswith("\n")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.client import TensorInfo
 
-__all__ = ["Array", "fit", "read_inputs"]
+__all__ = ["Array", "fit", "load_numpy", "read_inputs"]
 
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _ZIP_MAGIC: Final = b"PK"
@@ -133,7 +133,7 @@ def _read(name: str, file: str, expected: Sequence[TensorInfo], images: ImageOpt
     content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
     suffix = Path(file).suffix.lower() if file != _STANDARD_INPUT else _sniff(content)
     if suffix == ".npz":
-        arrays = _load_numpy(content, file)
+        arrays = load_numpy(content, file)
         return _choose(name, arrays, file) if name else arrays
     if suffix == ".json":
         values = _read_json(content, file)
@@ -142,7 +142,7 @@ def _read(name: str, file: str, expected: Sequence[TensorInfo], images: ImageOpt
         return _choose(name, values, file) if name else values
     tensor = next((each for each in expected if each.name == name), None) or _only(expected, file)
     if suffix == ".npy":
-        return {tensor.name: next(iter(_load_numpy(content, file).values()))}
+        return {tensor.name: next(iter(load_numpy(content, file).values()))}
     if images.encoded:
         return {tensor.name: _Encoded(content)}
     if is_image(suffix) and tensor.datatype != BYTES.name:
@@ -158,8 +158,12 @@ def _sniff(content: bytes) -> str:
     return ".json" if content.lstrip()[:1] in {b"{", b"["} else ""
 
 
-def _load_numpy(content: bytes, file: str) -> dict[str, Array]:
-    """Read the arrays of an .npz file, or the one of an .npy file under an empty name."""
+def load_numpy(content: bytes, file: str) -> dict[str, Array]:
+    """Read the arrays of an .npz file, or the one of an .npy file under an empty name.
+
+    Raises:
+        InvalidRequest: the content is neither.
+    """
     if not content.startswith((_NPY_MAGIC, _ZIP_MAGIC)):
         raise InvalidRequest(f"{file}: not a file of numpy arrays: it begins as neither .npy nor .npz does")
     try:

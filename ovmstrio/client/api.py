@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -79,11 +79,11 @@ class Client(Protocol):
         """
         ...
 
-    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Iterator[StreamReply]:
+    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once.
 
-        ``requests`` are taken one by one as they come, and the stream's input ends with them.  A stream has no
-        timeout.  Over REST there is but one request.
+        ``requests`` are taken one by one as they come, in a thread of the library, and the stream's input ends with
+        them; what they raise is raised here.  A stream has no timeout.  Over REST there is but one request.
         """
         ...
 

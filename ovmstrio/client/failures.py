@@ -10,7 +10,7 @@ from ovmstrio import errors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Unreachable", "error_of_grpc", "error_of_http", "reading"]
+__all__ = ["Unreachable", "error_of_grpc", "error_of_http", "reading", "status_of"]
 
 
 class Unreachable(errors.ServerError):
@@ -64,13 +64,25 @@ def reading(address: str) -> Iterator[None]:
 def error_of_grpc(status: str, message: str) -> errors.ServerError:
     """Make the error of a gRPC status, named as in ``StatusCode``."""
     cls = _by_text(message) or _GRPC.get(status)
-    return errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
+    return _noted(errors.ServerError(f"{status}: {message}") if cls is None else cls(message), f"gRPC status {status}")
 
 
 def error_of_http(status: int, message: str) -> errors.ServerError:
     """Make the error of an HTTP status."""
     cls = _by_text(message) or _HTTP.get(status)
-    return errors.ServerError(f"HTTP {status}: {message}") if cls is None else cls(message)
+    return _noted(
+        errors.ServerError(f"HTTP {status}: {message}") if cls is None else cls(message), f"HTTP status {status}"
+    )
+
+
+def status_of(error: errors.ServerError) -> str:
+    """Tell the status that an error came with, such as ``gRPC status NOT_FOUND``; empty if the server sent none."""
+    return "".join(getattr(error, "__notes__", ()))
+
+
+def _noted(error: errors.ServerError, status: str) -> errors.ServerError:
+    error.add_note(status)
+    return error
 
 
 def _by_text(message: str) -> type[errors.ServerError] | None:

@@ -10,13 +10,13 @@ import grpc
 from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
 from ovmstrio.client.closing import Closing
 from ovmstrio.client.failures import Unreachable, error_of_grpc, reading
-from ovmstrio.client.grpc_streams import Given, open_stream, read_reply
+from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_reply
 from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
 from ovmstrio.errors import DeadlineExceeded, NotReady, ServerError
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from ovmstrio.client.api import Array
     from ovmstrio.client.streaming import StreamReply, StreamRequest
@@ -69,17 +69,17 @@ class GrpcClient(Closing):
                 for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
             }
 
-    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Iterator[StreamReply]:
+    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once."""
-        given = Given(requests)
-        call = open_stream(self._channel, model, given)
+        messages = Messages(model, requests)
+        call = open_stream(self._channel, messages)
         try:
-            for message in call:
+            while (message := next_message(call)) is not None:
                 with reading(self._address):
                     reply = read_reply(message)
                 yield reply
         except grpc.RpcError as failure:
-            raise given.failure or self._error(failure) from None
+            raise messages.failure or self._error(failure) from None
         finally:
             call.cancel()
 

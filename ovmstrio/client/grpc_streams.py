@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.client.streaming import StreamOutput, StreamReply, StreamRequest, to_wire
+from ovmstrio.client.interrupts import interrupts_cancel
+from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest, to_wire
+from ovmstrio.errors import InvalidRequest
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
@@ -12,50 +14,59 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = ["Given", "open_stream", "read_reply"]
+__all__ = ["Messages", "next_message", "open_stream", "read_reply"]
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
-_TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
 _FIELDS: Final[dict[type, str]] = {bool: "bool_param", int: "int64_param", str: "string_param"}
 
 
-class Given:
-    """Requests as they come from the caller, whose ``failure`` the library would otherwise keep to itself."""
+class Messages:
+    """Requests of the caller as messages; the library keeps to itself why they ended, ``failure`` tells it."""
 
-    def __init__(self, requests: Iterable[StreamRequest]) -> None:
+    def __init__(self, model: str, requests: Iterable[StreamRequest]) -> None:
+        self._model = model
         self._requests = requests
         self.failure: Exception | None = None
 
-    def __iter__(self) -> Iterator[StreamRequest]:
+    def __iter__(self) -> Iterator[Any]:
         try:
-            yield from self._requests
+            for request in self._requests:
+                yield _message(self._model, request)
         except Exception as error:
             self.failure = error
             raise
 
 
-def open_stream(channel: grpc.Channel, model: str, requests: Iterable[StreamRequest]) -> Any:
-    """Open a stream; requests are taken as they come, in a thread of the library.  Gives grpcio's call."""
+def open_stream(channel: grpc.Channel, messages: Messages) -> Any:
+    """Open a stream; messages are taken as they come, in a thread of the library.  Gives grpcio's call."""
     call = channel.stream_stream(
         _METHOD,
         request_serializer=message_class("inference.ModelInferRequest").SerializeToString,
         response_deserializer=message_class("inference.ModelStreamInferResponse").FromString,
     )
-    return call(_messages(model, requests))
+    return call(iter(messages))
 
 
-def _messages(model: str, requests: Iterable[StreamRequest]) -> Iterator[Any]:
-    for request in requests:
+def _message(model: str, request: StreamRequest) -> Any:
+    tensors = {name: to_wire(value) for name, value in request.inputs.items()}
+    try:
         message = message_class("inference.ModelInferRequest")(model_name=model, id=request.id)
-        for name, value in request.inputs.items():
-            datatype, shape, raw = to_wire(value)
+        for name, (datatype, shape, raw) in tensors.items():
             message.inputs.add(name=name, datatype=datatype, shape=shape)
             message.raw_input_contents.append(raw)
         for name, parameter in request.parameters.items():
             setattr(message.parameters[name], _FIELDS[type(parameter)], parameter)
         if request.timestamp is not None:
-            message.parameters[_TIMESTAMP].int64_param = request.timestamp
-        yield message
+            message.parameters[TIMESTAMP].int64_param = request.timestamp
+    except (ValueError, TypeError, LookupError) as error:
+        raise InvalidRequest(f"a request cannot be written as a message: {error}") from None
+    return message
+
+
+def next_message(call: Any) -> Any:
+    """Wait for the next message of the server; None at the end of the stream."""
+    with interrupts_cancel(call.cancel):
+        return next(call, None)
 
 
 def read_reply(message: Any) -> StreamReply:
@@ -67,5 +78,5 @@ def read_reply(message: Any) -> StreamReply:
         StreamOutput(output.name, output.datatype, tuple(output.shape), raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     )
-    timestamp = response.parameters[_TIMESTAMP].int64_param if _TIMESTAMP in response.parameters else None
+    timestamp = response.parameters[TIMESTAMP].int64_param if TIMESTAMP in response.parameters else None
     return StreamReply(outputs, timestamp)

@@ -18,7 +18,7 @@ from ovmstrio.datatypes import BY_NAME, BYTES
 from ovmstrio.errors import DeadlineExceeded, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from ovmstrio.client.api import Array
     from ovmstrio.client.streaming import StreamReply, StreamRequest
@@ -71,18 +71,21 @@ class RestClient(Closing):
         with reading(self._url):
             return _read_outputs(answer)
 
-    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Iterator[StreamReply]:
+    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:
         """Stream to a graph with one request; closing the iterator cancels the stream at once."""
         path, body = f"{_model_path(model, '')}/generate_stream", body_of(only(requests))
+        patient = httpx.Timeout(self._http.timeout.connect, read=None)
+        trouble = f"no server answers REST at {self._url}"
         try:
-            with self._http.stream("POST", path, content=body, timeout=None) as answer:
+            with self._http.stream("POST", path, content=body, timeout=patient) as answer:
+                trouble = f"the stream from {self._url} broke"
                 if not answer.is_success:
                     answer.read()
                     raise error_of_http(answer.status_code, _reason(answer))
                 with reading(self._url):
-                    yield from read_events(answer.iter_lines())
+                    yield from read_events(answer.iter_bytes())
         except httpx.RequestError as error:
-            raise Unreachable(f"no server answers REST at {self._url}: {error}") from None
+            raise Unreachable(f"{trouble}: {error}") from None
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""

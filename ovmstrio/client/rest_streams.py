@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from ovmstrio.client.streaming import StreamOutput, StreamReply, StreamRequest
+from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest
 from ovmstrio.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["body_of", "only", "read_events"]
 
 _KNOWN: Final = frozenset({"model_name", "model_version", "parameters", "id"})
-_TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
+_KEPT: Final = frozenset({"bool", "int64", "float64"})
+"""Types of arrays that come out of JSON as they went in."""
 
 
 def only(requests: Iterable[StreamRequest]) -> StreamRequest:
@@ -35,43 +36,70 @@ def body_of(request: StreamRequest) -> bytes:
     """Write the body: inputs by name, beside the parameters.
 
     Raises:
-        InvalidRequest: an input is bytes that are no text, which JSON cannot carry.
+        InvalidRequest: JSON cannot carry an input or a parameter as it is.
     """
-    inputs: dict[str, Any] = {}
-    for name, value in request.inputs.items():
-        if isinstance(value, np.ndarray):
-            inputs[name] = value.tolist()
-            continue
-        try:
-            inputs[name] = value.decode()
-        except UnicodeDecodeError:
-            raise InvalidRequest(f"input {name}: bytes that are no UTF-8 text cannot go over REST; use gRPC") from None
+    inputs = {name: _value(name, value) for name, value in request.inputs.items()}
     parameters = dict(request.parameters)
     if request.timestamp is not None:
-        parameters[_TIMESTAMP] = request.timestamp
+        parameters[TIMESTAMP] = request.timestamp
     document = inputs | ({"parameters": parameters} if parameters else {})
-    return orjson.dumps(document | ({"id": request.id} if request.id else {}))
+    try:
+        return orjson.dumps(document | ({"id": request.id} if request.id else {}))
+    except TypeError as error:
+        raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
 
 
-def read_events(lines: Iterable[str]) -> Iterator[StreamReply]:
-    """Read server-sent events line by line.
+def _value(name: str, value: bytes | np.ndarray[Any, Any]) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.name not in _KEPT:
+            raise InvalidRequest(
+                f"input {name}: over REST, {value.dtype.name} would arrive as another type; use gRPC, or one of"
+                f" {', '.join(sorted(_KEPT))}"
+            )
+        return value.tolist()
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"input {name}: bytes that are no UTF-8 text cannot go over REST; use gRPC") from None
+
+
+def read_events(chunks: Iterable[bytes]) -> Iterator[StreamReply]:
+    """Read server-sent events.
 
     Raises:
-        ValueError: the data of an event is no JSON object.
+        ValueError: the data of an event is no JSON.
+        AttributeError: it is no JSON object.
     """
-    kind = ""
-    for line in lines:
-        name, _, value = line.partition(": ")
-        if name == "event":
-            kind = value
-        elif name == "data":
-            yield _reply(kind, orjson.loads(value))
-        elif not line:
-            kind = ""
+    kind, data = b"", list[bytes]()
+    for line in _lines(chunks):
+        if line:
+            field, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"event":
+                kind = value
+            elif field == b"data":
+                data.append(value)
+            continue
+        if data:
+            yield _reply(kind, orjson.loads(b"\n".join(data)))
+        kind, data = b"", []
 
 
-def _reply(kind: str, document: dict[str, Any]) -> StreamReply:
-    if kind == "error":
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Split at line feeds alone: JSON may hold Unicode's other separators of lines as they are."""
+    pending = b""
+    for chunk in chunks:
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
+
+
+def _reply(kind: bytes, document: dict[str, Any]) -> StreamReply:
+    if kind == b"error":
         return StreamReply(error=str(document.get("error", document)))
-    outputs = tuple(StreamOutput(name, "JSON", (), value) for name, value in document.items() if name not in _KNOWN)
-    return StreamReply(outputs, document.get("parameters", {}).get(_TIMESTAMP))
+    outputs = tuple(
+        StreamOutput(name, "JSON", (len(value),) if isinstance(value, list) else (), value)
+        for name, value in document.items()
+        if name not in _KNOWN
+    )
+    return StreamReply(outputs, document.get("parameters", {}).get(TIMESTAMP))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ovmstrio.client.wire_tensors import datatype_of, to_raw
 
-__all__ = ["StreamOutput", "StreamReply", "StreamRequest", "to_wire"]
+__all__ = ["TIMESTAMP", "StreamOutput", "StreamReply", "StreamRequest", "to_wire"]
+
+TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
+"""The parameter of requests and responses that holds the timestamp of their packets."""
 
 Value = bytes | np.ndarray[Any, Any]
 """An input: bytes go as ``BYTES`` whose content is just these bytes, which is what Python nodes expect of text."""

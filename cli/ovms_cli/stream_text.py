@@ -1,0 +1,106 @@
+"""Outputs of a stream as text, where they are one, and as values."""
+
+from __future__ import annotations
+
+import re
+from codecs import getincrementaldecoder
+from typing import TYPE_CHECKING, Any, Final
+
+from ovms_cli.tensor_output import as_json
+from ovmstrio.client.wire_tensors import from_raw
+from ovmstrio.datatypes import BY_NAME
+
+if TYPE_CHECKING:
+    from codecs import IncrementalDecoder
+
+    from ovmstrio.client.streaming import StreamOutput
+
+__all__ = ["TextReader", "line_of", "safe_for_terminals", "text_of", "values_of"]
+
+_TEXT_TYPES: Final = frozenset({"UINT8", "BYTES"})
+_NOT_TEXT: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+"""Characters that no text has; bytes that hold one are numbers."""
+_COMMANDS: Final = {0x1B: "\N{SYMBOL FOR ESCAPE}", 0x0D: None, 0x0B: "\n", 0x0C: "\n"} | dict.fromkeys(
+    range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"
+)
+_SHOWN: Final = 8
+
+_Utf8: Final = getincrementaldecoder("utf-8")
+
+
+class TextReader:
+    """Reads the outputs of one stream; a letter of a text may end in the output that follows."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[str, IncrementalDecoder] = {}
+
+    def read(self, output: StreamOutput) -> str | None:
+        """Give an output as text, None if it is none."""
+        if not _may_be_text(output):
+            return None
+        if isinstance(output.data, str):
+            return output.data
+        decoder = self._decoders.get(output.name) or _Utf8()
+        try:
+            text = decoder.decode(output.data)
+        except UnicodeDecodeError:
+            self._decoders.pop(output.name, None)
+            return None
+        if _NOT_TEXT.search(text):
+            return None
+        if text:
+            self._decoders[output.name] = decoder
+        # A part of a letter is taken for one only where text came before.
+        return text if output.name in self._decoders or not output.data else None
+
+
+def text_of(output: StreamOutput) -> str | None:
+    """Give an output as text, None if it is none, or not a whole one."""
+    if not _may_be_text(output):
+        return None
+    if isinstance(output.data, str):
+        return output.data
+    try:
+        text = bytes(output.data).decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _NOT_TEXT.search(text) else text
+
+
+def _may_be_text(output: StreamOutput) -> bool:
+    """Tell whether it is a text of JSON, or bytes of a type that Python nodes give to texts."""
+    if isinstance(output.data, bytes):
+        return output.datatype in _TEXT_TYPES or output.datatype not in BY_NAME
+    return isinstance(output.data, str)
+
+
+def safe_for_terminals(text: str) -> str:
+    """Take out what a terminal would obey instead of showing it."""
+    return text.translate(_COMMANDS)
+
+
+def values_of(output: StreamOutput) -> Any:
+    """Give an output as JSON can hold it; bytes that are not what their datatype says are a list of numbers."""
+    if not isinstance(output.data, bytes):
+        return output.data
+    if output.datatype not in BY_NAME:
+        return list(output.data)
+    try:
+        array = from_raw(output.data, output.datatype, output.shape)
+    except ValueError:
+        return list(output.data)
+    return as_json({output.name: array})[output.name]
+
+
+def line_of(output: StreamOutput) -> str:
+    """Sum an output up: its type, its shape, and its first values."""
+    values = _flat(values_of(output))
+    shown = ", ".join(f"{each:.6g}" if isinstance(each, float) else str(each) for each in values[:_SHOWN])
+    more = ", ..." if len(values) > _SHOWN else ""
+    return f"{output.datatype} {list(output.shape)} {shown}{more}".rstrip()
+
+
+def _flat(value: Any) -> list[Any]:
+    while isinstance(value, list) and any(isinstance(each, list) for each in value):
+        value = [inner for each in value for inner in (each if isinstance(each, list) else [each])]
+    return value if isinstance(value, list) else [value]
