@@ -20,7 +20,7 @@ from ovmstrio.errors import FailedPrecondition, InvalidRequest, NotFound, NotSup
 from ovmstrio.observability.events import CANCELLED, OK, Interface, Method, RequestEvent
 from ovmstrio.open_stream import OpenStream
 from ovmstrio.registry import Readiness
-from ovmstrio.servable import StreamingServable
+from ovmstrio.servable import SequenceServable, StreamingServable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ovmstrio.registry import Registry, VersionStatus
     from ovmstrio.registry.leases import Lease
     from ovmstrio.request import InferRequest, InferResponse
-    from ovmstrio.servable import Servable
+    from ovmstrio.servable import SequenceInfo, Servable
     from ovmstrio.tensor import TensorSpec
 
 __all__ = ["DataPlane", "Description", "ModelMetadata", "ServerMetadata"]
@@ -179,6 +179,20 @@ class DataPlane:
         return ModelMetadata(
             name, [str(v) for v in versions], known.platform, known.inputs, known.outputs, dict(known.extra)
         )
+
+    def sequences(self, name: str, version: str) -> list[SequenceInfo]:
+        """List the live sequences of a version of a stateful model, or of the default one, by id.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+            NotSupported: the model has no sequences.
+        """
+        servable = self.registry.peek(name, version)
+        if not isinstance(servable, SequenceServable):
+            raise NotSupported(f"{name!r} has no sequences: it is not a stateful model")
+        return servable.sequences()
 
     # Inference
 

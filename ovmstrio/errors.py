@@ -8,12 +8,16 @@
     │   ├── MethodNotAllowed                   a known path, the wrong verb
     │   └── PayloadTooLarge                    a message above the configured limit
     ├── NotFound (LookupError)                 nothing of that name or version is known
-    │   └── VersionRetired                     the version was served once and is not any more
+    │   ├── VersionRetired                     the version was served once and is not any more
+    │   └── SequenceMissing                    no sequence has that id, or it is about to end
     ├── AlreadyExists                          the caller creates what is there
+    │   └── SequenceExists                     a sequence has that id
     ├── FailedPrecondition                     right request, wrong state of the servable
+    │   └── SequenceEnding                     the id is free only when the last request of its sequence is done
     ├── NotReady                               the server or servable cannot answer yet, or not any more
-    │   └── VersionLoading                     the version is being loaded
-    │       └── GraphLoading                   the same of a graph
+    │   ├── VersionLoading                     the version is being loaded
+    │   │   └── GraphLoading                   the same of a graph
+    │   └── TooManySequences                   no sequence can be started before another one ends
     ├── Overloaded                             a queue or pool is full; try again later
     ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
     ├── NotSupported (NotImplementedError)     the servable has no such operation
@@ -50,7 +54,11 @@ __all__ = [
     "Overloaded",
     "PayloadTooLarge",
     "Problem",
+    "SequenceEnding",
+    "SequenceExists",
+    "SequenceMissing",
     "ServerError",
+    "TooManySequences",
     "VersionLoading",
     "VersionRetired",
 ]
@@ -91,12 +99,24 @@ class VersionRetired(NotFound):
     """The version was served and has been retired."""
 
 
+class SequenceMissing(NotFound):
+    """No sequence of that id goes on: it was never started, has ended, was idle for too long, or is ending."""
+
+
 class AlreadyExists(ServerError):
     """The caller asked to create something that exists."""
 
 
+class SequenceExists(AlreadyExists):
+    """The id that a sequence is to be started with is another one's."""
+
+
 class FailedPrecondition(ServerError):
     """The request is valid, but not in the state that the servable is in."""
+
+
+class SequenceEnding(FailedPrecondition):
+    """The id that a sequence is to be started with is that of one whose last request is not done yet."""
 
 
 class NotReady(ServerError):
@@ -109,6 +129,10 @@ class VersionLoading(NotReady):
 
 class GraphLoading(VersionLoading):
     """The graph exists and is still being loaded, or failed to load."""
+
+
+class TooManySequences(NotReady):
+    """As many sequences as the model may have are alive."""
 
 
 class Overloaded(ServerError):

@@ -6,6 +6,7 @@ values of ``ovmstrio.request``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
-__all__ = ["InferStream", "Servable", "StreamingServable"]
+__all__ = ["InferStream", "SequenceInfo", "SequenceServable", "Servable", "StreamingServable"]
 
 
 class Servable(Protocol):
@@ -44,6 +45,25 @@ class Servable(Protocol):
 
     async def aclose(self) -> None:
         """Give back everything that the servable holds.  Called once, when no call is in flight."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInfo:
+    """What a live sequence of requests looks like from outside; ``requests`` counts those that succeeded."""
+
+    id: int
+    age_seconds: float
+    idle_seconds: float
+    requests: int
+
+
+@runtime_checkable
+class SequenceServable(Servable, Protocol):
+    """A servable that keeps a state for each of many sequences of requests."""
+
+    def sequences(self) -> list[SequenceInfo]:
+        """List the live sequences, by id."""
         ...
 
 

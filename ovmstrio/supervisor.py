@@ -6,7 +6,8 @@
           │  └─ graph tasks      what graphs run in the background; outlives the graphs
           ├─ gRPC front end      a nursery a connection, a task an RPC
           ├─ REST front end      a nursery a connection
-          ├─ first load          of what is configured
+          ├─ first load          of what is configured, behind the sequences of an earlier run
+          ├─ sequence cleaner    removes what nobody goes on with
           └─ signals             the first drains, the second stops at once
 """
 
@@ -38,6 +39,9 @@ from ovmstrio.frontends.grpc.transport.listeners import tls_context
 from ovmstrio.frontends.rest.application import Cors
 from ovmstrio.frontends.rest.serving import RestFrontEnd
 from ovmstrio.models import load_model
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.models.sequences.cleaner import clean_sequences
+from ovmstrio.models.sequences.store import restore_sequences, save_sequences
 from ovmstrio.observability.hooks import NULL_GRAPH_HOOKS
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
@@ -114,6 +118,7 @@ async def serve(
         addresses = {name: await nursery.start(end.serve) for name, end in server.front_ends.items()}
         server.plane.begin_serving()
         nursery.start_soon(server.first_load)
+        nursery.start_soon(clean_sequences, server.sequences, settings.sequence_cleaner_poll_wait_minutes)
         task_status.started(Running(server.plane, addresses.get("gRPC", []), addresses.get("REST", []), started))
     return server.drained
 
@@ -149,6 +154,7 @@ class _Server:
         self._settings = settings
         self._spec = spec
         self._metrics = _metrics_of(settings, spec)
+        self.sequences = SequenceManagers()
         self.registry = Registry(
             self._load,
             poll_seconds=settings.file_system_poll_wait_seconds,
@@ -182,11 +188,11 @@ class _Server:
         if isinstance(spec, GraphSpec):
             return await self._load_graph(spec)
         if self._metrics is None:
-            return await load_model(spec, version, directory)
+            return await load_model(spec, version, directory, managers=self.sequences)
         started = perf_counter()
         self._metrics.forget_graph(spec.name)
         bound = self._metrics.servable(spec.name, str(version))
-        servable = await load_model(spec, version, directory, hooks=bound)
+        servable = await load_model(spec, version, directory, hooks=bound, managers=self.sequences)
         bound.set_load_seconds(perf_counter() - started)
         return servable
 
@@ -206,6 +212,8 @@ class _Server:
 
     async def first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""
+        if self._settings.sequence_store is not None:
+            await restore_sequences(self.sequences, self._settings.sequence_store)
         try:
             if self._source is not None:
                 await self._source.reload(force=True)
@@ -236,6 +244,8 @@ class _Server:
             for end in self.front_ends.values():
                 nursery.start_soon(end.drain, self._settings.drain_seconds)
         log.info("drained")
+        if self._settings.sequence_store is not None:
+            await save_sequences(self.sequences, self._settings.sequence_store)
         self.drained = True
         everything.cancel()
 

@@ -3,9 +3,19 @@
 ``open_client`` gives one of two classes with the same methods, so that a command works over either protocol.
 """
 
-from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, TensorInfo
+from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, SequenceState, TensorInfo
 from ovmstrio.client.connect import open_client
 from ovmstrio.client.failures import Unreachable
 from ovmstrio.client.tls import ClientTls
 
-__all__ = ["Client", "ClientTls", "Health", "ModelInfo", "ModelState", "TensorInfo", "Unreachable", "open_client"]
+__all__ = [
+    "Client",
+    "ClientTls",
+    "Health",
+    "ModelInfo",
+    "ModelState",
+    "SequenceState",
+    "TensorInfo",
+    "Unreachable",
+    "open_client",
+]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.streaming import StreamReply, StreamRequest
 
-__all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "TensorInfo"]
+__all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "SequenceState", "TensorInfo"]
 
 Array = np.ndarray[Any, Any]
 
@@ -47,6 +47,16 @@ class ModelState:
     version: str
     state: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """One live sequence of a stateful model; ``requests`` counts those that succeeded."""
+
+    id: int
+    age_seconds: float
+    idle_seconds: float
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,10 @@ class Client(Protocol):
 
     def models(self) -> list[ModelState]:
         """List every version that the server knows of."""
+        ...
+
+    def sequences(self, model: str, version: str = "") -> list[SequenceState]:
+        """List the live sequences of a stateful model; ``NotSupported`` where the protocol does not tell them."""
         ...
 
     def server_live(self) -> bool:

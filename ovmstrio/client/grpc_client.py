@@ -12,13 +12,13 @@ from ovmstrio.client.closing import Closing
 from ovmstrio.client.failures import Unreachable, error_of_grpc, reading
 from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_reply
 from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
-from ovmstrio.errors import DeadlineExceeded, NotReady, ServerError
+from ovmstrio.errors import DeadlineExceeded, NotReady, NotSupported, ServerError
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from ovmstrio.client.api import Array
+    from ovmstrio.client.api import Array, SequenceState
     from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
 
@@ -96,6 +96,11 @@ class GrpcClient(Closing):
         """List every version that the server knows of."""
         answer = self._call("RepositoryIndex")
         return [ModelState(each.name, each.version, each.state, each.reason) for each in answer.models]
+
+    def sequences(self, model: str, version: str = "") -> list[SequenceState]:
+        """Say that gRPC has no call for it."""
+        where = f"version {version} of {model!r}" if version else repr(model)
+        raise NotSupported(f"gRPC does not tell the sequences of {where}: ask over REST")
 
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""

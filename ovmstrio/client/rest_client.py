@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import orjson
 
-from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
+from ovmstrio.client.api import Health, ModelInfo, ModelState, SequenceState, TensorInfo
 from ovmstrio.client.closing import Closing
 from ovmstrio.client.failures import Unreachable, error_of_http, reading
 from ovmstrio.client.rest_streams import body_of, only, read_events
@@ -106,6 +106,12 @@ class RestClient(Closing):
                 ModelState(each["name"], each.get("version", ""), each.get("state", ""), each.get("reason", ""))
                 for each in answer.json()
             ]
+
+    def sequences(self, model: str, version: str = "") -> list[SequenceState]:
+        """List the live sequences of a stateful model."""
+        answer = self._send("GET", f"{_model_path(model, version)}/sequences")
+        with reading(self._url):
+            return [SequenceState(**each) for each in answer.json()["sequences"]]
 
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""

@@ -64,6 +64,7 @@ class _Model(Schema):
     idle_sequence_cleanup: bool = OPTIONAL
     low_latency_transformation: bool = OPTIONAL
     max_sequence_number: Count = OPTIONAL
+    sequence_migration: bool = OPTIONAL
 
 
 @dataclass(slots=True)

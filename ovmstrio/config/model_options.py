@@ -34,8 +34,16 @@ __all__ = [
 LAYOUT_DEPENDENT: Final = ("precision", "color_format", "mean", "scale")
 """Options that mean nothing without a layout."""
 
-STATEFUL_ONLY: Final = ("idle_sequence_cleanup", "low_latency_transformation", "max_sequence_number")
+STATEFUL_ONLY: Final = (
+    "idle_sequence_cleanup",
+    "low_latency_transformation",
+    "max_sequence_number",
+    "sequence_migration",
+)
 """Options that only a stateful model may have."""
+
+_NOT_STATEFUL: Final = "Stateful model config parameter used for non stateful model"
+_NO_AUTO: Final = "Dynamic shape and dynamic batch size are not supported for stateful models"
 
 _MAX_NIREQ: Final = 100_000
 _MAX_SEQUENCES: Final = 2**32 - 1
@@ -112,10 +120,11 @@ def parse_plugin_config(value: Any) -> dict[str, str]:
     return texts
 
 
-def _integer(option: str, highest: int) -> Callable[[Any], int]:
+def _integer(option: str, highest: int, too_high: str = "") -> Callable[[Any], int]:
     def read(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= highest:
-            raise wrong(option, value, f"an integer of 0 to {highest}")
+            message = too_high if isinstance(value, int) and value > highest else ""
+            raise wrong(option, value, f"an integer of 0 to {highest}", message=message)
         return value
 
     return read
@@ -152,7 +161,11 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "stateful": ("stateful", _flag("stateful")),
     "idle_sequence_cleanup": ("idle_sequence_cleanup", _flag("idle_sequence_cleanup")),
     "low_latency_transformation": ("low_latency_transformation", _flag("low_latency_transformation")),
-    "max_sequence_number": ("max_sequence_number", _integer("max_sequence_number", _MAX_SEQUENCES)),
+    "max_sequence_number": (
+        "max_sequence_number",
+        _integer("max_sequence_number", _MAX_SEQUENCES, "Sequence max number parameter too high"),
+    ),
+    "sequence_migration": ("sequence_migration", _flag("sequence_migration")),
 }
 """For each option the field of ``ModelSpec`` that it sets, and what reads it."""
 
@@ -161,12 +174,10 @@ def _contradictions(options: Mapping[str, Any], fields: dict[str, Any]) -> list[
     problems: list[Problem] = []
     stateful = fields.get("stateful", False)
     if stateful:
-        message = "stateful models are not served by this version"
-        problems.append(Problem(message, path="stateful", suggestion="leave the model out, or serve it without state"))
         problems.extend(_no_auto(fields))
     else:
         problems.extend(
-            Problem("only a stateful model may have this", path=option, suggestion="set stateful as well")
+            Problem(_NOT_STATEFUL, path=option, suggestion="set stateful as well")
             for option in STATEFUL_ONLY
             if option in options
         )
@@ -187,7 +198,7 @@ def _no_auto(fields: Mapping[str, Any]) -> list[Problem]:
     shapes: Mapping[str, ShapeSpec] = fields.get("shapes", {})
     automatic = {"batch_size": batch is not None and batch.auto, "shape": any(s.auto for s in shapes.values())}
     return [
-        Problem("a stateful model cannot follow its requests", path=option, expected="a fixed size", found='"auto"')
+        Problem(_NO_AUTO, path=option, expected="a fixed size", found='"auto"')
         for option, is_auto in automatic.items()
         if is_auto
     ]

@@ -29,7 +29,6 @@ IGNORED: Final = {
     "grpc_memory_quota": "memory is bounded by max_message_size and flow control",
     "grpc_channel_arguments": "they are settings of another implementation of gRPC",
     "cpu_extension": "custom operations are not loaded by this version",
-    "sequence_cleaner_poll_wait_minutes": "stateful models are not served by this version",
     "custom_node_resources_cleaner_interval_seconds": "custom nodes are not served by this version",
     "api_key_file": "it guards generative endpoints only, which are not served by this version",
 }
@@ -64,6 +63,12 @@ class ServeSettings(BaseModel):
         1, SERVER, "How often the configuration and version directories are looked at; 0 never."
     )
     cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
+    sequence_cleaner_poll_wait_minutes: Annotated[int, Field(ge=0, le=2**32 - 1)] = _setting(
+        5, SERVER, "How often sequences are looked at; one that is idle twice in a row is removed. 0 never."
+    )
+    sequence_store: Path | None = _setting(
+        None, SERVER, "Folder where sequences are kept from the end of the server to its next start."
+    )
     allow_empty: bool = _setting(False, SERVER, "Be ready with no model configured.")
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
@@ -91,6 +96,9 @@ class ServeSettings(BaseModel):
     idle_sequence_cleanup: bool | None = _setting(None, MODEL, "Remove idle sequences; needs --stateful.")
     low_latency_transformation: bool | None = _setting(None, MODEL, "Apply LowLatency2; needs --stateful.")
     max_sequence_number: int | None = _setting(None, MODEL, "Sequences at once; needs --stateful.")
+    sequence_migration: bool | None = _setting(
+        None, MODEL, "Let sequences go on when the model is loaded again; needs --stateful."
+    )
 
     max_message_size: Annotated[int, Field(ge=1024, le=2**31 - 1)] = _setting(
         64 * 2**20, LIMITS, "Largest message, both ways and for both protocols."
@@ -128,6 +136,5 @@ class ServeSettings(BaseModel):
     grpc_memory_quota: int | None = _setting(None, IGNORED_GROUP, "Accepted; flow control bounds memory.")
     grpc_channel_arguments: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
     cpu_extension: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
-    sequence_cleaner_poll_wait_minutes: int | None = _setting(None, IGNORED_GROUP, "Accepted.")
     custom_node_resources_cleaner_interval_seconds: int | None = _setting(None, IGNORED_GROUP, "Accepted.")
     api_key_file: str | None = _setting(None, IGNORED_GROUP, "Accepted.")

@@ -145,6 +145,7 @@ class ModelSpec(ServableSpec):
     idle_sequence_cleanup: bool = True
     low_latency_transformation: bool = False
     max_sequence_number: Annotated[int, Field(ge=0, le=2**32 - 1)] = 500
+    sequence_migration: bool = True
 
 
 class GraphSpec(ServableSpec):

@@ -13,6 +13,8 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.models.model import ModelServable
 from ovmstrio.models.reshaping import NetworkSource, check_auto, follows_requests
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.openvino.compile import Compiled, ModelSource, compile_model
 from ovmstrio.openvino.run import Network
@@ -25,8 +27,17 @@ __all__ = ["load_model"]
 log = structlog.get_logger(__name__)
 
 
-async def load_model(spec: ModelSpec, version: int, directory: Path, *, hooks: ServableHooks = NULL_HOOKS) -> Servable:
+async def load_model(
+    spec: ModelSpec,
+    version: int,
+    directory: Path,
+    *,
+    hooks: ServableHooks = NULL_HOOKS,
+    managers: SequenceManagers | None = None,
+) -> Servable:
     """Load, compile and warm up one version; the caller owns the servable and closes it.
+
+    ``managers`` has the sequences of stateful models, those that go on after a reload among them.
 
     Raises:
         ConfigError: there is no model in the directory, it cannot be read, or its settings do not fit it.
@@ -34,9 +45,11 @@ async def load_model(spec: ModelSpec, version: int, directory: Path, *, hooks: S
     Cancellation: at once; the load goes on in its thread and its result is dropped.
     """
     network = await _load_network(spec, directory, hooks, {})
+    if spec.stateful:
+        return StatefulServable(spec, version, network, managers or SequenceManagers())
     if not follows_requests(spec):
         return ModelServable(spec, version, network)
-    refusal = check_auto(spec, network.signature.inputs)
+    refusal = check_auto(network.signature.inputs)
     if refusal:
         raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
     source = NetworkSource(network, partial(_load_network, spec, directory, hooks))

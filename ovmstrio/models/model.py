@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import trio
 
 from ovmstrio.config.specs import ModelSpec
@@ -13,9 +17,11 @@ from ovmstrio.openvino.signature import Signature
 from ovmstrio.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.tensor import RawTensor, Tensor
 
-__all__ = ["PLATFORM", "ModelServable"]
+__all__ = ["PLATFORM", "ModelServable", "model_metadata", "named_outputs"]
 
 PLATFORM = "OpenVINO"
+
+Array = np.ndarray[Any, Any]
 
 
 class ModelServable:
@@ -35,13 +41,13 @@ class ModelServable:
         self._source = source
         inputs = network.signature.inputs
         self._validate = Validator(inputs if source is None else relaxed(spec, inputs))
-        self._metadata = _metadata(spec.name, network.signature)
+        self._metadata = model_metadata(spec.name, network.signature)
 
     @property
     def metadata(self) -> ServableMetadata:
         """Inputs and outputs; of a model that follows its requests, those of the moment."""
         if self._source is not None:
-            return _metadata(self.name, self._source.current.signature)
+            return model_metadata(self.name, self._source.current.signature)
         return self._metadata
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -63,11 +69,7 @@ class ModelServable:
         if network is None:
             raise trio.ClosedResourceError
         results = await network.infer(tuple(arrays.values()))
-        outputs: list[Tensor | RawTensor] = [
-            strings_of_rows(Tensor(spec.name, spec.datatype, array))
-            for spec, array in zip(network.signature.outputs, results, strict=True)
-        ]
-        return InferResponse(self.name, self.version, outputs, request.id)
+        return InferResponse(self.name, self.version, named_outputs(network.signature, results), request.id)
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.
@@ -77,5 +79,14 @@ class ModelServable:
         self._network = self._source = None
 
 
-def _metadata(name: str, signature: Signature) -> ServableMetadata:
+def model_metadata(name: str, signature: Signature) -> ServableMetadata:
+    """Describe a model as its servables do."""
     return ServableMetadata(name, PLATFORM, signature.inputs, signature.outputs, dict(signature.extra))
+
+
+def named_outputs(signature: Signature, arrays: Sequence[Array]) -> list[Tensor | RawTensor]:
+    """Name the outputs of one inference, and give strings where the name asks for them."""
+    return [
+        strings_of_rows(Tensor(spec.name, spec.datatype, array))
+        for spec, array in zip(signature.outputs, arrays, strict=True)
+    ]

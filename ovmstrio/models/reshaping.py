@@ -83,9 +83,9 @@ def _fits(network: Network, arrays: Mapping[str, np.ndarray[Any, Any]]) -> bool:
     )
 
 
-def check_auto(spec: ModelSpec, inputs: tuple[TensorSpec, ...]) -> str:
+def check_auto(inputs: tuple[TensorSpec, ...]) -> str:
     """Tell why the model cannot follow requests, in words; empty if it can."""
     scalars = [tensor.name for tensor in inputs if not tensor.shape]
     if scalars:
         return f"batch_size or shape auto is not for inputs without dimensions, such as {scalars[0]!r}"
-    return "batch_size or shape auto is not for stateful models" if spec.stateful else ""
+    return ""

@@ -23,15 +23,15 @@ from ovmstrio.models.strings import is_string_matrix, native_strings, string_mat
 from ovmstrio.request import Buffer, InferInput, InferRequest
 from ovmstrio.tensor import TensorSpec
 
-__all__ = ["Validator", "validate"]
+__all__ = ["InputValidator", "Validator", "check_style", "validate"]
 
 Array = np.ndarray[Any, Any]
 
 _MAX_BYTES: Final = 2**63 - 1
 
 
-class _InputValidator:
-    """Checks one input."""
+class InputValidator:
+    """Checks one input, about which everything that can be known beforehand is."""
 
     __slots__ = ("_datatype", "_dtype", "_exact_bytes", "_exact_shape", "spec")
 
@@ -115,7 +115,7 @@ class Validator:
     __slots__ = ("_inputs",)
 
     def __init__(self, inputs: Sequence[TensorSpec]) -> None:
-        self._inputs = [_InputValidator(spec) for spec in sorted(inputs, key=lambda spec: spec.name)]
+        self._inputs = [InputValidator(spec) for spec in sorted(inputs, key=lambda spec: spec.name)]
 
     def __call__(self, request: InferRequest) -> dict[str, Array]:
         """Give the arrays of a request by name, in the order of names.
@@ -129,7 +129,7 @@ class Validator:
         if len(inputs) != len(self._inputs):
             raise refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
         if raws:
-            _check_style(inputs, raws)
+            check_style(inputs, raws)
         if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
             return {inputs[0].name: self._inputs[0](inputs[0], raws[0] if raws else None)}
         return self._by_name(inputs, raws)
@@ -153,7 +153,12 @@ class Validator:
         return arrays
 
 
-def _check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer]) -> None:
+def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer]) -> None:
+    """Check that a request with raw buffers has one for each input, and no values besides.
+
+    Raises:
+        InvalidRequest: it has not.
+    """
     if len(raws) != len(inputs):
         detail = f"raw_input_contents must hold one buffer an input. Expected: {len(inputs)}; Actual: {len(raws)}"
         raise refused(BOTH_STYLES, detail)

@@ -11,6 +11,7 @@ from typing import Final
 
 import openvino as ov
 import structlog
+from openvino.passes import LowLatency2, Manager
 
 from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import ModelSpec
@@ -19,8 +20,10 @@ from ovmstrio.openvino.preprocess import preprocess
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import Signature, read_signature
+from ovmstrio.openvino.state import read_variables
 from ovmstrio.openvino.warmup import Timing, warm_up
 from ovmstrio.placement import Placement
+from ovmstrio.tensor import TensorSpec
 
 __all__ = ["Compiled", "ModelSource", "compile_model"]
 
@@ -51,6 +54,7 @@ class Compiled:
     ``models`` are as many as there are streams, of one stream each, and each may run one request at a time: in
     OpenVINO 2026.4 a failure leaves a stream in a state in which others' requests fail or get wrong numbers, until it
     is mended, so nothing may run on it before that.  Otherwise there is one model, for ``nireq`` requests.
+    ``variables`` is what a stateful model remembers, empty for others.
     ``compile_again`` makes another like them; ``synchronous`` is as in :class:`~ovmstrio.openvino.pool.Slot`.
     """
 
@@ -63,6 +67,7 @@ class Compiled:
     streams: int
     may_fail: bool
     synchronous: bool
+    variables: tuple[TensorSpec, ...] = ()
 
 
 def compile_model(source: ModelSource) -> Compiled:
@@ -81,8 +86,11 @@ def compile_model(source: ModelSource) -> Compiled:
     model = preprocess(model, spec, source.mapping)
     reshape(model, spec, source.mapping, source.requested, file)
     signature = read_signature(model, source.mapping, file)
+    if spec.low_latency_transformation:
+        _keep_loop_state(model, file)
+    variables = read_variables(model, file) if spec.stateful else ()
     config = _config(source)
-    build = partial(_build, model, source, signature)
+    build = partial(_build, model, source, signature, variables)
     if _is_small(model) and not model.is_dynamic() and not _USER_DECIDES & config.keys():
         compiled = build({**config, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"})
         if compiled.placement.is_inline(0):
@@ -96,6 +104,17 @@ def _read(file: Path) -> ov.Model:
     except OPENVINO_ERRORS as error:
         problem = Problem(f"OpenVINO cannot read the model: {reason(error)}", file=str(file))
         raise ConfigError([problem]) from error
+
+
+def _keep_loop_state(model: ov.Model, file: str) -> None:
+    """Unroll loops of one step, and make variables of what they pass from step to step."""
+    manager = Manager()
+    manager.register_pass(LowLatency2())
+    try:
+        manager.run_passes(model)
+    except OPENVINO_ERRORS as error:
+        message = f"the low latency transformation fails: {reason(error)}"
+        raise ConfigError([Problem(message, file=file, path="low_latency_transformation")]) from error
 
 
 def _is_small(model: ov.Model) -> bool:
@@ -139,7 +158,13 @@ def _cannot_compile(source: ModelSource, error: BaseException) -> Problem:
     return Problem(message, file=str(source.file), path=path, suggestion=suggestion)
 
 
-def _build(model: ov.Model, source: ModelSource, signature: Signature, config: dict[str, str]) -> Compiled:
+def _build(
+    model: ov.Model,
+    source: ModelSource,
+    signature: Signature,
+    variables: tuple[TensorSpec, ...],
+    config: dict[str, str],
+) -> Compiled:
     compile_again = partial(_compile, model, source, config)
     models = (compile_again(),)
     streams = _property(models[0], "NUM_STREAMS", 1)
@@ -153,13 +178,16 @@ def _build(model: ov.Model, source: ModelSource, signature: Signature, config: d
     if timing is None:
         models = (compile_again(), *models[1:])
     placement = Placement.away()
-    if timing is not None and synchronous and _is_small(model):
+    grows = any(not dim.is_fixed for variable in variables for dim in variable.shape)
+    if timing is not None and synchronous and _is_small(model) and not grows:
         fixed = signature.has_fixed_inputs
         placement = Placement.measured(timing.median_seconds, timing.input_bytes, fixed_shape=fixed)
     nireq = source.spec.nireq or _property(models[0], "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     if may_fail:
         nireq = len(models)
-    return Compiled(models, compile_again, signature, placement, timing, nireq, streams, may_fail, synchronous)
+    return Compiled(
+        models, compile_again, signature, placement, timing, nireq, streams, may_fail, synchronous, variables
+    )
 
 
 def _one_stream(config: dict[str, str], threads: int) -> dict[str, str]:

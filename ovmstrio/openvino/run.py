@@ -19,6 +19,7 @@ from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.pool import RequestPool, Slot
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.openvino.state import StateChange
 from ovmstrio.openvino.tensors import Array
 
 __all__ = ["Network"]
@@ -32,6 +33,7 @@ class Network:
 
     def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS) -> None:
         self.signature = compiled.signature
+        self.variables = compiled.variables
         self._timing = compiled.timing
         self._placement = compiled.placement
         self._hooks = hooks
@@ -55,10 +57,11 @@ class Network:
         timing = self._timing
         return timing is not None and self._placement.is_inline(timing.input_bytes)
 
-    async def infer(self, arrays: Sequence[Array]) -> list[Array]:
+    async def infer(self, arrays: Sequence[Array], change: StateChange | None = None) -> list[Array]:
         """Infer on ``arrays``, in the order of the signature's inputs; gives its outputs, which the caller owns.
 
-        The arrays must stay unchanged until this returns.
+        The arrays must stay unchanged until this returns.  ``change`` is what the model remembers before and after;
+        without one it remembers what the request of the pool happens to have seen last.
 
         Raises:
             ModelFailure: OpenVINO failed on these inputs.
@@ -68,15 +71,17 @@ class Network:
         """
         inline = self._placement.is_inline(sum([array.nbytes for array in arrays]))
         if inline and self._inline_slot is not None:
-            return self._infer_inline(self._inline_slot, arrays)
+            return self._infer_inline(self._inline_slot, arrays, change)
         begin = time.perf_counter()
         slot = await self.pool.acquire()
         try:
             self._hooks.set_pool(self.pool.size, self.pool.active)
             start = time.perf_counter()
             self._hooks.wait_time(start - begin)
-            await self._run(slot, arrays, inline=inline)
+            await self._run(slot, arrays, change, inline=inline)
             outputs = slot.outputs()
+            if change is not None:
+                change.leave(slot.request)
             self._hooks.inference_time(time.perf_counter() - start)
             return outputs
         finally:
@@ -84,21 +89,27 @@ class Network:
             self.pool.release(slot)
             self._hooks.set_pool(self.pool.size, self.pool.active)
 
-    def _infer_inline(self, slot: Slot, arrays: Sequence[Array]) -> list[Array]:
+    def _infer_inline(self, slot: Slot, arrays: Sequence[Array], change: StateChange | None) -> list[Array]:
         self._hooks.wait_time(0.0)
         begin = time.perf_counter()
         try:
             slot.bind(arrays)
+            if change is not None:
+                change.enter(slot.request)
             slot.infer()
             outputs = slot.outputs()
+            if change is not None:
+                change.leave(slot.request)
         finally:
             slot.unbind()
         self._hooks.inference_time(time.perf_counter() - begin)
         return outputs
 
-    async def _run(self, slot: Slot, arrays: Sequence[Array], *, inline: bool) -> None:
+    async def _run(self, slot: Slot, arrays: Sequence[Array], change: StateChange | None, *, inline: bool) -> None:
         try:
             slot.bind(arrays)
+            if change is not None:
+                change.enter(slot.request)
             if inline:
                 slot.infer()
             else:

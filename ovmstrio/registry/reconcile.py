@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
-from ovmstrio.errors import ConfigError
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.registry.files import files_mark, list_versions
 from ovmstrio.registry.states import FAILED, ApplyResult, VersionState, VersionStatus
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Reconciler", "choose_versions"]
 
 log = structlog.get_logger(__name__)
+
+_KIND_CHANGED: Final = "Model type cannot be changed after it is loaded"
 
 
 def choose_versions(
@@ -92,6 +95,7 @@ class Reconciler:
     async def _list(self, model: ModelRecord, spec: ServableSpec) -> Listing | None:
         known = model.problem
         try:
+            _check_kind(model, spec)
             listing = await trio.to_thread.run_sync(list_versions, spec)
         except ConfigError as error:
             model.problem = error.message
@@ -156,6 +160,15 @@ class Reconciler:
 
 def _ending(model: ModelRecord, record: VersionRecord) -> Callable[[], None]:
     return lambda: model.retirement_ends(record)
+
+
+def _check_kind(model: ModelRecord, spec: ServableSpec) -> None:
+    """Refuse to put a stateful model in the place of one without state, and the other way round: clients would fail."""
+    served = [record.instance.spec for record in model.versions.values() if record.instance is not None]
+    models = [each for each in (spec, *served) if isinstance(each, ModelSpec)]
+    if len({each.stateful for each in models}) > 1:
+        suggestion = "give it another name, or take the model out of the configuration first"
+        raise ConfigError([Problem(_KIND_CHANGED, file=spec.origin, path="stateful", suggestion=suggestion)])
 
 
 def _is_served(model: ModelRecord, spec: ServableSpec, version: int, mark: str) -> bool:

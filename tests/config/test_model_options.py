@@ -179,15 +179,16 @@ def test_all_options_are_read_whatever_is_wrong_with_others() -> None:
     [
         ({"max_sequence_number": 3}, {"max_sequence_number": "error"}),
         ({"stateful": False, "idle_sequence_cleanup": True}, {"idle_sequence_cleanup": "error"}),
-        ({"stateful": True, "max_sequence_number": 3}, {"stateful": "error"}),
-        ({"stateful": True, "batch_size": "auto"}, {"stateful": "error", "batch_size": "error"}),
-        ({"stateful": True, "shape": "auto"}, {"stateful": "error", "shape": "error"}),
+        ({"sequence_migration": True}, {"sequence_migration": "error"}),
+        ({"stateful": True, "max_sequence_number": 3, "sequence_migration": False}, {}),
+        ({"stateful": True, "batch_size": "auto"}, {"batch_size": "error"}),
+        ({"stateful": True, "shape": "auto"}, {"shape": "error"}),
         ({"batch_size": 1, "shape": "(1)"}, {"batch_size": "warning"}),
         ({"batch_size": "many"}, {"batch_size": "warning"}),
         ({"mean": "1", "precision": "FP32"}, {"precision": "error", "mean": "error"}),
         ({"mean": "1", "precision": "FP32", "layout": "N..."}, {}),
         ({"nireq": 100_001}, {"nireq": "error"}),
-        ({"stateful": True, "max_sequence_number": 2**32}, {"max_sequence_number": "error", "stateful": "error"}),
+        ({"stateful": True, "max_sequence_number": 2**32}, {"max_sequence_number": "error"}),
     ],
 )
 def test_options_that_need_or_exclude_each_other(options: dict[str, Any], severities: dict[str, str]) -> None:

@@ -11,17 +11,22 @@ import openvino.opset13 as op
 
 __all__ = [
     "TYPES",
+    "accumulator",
     "dummy",
     "dynamic",
     "image_passthrough",
+    "lstm",
+    "lstm_weights",
     "matmul",
     "passthrough",
     "reshape_by_data",
     "save",
     "scalar",
     "slow",
+    "slow_accumulator",
     "string_passthrough",
     "sum_of_two",
+    "summing_loop",
 ]
 
 TYPES = {
@@ -126,6 +131,84 @@ def slow(size: int = 512, layers: int = 60) -> ov.Model:
     for _ in range(layers):
         node = op.matmul(node, weights, transpose_a=False, transpose_b=False)
     return _model({"y": node}, [x], "slow")
+
+
+def _memory(name: str, shape: Shape) -> tuple[Any, Any]:
+    """Make a variable of zeros; gives its value and what it is assigned by."""
+    variable = ov.op.util.VariableInfo()
+    variable.data_shape, variable.data_type, variable.variable_id = ov.PartialShape(list(shape)), ov.Type.f32, name
+    cell = ov.op.util.Variable(variable)
+    start = op.constant(np.zeros(shape, np.float32))
+    return op.read_value(start, cell), cell
+
+
+def accumulator(width: int = 2, *, offset: float = 0.0) -> ov.Model:
+    """Input ``x`` [1, width]; output ``y``: the sum of all inputs of the sequence, and ``offset`` besides."""
+    x = _parameter("x", [1, width])
+    before, cell = _memory("total", [1, width])
+    total = op.add(before, x)
+    model = _model({"y": op.add(total, op.constant(np.float32(offset)))}, [x], "accumulator")
+    model.add_sinks([op.assign(total, cell)])
+    return model
+
+
+def slow_accumulator(size: int = 512, layers: int = 60) -> ov.Model:
+    """As :func:`accumulator`, of [size, size] and behind many large products: tens of milliseconds and more."""
+    x = _parameter("x", [size, size])
+    before, cell = _memory("total", [size, size])
+    weights = op.constant(np.eye(size, dtype=np.float32))
+    node = x
+    for _ in range(layers):
+        node = op.matmul(node, weights, transpose_a=False, transpose_b=False)
+    total = op.add(before, node)
+    model = _model({"y": total}, [x], "slow_accumulator")
+    model.add_sinks([op.assign(total, cell)])
+    return model
+
+
+def lstm_weights(features: int, hidden: int) -> tuple[Any, Any, Any]:
+    """Make the weights, recurrent weights and biases of :func:`lstm`; the same ones each time."""
+    random = np.random.default_rng(7)
+    shapes = ((4 * hidden, features), (4 * hidden, hidden), (4 * hidden,))
+    weights, recurrent, biases = (random.normal(0, 0.5, shape).astype(np.float32) for shape in shapes)
+    return weights, recurrent, biases
+
+
+def lstm(features: int = 4, hidden: int = 8, *, explicit: bool = False) -> ov.Model:
+    """One LSTM cell: input ``x`` [1, features], output ``y`` [1, hidden].
+
+    What it remembers are the variables ``hidden`` and ``cell``, or if ``explicit`` the inputs ``hidden`` and ``cell``
+    and the outputs ``next_hidden`` and ``next_cell``.
+    """
+    x = _parameter("x", [1, features])
+    weights = [op.constant(array) for array in lstm_weights(features, hidden)]
+    if explicit:
+        states = [_parameter(name, [1, hidden]) for name in ("hidden", "cell")]
+        cell = op.lstm_cell(x, *states, *weights, hidden)
+        copies = [op.add(cell.output(index), op.constant(np.float32(0))) for index in (0, 1)]
+        y = op.add(cell.output(0), op.constant(np.float32(0)))
+        return _model({"y": y, "next_hidden": copies[0], "next_cell": copies[1]}, [x, *states], "lstm")
+    (hidden_before, hidden_cell), (cell_before, cell_cell) = (_memory(name, [1, hidden]) for name in ("hidden", "cell"))
+    cell = op.lstm_cell(x, hidden_before, cell_before, *weights, hidden)
+    y, next_cell = (op.add(cell.output(index), op.constant(np.float32(0))) for index in (0, 1))
+    model = _model({"y": y}, [x], "lstm")
+    model.add_sinks([op.assign(y, hidden_cell), op.assign(next_cell, cell_cell)])
+    return model
+
+
+def summing_loop(width: int = 2) -> ov.Model:
+    """Input ``x`` [1, 1, width], output ``y`` [1, width]: a TensorIterator that sums over the second axis."""
+    x = _parameter("x", [1, 1, width])
+    step, before = op.parameter([1, 1, width]), op.parameter([1, width])
+    total = op.add(before, op.squeeze(step, op.constant(np.array([1], np.int64))))
+    body = ov.Model([op.result(total)], [step, before], "body")
+    loop = op.tensor_iterator()
+    loop.set_body(body)
+    loop.set_sliced_input(step, x.output(0), 0, 1, 1, -1, 1)
+    loop.set_merged_input(before, op.constant(np.zeros((1, width), np.float32)).output(0), body.results[0].output(0))
+    y = loop.get_iter_value(body.results[0].output(0), -1)
+    identity = op.add(y, op.constant(np.float32(0)))
+    return _model({"y": identity}, [x], "summing_loop")
 
 
 def save(model: ov.Model, repository: Path, name: str, version: int = 1) -> Path:

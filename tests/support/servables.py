@@ -12,13 +12,24 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.datatypes import BY_NAME
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.model import ModelServable
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.openvino.compile import ModelSource, compile_model
 from ovmstrio.openvino.run import Network
 from ovmstrio.request import Contents, InferInput, InferRequest
 from tests.support import ir
 
-__all__ = ["EXACT", "RecordingHooks", "contents_request", "load", "network", "raw_request"]
+__all__ = [
+    "EXACT",
+    "RecordingHooks",
+    "contents_request",
+    "load",
+    "load_stateful",
+    "network",
+    "raw_request",
+    "sequence_request",
+]
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 """The precision in which numbers are compared; the processor's own default may be bf16."""
@@ -66,6 +77,23 @@ async def load(
     return servable
 
 
+async def load_stateful(
+    model: ov.Model,
+    repository: Path,
+    name: str = "model",
+    *,
+    version: int = 1,
+    managers: SequenceManagers | None = None,
+    **settings: Any,
+) -> StatefulServable:
+    """Save a model and load a version of it with sequences; ``settings`` are those of :class:`ModelSpec`."""
+    ir.save(model, repository, name, version)
+    spec = _spec(model, repository, name, {"stateful": True, **settings})
+    servable = await load_model(spec, version, spec.base_path / str(version), managers=managers)
+    assert isinstance(servable, StatefulServable)
+    return servable
+
+
 def network(
     model: ov.Model, repository: Path, name: str = "model", *, hooks: ServableHooks = NULL_HOOKS, **settings: Any
 ) -> Network:
@@ -86,3 +114,17 @@ def contents_request(name: str, datatype: str, shape: tuple[int, ...], values: A
     """Make a request of one input whose values come one by one, in the field for its datatype."""
     contents = Contents(BY_NAME[datatype].contents_field, values)
     return InferRequest("model", inputs=[InferInput(name, datatype, shape, contents)])
+
+
+def sequence_request(
+    arrays: dict[str, np.ndarray[Any, Any]], *, number: int | None = None, control: int | None = None, version: str = ""
+) -> InferRequest:
+    """Make a request with raw buffers and the special inputs that are given."""
+    special: dict[str, np.ndarray[Any, Any]] = {}
+    if number is not None:
+        special["sequence_id"] = np.array([number], np.uint64)
+    if control is not None:
+        special["sequence_control_input"] = np.array([control], np.uint32)
+    request = raw_request({**special, **arrays})
+    request.model_version = version
+    return request

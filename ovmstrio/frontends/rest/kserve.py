@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -93,7 +94,12 @@ def _add_model_routes(routes: Blueprint, plane: DataPlane) -> None:
             json_answer(document | {"input": _config_tensors(known.inputs), "output": _config_tensors(known.outputs)})
         )
 
-    for suffix, view in (("", metadata), ("/ready", model_ready), ("/config", config)):
+    async def sequences(model: str, version: str = "") -> Response:
+        alive = plane.sequences(model, check_version(version))
+        return to_quart(json_answer({"sequences": [asdict(sequence) for sequence in alive]}))
+
+    views = (("", metadata), ("/ready", model_ready), ("/config", config), ("/sequences", sequences))
+    for suffix, view in views:
         for path in _model_paths(suffix):
             routes.add_url_rule(path, view_func=view, methods=["GET"])
 

@@ -1,0 +1,57 @@
+"""`ovms sequences`: the live sequences of a stateful model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ovms_cli.console import stdout
+from ovms_cli.server_options import Ca, Cert, Key, Timeout, Url, asking
+
+if TYPE_CHECKING:
+    from ovmstrio.client import SequenceState
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(sequences)
+
+
+def sequences(
+    name: Annotated[str, typer.Argument(help="The model.", show_default=False)],
+    *,
+    version: Annotated[str, typer.Option("--version", help="Its version; by default the highest.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    url: Url = "",
+    timeout: Timeout = 10.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """List the live sequences of a stateful model: age, time since the last request, and number of requests.
+
+    Asks the REST port. Exits with 0 if the server answered, with 1 if it knows no such model or says no, with 2 if
+    nobody answers, with 64 if the command line is wrong.
+    """
+    with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+        listed = client.sequences(name, version)
+    if as_json:
+        stdout().print_json(data=[asdict(sequence) for sequence in listed])
+    else:
+        _print(listed)
+
+
+def _print(listed: list[SequenceState]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("sequence", "age", "idle", "requests"):
+        table.add_column(column, justify="right")
+    for each in listed:
+        table.add_row(str(each.id), f"{each.age_seconds:.0f} s", f"{each.idle_seconds:.0f} s", str(each.requests))
+    stdout().print(table)

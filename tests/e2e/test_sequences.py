@@ -1,0 +1,111 @@
+"""Sequences as clients see them: over gRPC and REST, and over a restart of the server."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from ovmstrio.client import open_client
+from ovmstrio.errors import NotSupported
+from tests.support import ir
+from tests.support.processes import run_ovms, serving
+
+pytestmark = pytest.mark.e2e
+
+
+def _rest(address: str, value: float, **control: int) -> httpx.Response:
+    inputs: list[dict[str, Any]] = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [value, value]}]
+    datatypes = {"sequence_id": "UINT64", "sequence_control_input": "UINT32"}
+    inputs += [
+        {"name": name, "datatype": datatypes[name], "shape": [1], "data": [number]} for name, number in control.items()
+    ]
+    return httpx.post(f"{address}/v2/models/m/infer", json={"inputs": inputs}, timeout=10)
+
+
+def _sum(response: httpx.Response) -> float:
+    assert response.status_code == 200, response.text
+    return float(response.json()["outputs"][0]["data"][0])
+
+
+def _triton(address: str, value: float, **control: Any) -> Any:
+    from tritonclient.grpc import InferenceServerClient, InferInput
+
+    given = InferInput("x", [1, 2], "FP32")
+    given.set_data_from_numpy(np.full((1, 2), value, np.float32))
+    client = InferenceServerClient(address)
+    try:
+        result = client.infer("m", [given], **control)
+        return float(result.as_numpy("y")[0, 0]), result.as_numpy("sequence_id").tolist()
+    finally:
+        client.close()
+
+
+def test_sequences_over_both_protocols_and_a_restart(tmp_path: Path) -> None:
+    """One sequence is started over REST, goes on over gRPC and in the next server, and is listed meanwhile."""
+    base = ir.save(ir.accumulator(), tmp_path, "m")
+    options = ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", str(tmp_path / "kept")]
+    with serving(*options) as server:
+        started = _rest(server.rest, 1, sequence_control_input=1)
+        assert _sum(started) == 1
+        assert started.json()["outputs"][1] == {
+            "name": "sequence_id",
+            "datatype": "UINT64",
+            "shape": [1],
+            "data": [1],
+        }
+        assert _triton(server.grpc, 2, sequence_id=1) == (3.0, [1])
+        assert _triton(server.grpc, 9, sequence_id=40, sequence_start=True) == (9.0, [40])
+        assert _triton(server.grpc, 1, sequence_id=40, sequence_end=True) == (10.0, [40])
+        missing = _rest(server.rest, 1, sequence_id=40)
+        assert (missing.status_code, missing.json()) == (404, {"error": "Sequence with provided ID does not exist"})
+        (listed,) = server.get("/v2/models/m/sequences").json()["sequences"]
+        assert (listed["id"], listed["requests"]) == (1, 2)
+        assert 0 <= listed["idle_seconds"] <= listed["age_seconds"] < 60
+        assert server.get("/v2/models/m/versions/1/sequences").status_code == 200
+        told = run_ovms("sequences", "m", "--json", "--url", server.rest)
+        assert [(each["id"], each["requests"]) for each in json.loads(told.stdout)] == [(1, 2)]
+        table = run_ovms("sequences", "m", "--version", "1", "--url", server.rest).stdout
+        assert table.split()[:4] == ["sequence", "age", "idle", "requests"]
+        assert "2" in table.splitlines()[3].split()
+        assert run_ovms("sequences", "n", "--url", server.rest).returncode == 1
+        with open_client(server.grpc) as client, pytest.raises(NotSupported, match="ask over REST"):
+            client.sequences("m")
+        assert server.get("/v2/models/n/sequences").status_code == 404
+        assert server.stop(signal.SIGTERM)[0] == 0
+    with serving(*options) as server:
+        assert _sum(_rest(server.rest, 4, sequence_id=1)) == 7
+        assert _sum(_rest(server.rest, 1, sequence_id=1, sequence_control_input=2)) == 8
+        assert server.get("/v2/models/m/sequences").json() == {"sequences": []}
+
+
+def test_a_model_without_sequences_has_no_list(tmp_path: Path) -> None:
+    """The list is for stateful models only."""
+    base = ir.save(ir.dummy(), tmp_path, "m")
+    with serving("--model_name", "m", "--model_path", str(base)) as server:
+        answer = server.get("/v2/models/m/sequences")
+        assert (answer.status_code, answer.json()) == (
+            501,
+            {"error": "'m' has no sequences: it is not a stateful model"},
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--max_sequence_number", "3"],
+        ["--idle_sequence_cleanup"],
+        ["--low_latency_transformation"],
+        ["--sequence_migration"],
+        ["--stateful", "--max_sequence_number", str(2**32)],
+        ["--stateful", "--batch_size", "auto"],
+    ],
+)
+def test_options_that_cannot_be_used_are_a_usage_error(options: list[str]) -> None:
+    """They end the command with 64 before anything is opened."""
+    assert run_ovms("serve", "--model_name", "m", "--model_path", "/m", *options).returncode == 64

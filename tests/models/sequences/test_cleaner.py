@@ -1,0 +1,122 @@
+"""The cleaner, to the minute."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.errors import ModelFailure
+from ovmstrio.models.sequences import Control, SequenceManager, SequenceManagers
+from ovmstrio.models.sequences.cleaner import clean_sequences, scan
+
+MINUTE = 60
+INSTANT = 0.001
+
+
+def _manager(managers: SequenceManagers, name: str = "model", *, cleaned: bool = True) -> SequenceManager:
+    spec = ModelSpec(name=name, base_path="/", stateful=True, idle_sequence_cleanup=cleaned, max_sequence_number=20_000)
+    return managers.open(spec, 1, ())
+
+
+async def _request(manager: SequenceManager, number: int, *, start: bool = False) -> None:
+    async with manager.turn(Control(number, start=start)) as sequence:
+        sequence.advance({})
+
+
+def _ids(manager: SequenceManager) -> list[int]:
+    return sorted(sequence.id for sequence in manager)
+
+
+async def test_removed_at_the_second_scan_without_a_request(autojump_clock: trio.testing.MockClock) -> None:
+    """A sequence survives its first scan; one more without a request ends it, and a request in between saves it."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(clean_sequences, managers, 5)
+        await trio.sleep(MINUTE)
+        await _request(manager, 1, start=True)
+        await _request(manager, 2, start=True)
+        await trio.sleep(4 * MINUTE + INSTANT)
+        assert _ids(manager) == [1, 2]
+        await trio.sleep(4 * MINUTE)
+        await _request(manager, 2)
+        await trio.sleep(MINUTE - 2 * INSTANT)
+        assert _ids(manager) == [1, 2]
+        await trio.sleep(2 * INSTANT)
+        assert _ids(manager) == [2]
+        await trio.sleep(5 * MINUTE)
+        assert _ids(manager) == []
+        await _request(manager, 1, start=True)
+        nursery.cancel_scope.cancel()
+
+
+async def test_zero_minutes_turn_it_off(autojump_clock: trio.testing.MockClock) -> None:
+    """With a period of 0 there is nothing to run."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    await _request(manager, 1, start=True)
+    await clean_sequences(managers, 0)
+    await trio.sleep(600 * MINUTE)
+    assert _ids(manager) == [1]
+
+
+async def test_models_may_opt_out() -> None:
+    """Without idle_sequence_cleanup the sequences of a model stay; those of others go."""
+    managers = SequenceManagers()
+    kept, cleaned = _manager(managers, "kept", cleaned=False), _manager(managers, "cleaned")
+    for manager in (kept, cleaned):
+        for number in (1, 2, 3):
+            await _request(manager, number, start=True)
+    assert (scan(managers), scan(managers)) == (0, 3)
+    assert (_ids(kept), _ids(cleaned)) == ([1, 2, 3], [])
+
+
+async def test_a_sequence_in_use_is_passed_over() -> None:
+    """What is running or waited for is neither removed nor marked."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    await _request(manager, 1, start=True)
+    scan(managers)
+    async with manager.turn(Control(1)) as sequence:
+        assert [scan(managers) for _ in range(3)] == [0, 0, 0]
+        sequence.advance({})
+    async with manager.turn(Control(2, start=True)):
+        assert scan(managers) == 0
+    assert _ids(manager) == [1, 2]
+    assert scan(managers) == 1
+    assert _ids(manager) == [2]
+
+
+async def test_failed_requests_keep_nothing_alive() -> None:
+    """Only a request that succeeds counts as use."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    await _request(manager, 1, start=True)
+    assert scan(managers) == 0
+    with pytest.raises(ModelFailure):
+        async with manager.turn(Control(1)):
+            raise ModelFailure("told to")
+    assert scan(managers) == 1
+
+
+async def test_ten_thousand_sequences_are_scanned_in_no_time() -> None:
+    """A scan stops the event loop for less than 10 ms."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    for number in range(1, 10_001):
+        await _request(manager, number, start=True)
+    times = []
+    for _ in range(5):
+        for sequence in manager:
+            sequence.idle = False
+        begin = perf_counter()
+        assert scan(managers) == 0
+        times.append(perf_counter() - begin)
+    assert min(times) < 0.01
+    begin = perf_counter()
+    assert scan(managers) == 10_000
+    assert perf_counter() - begin < 0.1

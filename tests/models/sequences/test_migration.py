@@ -1,0 +1,224 @@
+"""Sequences over a reload and over a new version of their model, through the registry that swaps the instances."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
+from ovmstrio.errors import SequenceExists, SequenceMissing
+from ovmstrio.models import load_model
+from ovmstrio.models.sequences import Control, SequenceManagers
+from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.registry import Registry, VersionState
+from ovmstrio.tensor import Tensor
+from tests.support import ir
+from tests.support.servables import EXACT, sequence_request
+from tests.support.stub_registry import running
+
+START, END = 1, 2
+
+
+class Server:
+    """A registry with real models, and the calls of a client."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.width = 2
+        self.nireq = 1
+        self.managers = SequenceManagers()
+        self.registry = Registry(partial(load_model, managers=self.managers), poll_seconds=0)
+
+    async def reload(self) -> Any:
+        """Load the files again, as any changed setting makes the server do."""
+        self.nireq += 1
+        return await self.apply(nireq=self.nireq)
+
+    async def apply(self, **settings: Any) -> Any:
+        """Configure the model."""
+        spec = ModelSpec(name="m", base_path=self.base / "m", plugin_config=EXACT, **{"stateful": True, **settings})
+        return await self.registry.apply([spec])
+
+    async def step(self, value: float, number: int = 5, control: int | None = None, version: str = "") -> float:
+        """Send a request to the accumulator; gives the sum."""
+        request = sequence_request({"x": np.full((1, self.width), value, np.float32)}, number=number, control=control)
+        request.model_version = version
+        with await self.registry.lease("m", version) as lease:
+            output = (await lease.servable.infer(request)).outputs[0]
+        assert isinstance(output, Tensor)
+        return float(output.array[0, 0])
+
+    def servable(self, version: str = "") -> StatefulServable:
+        """Give what serves."""
+        found = self.registry.peek("m", version)
+        assert isinstance(found, StatefulServable)
+        return found
+
+
+@asynccontextmanager
+async def serving(base: Path) -> AsyncIterator[Server]:
+    """Run a registry with one accumulator."""
+    server = Server(base)
+    ir.save(ir.accumulator(), base, "m")
+    async with running(server.registry):
+        await server.apply()
+        yield server
+
+
+async def test_sequences_go_on_after_a_reload(tmp_path: Path) -> None:
+    """Changed settings and changed weights leave the sequences; the new settings count for them."""
+    async with serving(tmp_path) as server:
+        before = server.servable()
+        await server.step(1, control=START)
+        await server.apply(nireq=3, max_sequence_number=1)
+        assert server.servable() is not before
+        assert await server.step(1) == 2
+        ir.save(ir.accumulator(offset=100), tmp_path, "m")
+        await server.reload()
+        assert await server.step(1) == 103
+        assert await server.step(1, control=END) == 104
+        assert await server.step(1, control=START) == 101
+
+
+async def test_requests_in_flight_end_on_the_old_instance(tmp_path: Path) -> None:
+    """What runs or waits when the model is loaded again has its turn first; nothing is lost and nobody waits for it."""
+    async with serving(tmp_path) as server:
+        old = server.servable()
+        for number in (5, 6):
+            await server.step(1, number, control=START)
+        sums: list[float] = []
+
+        async def send(value: float) -> None:
+            sums.append(await server.step(value))
+
+        async with trio.open_nursery() as nursery, old._manager.turn(Control(5)) as sequence:
+            nursery.start_soon(send, 10)
+            await trio.testing.wait_all_tasks_blocked()
+            ir.save(ir.accumulator(offset=100), tmp_path, "m")
+            await server.reload()
+            assert server.servable() is not old
+            nursery.start_soon(send, 1000)
+            assert await server.step(1, 6) == 102
+            sequence.advance({"total": np.full((1, 2), 5, np.float32)})
+            assert sums == []
+        assert sums == [15, 1115]
+
+
+async def test_without_migration_a_reload_drops_all(tmp_path: Path) -> None:
+    """With sequence_migration off it is as in OVMS, whose ids begin at 1 again as well."""
+    async with serving(tmp_path) as server:
+        await server.apply(sequence_migration=False)
+        await server.step(1, control=START)
+        await server.apply(sequence_migration=False, nireq=3)
+        with pytest.raises(SequenceMissing):
+            await server.step(1)
+        assert len(list(server.managers)) == 1
+
+
+async def test_other_variables_drop_all(tmp_path: Path) -> None:
+    """A state of another shape is of no use to the model that is served now."""
+    async with serving(tmp_path) as server:
+        await server.step(1, control=START)
+        ir.save(ir.accumulator(3), tmp_path, "m")
+        await server.reload()
+        server.width = 3
+        with pytest.raises(SequenceMissing):
+            await server.step(1)
+
+
+async def test_a_load_that_fails_leaves_the_sequences(tmp_path: Path) -> None:
+    """Files that cannot be loaded change nothing."""
+    async with serving(tmp_path) as server:
+        await server.step(1, control=START)
+        (tmp_path / "m" / "1" / "model.xml").write_text("<net")
+        assert (await server.reload()).failures
+        assert await server.step(1) == 2
+
+
+async def test_sequences_follow_the_default_version(tmp_path: Path) -> None:
+    """Who asks for no version goes on with the new one, and with the old one if that comes back."""
+    async with serving(tmp_path) as server:
+        for number in (5, 6, 7):
+            await server.step(1, number, control=START)
+        ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
+        await server.registry.rescan()
+        assert server.registry.available_versions("m") == [2]
+        assert await server.step(1, 5) == 102
+        assert await server.step(1, 6) == 102
+        with pytest.raises(SequenceExists):
+            await server.step(1, 7, control=START)
+        (tmp_path / "m" / "2" / "model.xml").unlink()
+        (tmp_path / "m" / "2" / "model.bin").unlink()
+        (tmp_path / "m" / "2").rmdir()
+        await server.registry.rescan()
+        assert server.registry.available_versions("m") == [1]
+        assert [await server.step(1, number) for number in (5, 6, 7)] == [3, 3, 2]
+        assert len(list(server.managers)) == 1
+
+
+async def test_sequences_of_a_version_that_was_named_stay_with_it(tmp_path: Path) -> None:
+    """Each version has ids of its own; who names the version means its sequences only."""
+    async with serving(tmp_path) as server:
+        ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
+        await server.apply(version_policy=AllVersions())
+        assert await server.step(1, 5, START, "1") == 1
+        assert await server.step(2, 5, START, "2") == 102
+        with pytest.raises(SequenceExists):
+            await server.step(1, 5, START, "1")
+        assert await server.step(1, 5, None, "1") == 2
+        assert await server.step(1, 6, START, "1") == 1
+        with pytest.raises(SequenceMissing):
+            await server.step(1, 6)
+        with pytest.raises(SequenceMissing):
+            await server.step(1, 6, None, "2")
+
+
+async def test_generated_ids_are_free_in_every_version(tmp_path: Path) -> None:
+    """A sequence that may come over from another version keeps its id to itself."""
+    async with serving(tmp_path) as server:
+        await server.step(1, 1, START)
+        ir.save(ir.accumulator(), tmp_path, "m", version=2)
+        await server.apply(version_policy=AllVersions())
+        x = {"x": np.ones((1, 2), np.float32)}
+        with await server.registry.lease("m") as lease:
+            response = await lease.servable.infer(sequence_request(x, control=START))
+        output = response.outputs[-1]
+        assert isinstance(output, Tensor)
+        assert (response.model_version, output.array.tolist()) == ("2", [2])
+        assert await server.step(1, 1) == 2
+
+
+async def test_a_retired_model_takes_its_sequences_with_it(tmp_path: Path) -> None:
+    """Out of the configuration and in again is a new model."""
+    async with serving(tmp_path) as server:
+        await server.step(1, control=START)
+        await server.registry.apply([])
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(server.managers) == []
+        await server.apply()
+        with pytest.raises(SequenceMissing):
+            await server.step(1)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+async def test_the_type_of_a_model_stays(stateful: bool, tmp_path: Path) -> None:
+    """Switching ``stateful`` while the model is served is refused, and what was served goes on."""
+    async with serving(tmp_path) as server:
+        await server.registry.apply([])
+        assert (await server.apply(stateful=stateful)).failures == ()
+        before = server.registry.peek("m")
+        (failure,) = (await server.apply(stateful=not stateful)).failures
+        assert "Model type cannot be changed after it is loaded" in failure.reason
+        assert server.registry.peek("m") is before
+        assert [status.state for status in server.registry.statuses()["m"]] == [VersionState.AVAILABLE]
+        assert (await server.apply(stateful=stateful, version_policy=LatestVersions(num_versions=2))).failures == ()
+        await server.registry.apply([])
+        assert (await server.apply(stateful=not stateful)).failures == ()

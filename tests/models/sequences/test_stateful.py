@@ -1,0 +1,253 @@
+"""Random interleavings of requests, cancellations, failures and scans, checked against what a simple model says."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ovmstrio.errors import (
+    ModelFailure,
+    SequenceEnding,
+    SequenceExists,
+    SequenceMissing,
+    ServerError,
+    TooManySequences,
+)
+from ovmstrio.models.sequences import SequenceManagers
+from ovmstrio.models.sequences.cleaner import scan
+from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.tensor import Tensor
+from tests.support import ir
+from tests.support.loops import TrioThread
+from tests.support.servables import load_stateful, raw_request
+
+CAPACITY = 3
+KINDS = st.sampled_from(["start", "step", "step", "end", "both"])
+NUMBERS = st.integers(1, 4)
+
+
+@dataclass(eq=False)
+class Sent:
+    """A request on its way, and what came of it."""
+
+    token: int
+    number: int
+    kind: str
+    value: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    gate: trio.Event | None = None
+    fails: bool = False
+    result: tuple[int, int, int] | type[ServerError] | None = None
+    over: bool = False
+
+    @property
+    def starts(self) -> bool:
+        """Whether it begins its sequence."""
+        return self.kind in {"start", "both"}
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends its sequence."""
+        return self.kind in {"end", "both"}
+
+
+@dataclass
+class Expected:
+    """What a sequence must be like: its sum, the requests in their order, and the marks on it."""
+
+    total: int = 0
+    tokens: int = 0
+    waiting: list[Sent] = field(default_factory=list)
+    idle: bool = False
+
+    @property
+    def ending(self) -> bool:
+        """Whether its last request has come."""
+        return any(sent.ends for sent in self.waiting)
+
+
+class GatedNetwork:
+    """A network that begins an inference only when it is told to."""
+
+    def __init__(self, real: Any, sent: dict[int, Sent]) -> None:
+        self._real = real
+        self._sent = sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def infer(self, arrays: Any, change: Any) -> Any:
+        """Wait, then infer or fail."""
+        sent = self._sent[int(arrays[0][0, 1])]
+        sent.gate = trio.Event()
+        await sent.gate.wait()
+        outputs = await self._real.infer(arrays, change)
+        if sent.fails:
+            raise ModelFailure("told to")
+        return outputs
+
+
+class SequenceHistory(RuleBasedStateMachine):
+    """A stateful model on a loop of its own that stands still between the rules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Path(tempfile.mkdtemp())
+        self.loop = TrioThread()
+        self.managers = SequenceManagers()
+        self.sent: dict[int, Sent] = {}
+        self.alive: dict[int, Expected] = {}
+        self.next_id = 1
+        self.servable = self.loop.run(self._load)
+
+    async def _load(self) -> StatefulServable:
+        servable = await load_stateful(
+            ir.accumulator(), self.base, managers=self.managers, max_sequence_number=CAPACITY
+        )
+        network: Any = GatedNetwork(servable._network, self.sent)
+        servable._network = network
+        return servable
+
+    def teardown(self) -> None:
+        """End what is under way, and the loop."""
+        for sent in self.sent.values():
+            self.loop.call(sent.scope.cancel)
+        self.loop.close()
+        assert all(not sequence.turn.locked() for sequence in self.servable._manager)
+        shutil.rmtree(self.base)
+
+    async def _infer(self, sent: Sent, number: int) -> None:
+        request = raw_request({"x": np.array([[sent.value, sent.token]], np.float32)})
+        request.parameters = {"sequence_id": number, "sequence_start": sent.starts, "sequence_end": sent.ends}
+        with sent.scope:
+            try:
+                response = await self.servable.infer(request)
+            except ServerError as error:
+                sent.result = type(error)
+            else:
+                y, told = response.outputs
+                assert isinstance(y, Tensor)
+                assert isinstance(told, Tensor)
+                sent.result = (int(y.array[0, 0]), int(y.array[0, 1]), int(told.array[0]))
+        sent.over = True
+
+    @rule(number=NUMBERS, kind=KINDS, value=st.integers(1, 100))
+    def send(self, number: int, kind: str, value: int) -> None:
+        """Send a request for a sequence; it is refused at once, or has its place in the queue."""
+        self._send(number, number, kind, value)
+
+    @rule(kind=st.sampled_from(["start", "both"]), value=st.integers(1, 100))
+    def send_without_id(self, kind: str, value: int) -> None:
+        """Start a sequence and leave its id to the server."""
+        number = self.next_id
+        if len(self.alive) < CAPACITY:
+            while number in self.alive:
+                number += 1
+            self.next_id = number + 1
+        self._send(0, number, kind, value)
+
+    def _send(self, told: int, number: int, kind: str, value: int) -> None:
+        sent = Sent(len(self.sent) + 1, number, kind, value)
+        refusal = self._refusal(sent)
+        self.sent[sent.token] = sent
+        self.loop.start(self._infer, sent, told)
+        assert sent.result == refusal
+        if refusal is None:
+            self.alive.setdefault(number, Expected()).waiting.append(sent)
+
+    def _refusal(self, sent: Sent) -> type[ServerError] | None:
+        expected = self.alive.get(sent.number)
+        if not sent.starts:
+            return SequenceMissing if expected is None or expected.ending else None
+        if len(self.alive) >= CAPACITY:
+            return TooManySequences
+        if expected is None:
+            return None
+        return SequenceEnding if expected.ending else SequenceExists
+
+    def _pick(self, index: int, *, running: bool) -> Sent:
+        waiting = [(each.waiting[:1] if running else each.waiting) for each in self.alive.values()]
+        flat = [sent for requests in waiting for sent in requests]
+        return flat[index % len(flat)]
+
+    def _busy(self) -> bool:
+        return any(expected.waiting for expected in self.alive.values())
+
+    @precondition(_busy)
+    @rule(index=st.integers(0, 20), fails=st.sampled_from([False, False, False, True]))
+    def finish(self, index: int, fails: bool) -> None:
+        """Let one of the running requests succeed or fail."""
+        sent = self._pick(index, running=True)
+        assert sent.gate is not None
+        sent.fails = fails
+        self.loop.call(sent.gate.set)
+        if fails:
+            assert sent.result is ModelFailure
+            self._undo(sent)
+            return
+        expected = self.alive[sent.number]
+        expected.total += sent.value
+        expected.tokens += sent.token
+        assert sent.result == (expected.total, expected.tokens, sent.number)
+        expected.waiting.remove(sent)
+        expected.idle = False
+        if sent.ends:
+            assert not expected.waiting
+            del self.alive[sent.number]
+
+    @precondition(_busy)
+    @rule(index=st.integers(0, 20))
+    def cancel(self, index: int) -> None:
+        """Cancel a request that runs or waits."""
+        sent = self._pick(index, running=False)
+        self.loop.call(sent.scope.cancel)
+        assert sent.over
+        assert sent.result is None
+        self._undo(sent)
+
+    def _undo(self, sent: Sent) -> None:
+        expected = self.alive[sent.number]
+        expected.waiting.remove(sent)
+        if sent.starts:
+            del self.alive[sent.number]
+            assert [other.result for other in expected.waiting] == [SequenceMissing] * len(expected.waiting)
+
+    @rule()
+    def clean(self) -> None:
+        """Let the cleaner come by."""
+        removed = {number for number, each in self.alive.items() if each.idle and not each.waiting}
+        for number in removed:
+            del self.alive[number]
+        for expected in self.alive.values():
+            expected.idle = expected.idle or not expected.waiting
+        assert self.loop.call(scan, self.managers) == len(removed)
+
+    @rule()
+    def load_again(self) -> None:
+        """Load the model again: sequences go on, and requests in flight end on the old instance."""
+        old, self.servable = self.servable, self.loop.run(self._load)
+        assert old._manager is self.servable._manager
+
+    @invariant()
+    def the_live_sequences_are_the_expected_ones(self) -> None:
+        """No sequence is lost, and none is left over."""
+        assert {sequence.id for sequence in self.servable._manager} == set(self.alive)
+
+    @invariant()
+    def the_first_of_each_queue_runs(self) -> None:
+        """Of each sequence one request runs, the one that came first; sequences do not hold each other up."""
+        running = {sent.token for sent in self.sent.values() if sent.gate is not None and not sent.over}
+        assert running == {each.waiting[0].token for each in self.alive.values() if each.waiting}
+
+
+SequenceHistory.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSequenceHistory = SequenceHistory.TestCase
