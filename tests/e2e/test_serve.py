@@ -239,8 +239,12 @@ def _idle_call(server: OvmsProcess) -> Iterator[None]:
         yield from ()
 
     with grpc.insecure_channel(server.grpc) as channel:
+        live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+        live(b"", timeout=20)
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(requests())
         try:
+            # Calls of one connection begin in order: once this one is answered the stream is open.
+            live(b"", timeout=20)
             yield
         finally:
             closing.set()
