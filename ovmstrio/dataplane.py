@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import trio
 
 from ovmstrio.errors import FailedPrecondition, InvalidRequest, NotFound, NotSupported, ServerError, VersionRetired
-from ovmstrio.observability.events import CANCELLED, OK, Interface, Method, RequestEvent
+from ovmstrio.observability.events import CANCELLED, INFER, METADATA, OK, Api, Interface, Method, RequestEvent
 from ovmstrio.open_stream import OpenStream
-from ovmstrio.registry import Readiness
+from ovmstrio.registry import MODEL_MISSING, NOTHING_MISSING, Readiness
 from ovmstrio.servable import SequenceServable, StreamingServable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from ovmstrio.observability.events import RequestObserver
     from ovmstrio.observability.graph_metrics import GraphMetrics
@@ -41,7 +41,13 @@ DRAINING: Final = "the server is shutting down"
 SERVER_NAME: Final = "OpenVINO Model Server"
 """The name that clients of OVMS see and some of them check."""
 EXTENSIONS: Final = ("binary_tensor_data", "generate")
-NO_GRAPH: Final = "Mediapipe graph definition with requested name is not found"
+UNKNOWN_NAME: Final[Mapping[tuple[Api, Interface], str]] = {
+    ("KServe", "gRPC"): NOTHING_MISSING,
+    ("KServe", "REST"): NOTHING_MISSING,
+    ("TensorFlowServing", "gRPC"): "Pipeline with requested name is not found",
+    ("TensorFlowServing", "REST"): MODEL_MISSING,
+}
+"""What an inference of an unknown name is told: each way looks for other kinds of servables last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +61,14 @@ class ServerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What the server tells of one servable; ``versions`` are all that can be called, ascending."""
+    """What the server tells of one servable.
+
+    ``versions`` are all that can be called, ascending; ``serving`` is the one that was asked about.
+    """
 
     name: str
     versions: list[str]
+    serving: str
     platform: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -69,6 +79,7 @@ class Description(NamedTuple):
     """What a caller must know to call a servable with as little as names and values."""
 
     inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     has_streams: bool
 
 
@@ -163,7 +174,19 @@ class DataPlane:
             self._observe("ModelReady", name, str(versions[-1]), interface)
         return ready
 
-    def model_metadata(self, name: str, version: str, interface: Interface) -> ModelMetadata:
+    def model_status(self, name: str, version: int, interface: Interface) -> list[VersionStatus]:
+        """Tell the state of one version, or with 0 of all ever seen: TensorFlow Serving's ``GetModelStatus``.
+
+        Raises:
+            NotFound: the name or version is unknown.
+        """
+        statuses = self.registry.version_statuses(name, version)
+        versions = self.registry.available_versions(name)
+        if versions:
+            self._observe("GetModelStatus", name, str(versions[-1]), interface)
+        return statuses
+
+    def model_metadata(self, name: str, version: str, interface: Interface, api: Api = "KServe") -> ModelMetadata:
         """Tell the inputs and outputs of a version, or the default one.
 
         Raises:
@@ -174,10 +197,11 @@ class DataPlane:
         servable = self.registry.peek(name, version)
         known = servable.metadata
         versions = self.registry.available_versions(name)
-        serving = version if version.strip("0") else str(versions[-1])
-        self._observe("ModelMetadata", name, serving, interface)
+        asked = int(version or 0)
+        serving = str(asked if asked in versions else versions[-1])
+        self._observe(METADATA[api], name, serving, interface)
         return ModelMetadata(
-            name, [str(v) for v in versions], known.platform, known.inputs, known.outputs, dict(known.extra)
+            name, [str(v) for v in versions], serving, known.platform, known.inputs, known.outputs, dict(known.extra)
         )
 
     def sequences(self, name: str, version: str) -> list[SequenceInfo]:
@@ -196,7 +220,7 @@ class DataPlane:
 
     # Inference
 
-    async def infer(self, request: InferRequest, interface: Interface) -> InferResponse:
+    async def infer(self, request: InferRequest, interface: Interface, api: Api = "KServe") -> InferResponse:
         """Answer one call.
 
         Raises:
@@ -205,24 +229,27 @@ class DataPlane:
         Ownership: the request's buffers must stay unchanged until this returns.
         Cancellation: at any checkpoint; the servable gives back what the call held.
         """
-        with await self.registry.lease(request.model_name, request.model_version) as lease:
-            event = RequestEvent(request.model_name, lease.version, "ModelInfer", interface, request.id)
-            graph = self._graph(request.model_name, lease.servable)
+        name, method = request.model_name, INFER[api]
+        with await self.registry.lease(name, request.model_version, missing=UNKNOWN_NAME[api, interface]) as lease:
+            event = RequestEvent(name, lease.version, method, interface, request.id)
+            graph = self._graph(name, lease.servable)
             self._started(event)
             try:
                 response = await lease.servable.infer(request)
             except BaseException as error:
                 if graph is not None:
-                    _count_failed_call(graph, interface, error)
+                    _count_failed_call(graph, method, interface, error)
                 self._failed(event, error)
                 raise
             if graph is not None:
-                graph.accepted("ModelInfer", interface)
-                graph.responses("ModelInfer", interface)
+                graph.accepted(method, interface)
+                graph.responses(method, interface)
             self._finished(event, OK, None)
             return response
 
-    async def describe(self, name: str, version: str = "") -> Description:
+    async def describe(
+        self, name: str, version: str = "", interface: Interface = "REST", api: Api = "KServe"
+    ) -> Description:
         """Tell what a version, or the default one, is called with; one that is being loaded is waited for.
 
         Unlike :meth:`model_metadata` this is a part of another call and not observed.
@@ -234,9 +261,10 @@ class DataPlane:
 
         Cancellation: while it is waited for; nothing is held.
         """
-        with await self.registry.lease(name, version) as lease:
+        with await self.registry.lease(name, version, missing=UNKNOWN_NAME[api, interface]) as lease:
             servable = lease.servable
-            return Description(servable.metadata.inputs, isinstance(servable, StreamingServable))
+            known = servable.metadata
+            return Description(known.inputs, known.outputs, isinstance(servable, StreamingServable))
 
     @asynccontextmanager
     async def open_stream(self, first: InferRequest, interface: Interface) -> AsyncIterator[OpenStream]:
@@ -255,7 +283,7 @@ class DataPlane:
         with await self._lease_stream(first.model_name) as lease:
             servable = lease.servable
             if not isinstance(servable, StreamingServable):
-                raise NotFound(NO_GRAPH)
+                raise NotFound(NOTHING_MISSING)
             event = RequestEvent(first.model_name, lease.version, "ModelInferStream", interface, first.id)
             graph = self._graph(first.model_name, servable)
             self._started(event)
@@ -279,9 +307,11 @@ class DataPlane:
         except VersionRetired:
             raise
         except NotFound:
-            raise NotFound(NO_GRAPH) from None
+            raise NotFound(NOTHING_MISSING) from None
 
-    def count_unparsed(self, name: str, version: str, error: ServerError, interface: Interface) -> None:
+    def count_unparsed(
+        self, name: str, version: str, error: ServerError, interface: Interface, api: Api = "KServe"
+    ) -> None:
         """Count a call whose body could not be read, if its servable exists (OVMS counts it as a failed infer)."""
         try:
             servable = self.registry.peek(name, version)
@@ -289,9 +319,9 @@ class DataPlane:
             return
         graph = self._graph(name, servable)
         if graph is not None:
-            graph.rejected("ModelInfer", interface)
+            graph.rejected(INFER[api], interface)
         serving = version if version.strip("0") else str(self.registry.available_versions(name)[-1])
-        event = RequestEvent(name, serving, "ModelInfer", interface)
+        event = RequestEvent(name, serving, INFER[api], interface)
         self._started(event)
         self._finished(event, type(error).__name__, error)
 
@@ -344,14 +374,14 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, trio.Cancelled)
 
 
-def _count_failed_call(graph: GraphMetrics, interface: Interface, error: BaseException) -> None:
+def _count_failed_call(graph: GraphMetrics, method: Method, interface: Interface, error: BaseException) -> None:
     """Count a call of a graph that was refused or has failed; one that was cancelled is none of its errors."""
     if isinstance(error, InvalidRequest | FailedPrecondition):
-        graph.rejected("ModelInfer", interface)
+        graph.rejected(method, interface)
     else:
-        graph.accepted("ModelInfer", interface)
+        graph.accepted(method, interface)
     if not _is_cancellation(error):
-        graph.error("ModelInfer", interface)
+        graph.error(method, interface)
 
 
 def _count_failed_stream(

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BYTES", "BY_NAME", "BY_OPENVINO_NAME", "INVALID", "Datatype"]
+__all__ = ["BYTES", "BY_NAME", "BY_OPENVINO_NAME", "INVALID", "Datatype", "from_bf16", "to_bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +65,20 @@ _ALL: Final = (
 
 BY_NAME: Final[Mapping[str, Datatype]] = {row.name: row for row in _ALL}
 BY_OPENVINO_NAME: Final[Mapping[str, Datatype]] = {row.openvino: row for row in _ALL}
+
+_HALF: Final = 16
+_BELOW_HALF: Final = 0x7FFF
+_QUIET_BIT: Final = 0x40
+
+
+def to_bf16(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Give the bits of the nearest ``BF16`` numbers, of two equally near ones of the even one."""
+    bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + _BELOW_HALF + ((bits >> _HALF) & 1)) >> _HALF
+    # Rounding carries some NaNs over into the sign: they are cut instead, and kept NaNs by a bit of their own.
+    return np.where(np.isnan(numbers), bits >> _HALF | _QUIET_BIT, rounded).astype(np.uint16)
+
+
+def from_bf16(bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Give the numbers that bits of ``BF16`` stand for, as ``float32``."""
+    return (bits.astype(np.uint32) << _HALF).view(np.float32)

@@ -38,11 +38,13 @@ Buffer = bytes | bytearray | memoryview
 class Contents:
     """Values that came one by one: protobuf's ``InferTensorContents`` or a JSON ``data`` list, flattened.
 
-    ``field`` names the one field that was filled (``fp32_contents``, ...); ``values`` are its elements.
+    ``field`` names the one field that was filled (``fp32_contents``, ...); ``values`` are its elements.  With
+    ``repeat_last`` the last of them stands for all that are missing, as in TensorFlow's tensors.
     """
 
     field: str
     values: Sequence[Any] | np.ndarray[Any, Any]
+    repeat_last: bool = False
 
 
 @dataclass(slots=True)
@@ -70,7 +72,8 @@ class InferRequest:
 
     ``model_version`` is as sent: empty or ``"0"`` means the default version.  ``raw_inputs`` holds one buffer an
     input, by position, where the caller used raw contents (elements little-endian and packed; ``BYTES`` elements each
-    behind a little-endian uint32 length).  ``deadline`` is on trio's clock.
+    behind a little-endian uint32 length), and None for an input that has contents where the protocol lets a request
+    use both.  ``deadline`` is on trio's clock.
     """
 
     model_name: str
@@ -79,7 +82,7 @@ class InferRequest:
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
     inputs: list[InferInput] = field(default_factory=list)
     outputs: list[RequestedOutput] = field(default_factory=list)
-    raw_inputs: list[Buffer] = field(default_factory=list)
+    raw_inputs: list[Buffer | None] = field(default_factory=list)
     deadline: float = math.inf
 
 

@@ -11,7 +11,7 @@ import trio.testing
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.dataplane import DataPlane
 from ovmstrio.errors import FailedPrecondition, GraphFailure, InvalidRequest, NotFound, NotSupported
-from ovmstrio.observability.events import CANCELLED, OK, RequestEvent
+from ovmstrio.observability.events import API_OF, CANCELLED, OK, Api, Interface, Method, RequestEvent
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import Registry
 from ovmstrio.request import InferRequest, InferResponse, StreamProblem
@@ -112,6 +112,44 @@ async def test_a_cancelled_call_ends_for_its_observers_too(
         assert lease.servable is plane.registry.peek("m")
 
 
+async def test_calls_of_tensorflow_serving_have_its_names(
+    nursery: trio.Nursery, tmp_path: Path, recorder: Recorder
+) -> None:
+    """Observers learn the method that the caller's API has; what the servable does is the same."""
+    plane = await _plane(nursery, tmp_path, recorder, StubServable)
+    await plane.infer(InferRequest("m"), "REST", "TensorFlowServing")
+    assert plane.model_metadata("m", "", "gRPC", "TensorFlowServing").serving == "3"
+    assert [status.version for status in plane.model_status("m", 0, "gRPC")] == [3]
+    plane.count_unparsed("m", "", InvalidRequest("bad"), "REST", "TensorFlowServing")
+    events = [(event.method, API_OF[event.method], event.interface) for event, _ in recorder.finished]
+    assert events == [
+        ("Predict", "TensorFlowServing", "REST"),
+        ("GetModelMetadata", "TensorFlowServing", "gRPC"),
+        ("GetModelStatus", "TensorFlowServing", "gRPC"),
+        ("Predict", "TensorFlowServing", "REST"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("interface", "api", "text"),
+    [
+        ("gRPC", "KServe", "Mediapipe graph definition with requested name is not found"),
+        ("REST", "KServe", "Mediapipe graph definition with requested name is not found"),
+        ("gRPC", "TensorFlowServing", "Pipeline with requested name is not found"),
+        ("REST", "TensorFlowServing", "Model with requested name is not found"),
+    ],
+)
+async def test_an_unknown_name_is_told_in_the_words_of_the_way_it_came(
+    nursery: trio.Nursery, tmp_path: Path, recorder: Recorder, interface: Interface, api: Api, text: str
+) -> None:
+    """OVMS's texts differ by what each API looks for last, for calls and for what comes before them."""
+    plane = await _plane(nursery, tmp_path, recorder, StubServable)
+    with pytest.raises(NotFound, match=text):
+        await plane.infer(InferRequest("nobody"), interface, api)
+    with pytest.raises(NotFound, match=text):
+        await plane.describe("nobody", "", interface, api)
+
+
 async def test_unknown_names_are_not_observed(nursery: trio.Nursery, tmp_path: Path, recorder: Recorder) -> None:
     """A scanner's made-up names do not become metrics."""
     plane = await _plane(nursery, tmp_path, recorder, StubServable)
@@ -185,10 +223,11 @@ def _request(**parameters: str | int) -> InferRequest:
     return InferRequest(GRAPH, parameters=dict(parameters))
 
 
-def _counts(plane: DataPlane, method: str) -> dict[str, float]:
+def _counts(plane: DataPlane, method: Method) -> dict[str, float]:
     """Give what has been counted of the graph over gRPC, by family."""
     text = plane.render_metrics() or b""
-    labels = f'{{api="KServe",interface="gRPC",method="{method}",name="graph"}}'
+    api = API_OF[method]
+    labels = f'{{api="{api}",interface="gRPC",method="{method}",name="graph"}}'
     lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if labels in line]
     return {name.partition("{")[0].removeprefix("ovms_"): float(value) for name, value in lines if float(value)}
 
@@ -276,10 +315,11 @@ async def test_only_what_has_streams_can_be_streamed_to(streams: DataPlane, reco
 
 
 async def test_a_name_is_described_by_its_inputs(streams: DataPlane) -> None:
-    """What a caller must know is told of graphs and models."""
+    """What a caller must know is told of graphs and models, outputs as well."""
     graph, model = await streams.describe(GRAPH), await streams.describe("echo", "1")
     assert ([spec.name for spec in graph.inputs], graph.has_streams) == (["x", "y"], True)
     assert ([spec.name for spec in model.inputs], model.has_streams) == (["text", "x"], False)
+    assert [spec.name for spec in model.outputs] == ["text", "x"]
 
 
 async def test_calls_of_a_graph_move_its_own_counters(streams: DataPlane) -> None:
@@ -293,3 +333,6 @@ async def test_calls_of_a_graph_move_its_own_counters(streams: DataPlane) -> Non
 
     counted = {"requests_accepted": 2, "requests_rejected": 2, "responses": 1, "graph_error": 2}
     assert _counts(streams, "ModelInfer") == counted
+    await streams.infer(_request(), "gRPC", "TensorFlowServing")
+    assert _counts(streams, "ModelInfer") == counted
+    assert _counts(streams, "Predict") == {"requests_accepted": 1, "responses": 1}

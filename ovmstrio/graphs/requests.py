@@ -73,12 +73,12 @@ class RequestReader:
                 raise refused("Unexpected input", f"{name} is unexpected")
 
 
-def _check_structure(inputs: Sequence[InferInput], raws: Sequence[Buffer]) -> None:
+def _check_structure(inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> None:
     if len(raws) != len(inputs):
         detail = f"Size of raw_input_contents: {len(raws)} is different than number of inputs: {len(inputs)}"
         raise refused(BOTH_STYLES, detail)
-    for given in inputs:
-        if given.contents is not None:
+    for given, raw in zip(inputs, raws, strict=True):
+        if given.contents is not None and raw is not None:
             raise refused(BOTH_STYLES, f"input name: {given.name}")
 
 

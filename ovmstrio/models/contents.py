@@ -24,6 +24,9 @@ _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "u": frozenset({int}),
     "f": frozenset({int, float}),
 }
+MAX_FILLED_BYTES: Final = 2**26
+"""The largest array that fewer values than elements may stand for: a small message must not ask for a large one."""
+
 _ARRAY_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
@@ -41,7 +44,7 @@ def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec
         InvalidRequest: there are more or fewer values, values of another kind, or values out of range.
     """
     actual = count_values(contents, spec)
-    if actual != count:
+    if actual != count and not _may_fill(contents, actual, count, spec):
         fixed = "Invalid number of values in tensor proto container"
         raise mismatch(fixed, f"{count} values", f"{actual} values", spec)
     if contents is None or not count:
@@ -53,9 +56,24 @@ def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec
         _check_range(values, spec)
     with np.errstate(over="ignore"):
         try:
-            return np.asarray(values, spec.datatype.numpy).reshape(shape)
+            return _filled(np.asarray(values, spec.datatype.numpy), count).reshape(shape)
         except (OverflowError, ValueError) as error:
             raise _wrong_values(spec, str(error)) from None
+
+
+def _may_fill(contents: Contents | None, actual: int, count: int, spec: TensorSpec) -> bool:
+    if contents is None or not contents.repeat_last:
+        return False
+    return 0 < actual < count and count * spec.datatype.itemsize <= MAX_FILLED_BYTES
+
+
+def _filled(array: Array, count: int) -> Array:
+    """Repeat the last element until there are ``count``."""
+    if array.size == count:
+        return array
+    filled = np.full(count, array[-1])
+    filled[: array.size] = array
+    return filled
 
 
 def _wrong_values(spec: TensorSpec, detail: str) -> Exception:

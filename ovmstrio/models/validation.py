@@ -134,7 +134,7 @@ class Validator:
             return {inputs[0].name: self._inputs[0](inputs[0], raws[0] if raws else None)}
         return self._by_name(inputs, raws)
 
-    def _by_name(self, inputs: Sequence[InferInput], raws: Sequence[Buffer]) -> dict[str, Array]:
+    def _by_name(self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> dict[str, Array]:
         positions = {given.name: position for position, given in reversed(list(enumerate(inputs)))}
         arrays: dict[str, Array] = {}
         errors: list[InvalidRequest] = []
@@ -153,8 +153,8 @@ class Validator:
         return arrays
 
 
-def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer]) -> None:
-    """Check that a request with raw buffers has one for each input, and no values besides.
+def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> None:
+    """Check that a request with raw buffers has a place for each input, and no values besides a buffer.
 
     Raises:
         InvalidRequest: it has not.
@@ -162,8 +162,8 @@ def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer]) -> None:
     if len(raws) != len(inputs):
         detail = f"raw_input_contents must hold one buffer an input. Expected: {len(inputs)}; Actual: {len(raws)}"
         raise refused(BOTH_STYLES, detail)
-    for given in inputs:
-        if given.contents is not None:
+    for given, raw in zip(inputs, raws, strict=True):
+        if given.contents is not None and raw is not None:
             raise refused(BOTH_STYLES, f"input name: {given.name}")
 
 

@@ -8,12 +8,52 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-__all__ = ["CANCELLED", "OK", "Interface", "Method", "RequestEvent", "RequestObserver"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "API_OF",
+    "CANCELLED",
+    "INFER",
+    "METADATA",
+    "OK",
+    "Api",
+    "Interface",
+    "Method",
+    "RequestEvent",
+    "RequestObserver",
+]
 
 Interface = Literal["gRPC", "REST"]
-Method = Literal["ModelInfer", "ModelInferStream", "ModelMetadata", "ModelReady"]
+Api = Literal["KServe", "TensorFlowServing"]
+Method = Literal[
+    "ModelInfer",
+    "ModelInferStream",
+    "ModelMetadata",
+    "ModelReady",
+    "Predict",
+    "GetModelMetadata",
+    "GetModelStatus",
+]
+
+API_OF: Final[Mapping[Method, Api]] = {
+    "ModelInfer": "KServe",
+    "ModelInferStream": "KServe",
+    "ModelMetadata": "KServe",
+    "ModelReady": "KServe",
+    "Predict": "TensorFlowServing",
+    "GetModelMetadata": "TensorFlowServing",
+    "GetModelStatus": "TensorFlowServing",
+}
+"""Whose method each one is; no two APIs have one of the same name."""
+
+INFER: Final[Mapping[Api, Method]] = {"KServe": "ModelInfer", "TensorFlowServing": "Predict"}
+"""What each API calls one inference."""
+
+METADATA: Final[Mapping[Api, Method]] = {"KServe": "ModelMetadata", "TensorFlowServing": "GetModelMetadata"}
+"""What each API calls the question for inputs and outputs."""
 
 OK: Final = "OK"
 CANCELLED: Final = "Cancelled"

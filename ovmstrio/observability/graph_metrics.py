@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ovmstrio.observability.events import OK
+from ovmstrio.observability.events import API_OF, OK
 
 if TYPE_CHECKING:
     from ovmstrio.observability.events import Interface, Method, RequestEvent
 
 __all__ = ["GraphMetrics"]
 
-_API: Final = "KServe"
-_INFER: Final = ("ModelInfer", "ModelInferStream")
-_ASK: Final = ("ModelMetadata", "ModelReady")
+_RUN: Final[tuple[Method, ...]] = ("ModelInfer", "ModelInferStream")
+_INFER: Final[tuple[Method, ...]] = (*_RUN, "Predict")
+_ASK: Final[tuple[Method, ...]] = ("ModelMetadata", "ModelReady", "GetModelMetadata", "GetModelStatus")
 _INTERFACES: Final = ("gRPC", "REST")
 _FAMILIES: Final = ("ovms_requests_accepted", "ovms_requests_rejected", "ovms_responses", "ovms_graph_error")
 _MICROSECONDS: Final = 1e6
@@ -31,19 +31,19 @@ class _Children(Protocol):
 class GraphMetrics:
     """The bound metrics of one graph: hooks for its instances, and counters for whoever hands it requests.
 
-    ``method`` is ``ModelInfer`` or ``ModelInferStream`` throughout.
+    ``method`` is that of a call or stream; a graph itself runs for ``ModelInfer`` or ``ModelInferStream`` only.
     """
 
     def __init__(self, metrics: _Children, name: str) -> None:
         self._metrics = metrics
         self._name = name
         self._current = metrics.child("ovms_current_graphs", name)
-        self._seconds = {method: metrics.child("ovms_graph_processing_time_us", name, method) for method in _INFER}
+        self._seconds = {method: metrics.child("ovms_graph_processing_time_us", name, method) for method in _RUN}
         keys = list(product(_INFER, _INTERFACES))
         self._counters = {
-            family: {key: metrics.child(family, name, _API, *key) for key in keys} for family in _FAMILIES
+            family: {key: metrics.child(family, name, API_OF[key[0]], *key) for key in keys} for family in _FAMILIES
         }
-        self._outcomes: dict[tuple[str, str, str], tuple[Any, ...]] = {}
+        self._outcomes: dict[tuple[Method, str, str], tuple[Any, ...]] = {}
         for method, interface in product((*_INFER, *_ASK), _INTERFACES):
             for code in (OK, "InvalidRequest"):
                 self._outcome(method, interface, code)
@@ -83,11 +83,11 @@ class GraphMetrics:
         for counter in self._outcome(event.method, event.interface, code):
             counter.inc()
 
-    def _outcome(self, method: str, interface: str, code: str) -> tuple[Any, ...]:
+    def _outcome(self, method: Method, interface: str, code: str) -> tuple[Any, ...]:
         key = (method, interface, code)
         found = self._outcomes.get(key)
         if found is None:
-            labels = (self._name, "", _API, method, interface)
+            labels = (self._name, "", API_OF[method], method, interface)
             child = self._metrics.child
             found = (child("ovmstrio_requests", *labels, code),)
             if method in _ASK:

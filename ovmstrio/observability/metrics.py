@@ -14,22 +14,30 @@ from typing import TYPE_CHECKING, Any, Final
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ovmstrio.observability.events import OK
+from ovmstrio.observability.events import API_OF, INFER, OK
 from ovmstrio.observability.families import BUCKETS_US, FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ovmstrio.observability.events import RequestEvent
+    from ovmstrio.observability.events import Method, RequestEvent
     from ovmstrio.observability.families import Family
 
 __all__ = ["CONTENT_TYPE", "Metrics", "ServableMetrics"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_API: Final = "KServe"
-_METHODS: Final = ("ModelInfer", "ModelMetadata", "ModelReady")
+_METHODS: Final[tuple[Method, ...]] = (
+    "ModelInfer",
+    "ModelMetadata",
+    "ModelReady",
+    "Predict",
+    "GetModelMetadata",
+    "GetModelStatus",
+)
+_INFER: Final = frozenset(INFER.values())
+_OF_NO_VERSION: Final = frozenset({"ModelReady", "GetModelStatus"})
 _INTERFACES: Final = ("gRPC", "REST")
 _MICROSECONDS: Final = 1e6
 # The client library ends every counter's name in "_total"; dashboards made for OVMS ask for the bare names.
@@ -81,7 +89,7 @@ class Metrics:
 
     def request_started(self, event: RequestEvent) -> None:
         """Count a request in."""
-        if event.method == "ModelInfer" and event.name not in self._graphs:
+        if event.method in _INFER and event.name not in self._graphs:
             self.servable(event.name, event.version).current.inc()
 
     def request_finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
@@ -104,7 +112,7 @@ class ServableMetrics:
         self.current = metrics.child("ovms_current_requests", name, version)
         self._inference = metrics.child("ovms_inference_time_us", name, version)
         self._wait = metrics.child("ovms_wait_for_infer_req_time_us", name, version)
-        self._outcomes: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+        self._outcomes: dict[tuple[Method, str, str], tuple[Any, Any]] = {}
         self._request_time = {i: metrics.child("ovms_request_time_us", name, version, i) for i in _INTERFACES}
         for method, interface in product(_METHODS, _INTERFACES):
             for code in (OK, "InvalidRequest"):
@@ -115,12 +123,12 @@ class ServableMetrics:
         child = self._metrics.child
         return child("ovms_infer_req_queue_size", *self._labels), child("ovms_infer_req_active", *self._labels)
 
-    def _outcome(self, method: str, interface: str, code: str) -> tuple[Any, Any]:
+    def _outcome(self, method: Method, interface: str, code: str) -> tuple[Any, Any]:
         key = (method, interface, code)
         found = self._outcomes.get(key)
         if found is None:
             name, version = self._labels
-            labels = (name, "" if method == "ModelReady" else version, _API, method, interface)
+            labels = (name, "" if method in _OF_NO_VERSION else version, API_OF[method], method, interface)
             family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
             child = self._metrics.child
             found = self._outcomes[key] = child(family, *labels), child("ovmstrio_requests", *labels, code)
@@ -130,7 +138,7 @@ class ServableMetrics:
         """Count one finished request."""
         for counter in self._outcome(event.method, event.interface, code):
             counter.inc()
-        if event.method == "ModelInfer":
+        if event.method in _INFER:
             self.current.dec()
             self._request_time[event.interface].observe(event.seconds * _MICROSECONDS)
 

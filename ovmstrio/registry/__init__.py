@@ -2,7 +2,17 @@
 
 from ovmstrio.registry.leases import Lease
 from ovmstrio.registry.loading import LoadServable
-from ovmstrio.registry.registry import Registry
+from ovmstrio.registry.registry import MODEL_MISSING, NOTHING_MISSING, Registry
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionState, VersionStatus
 
-__all__ = ["ApplyResult", "Lease", "LoadServable", "Readiness", "Registry", "VersionState", "VersionStatus"]
+__all__ = [
+    "MODEL_MISSING",
+    "NOTHING_MISSING",
+    "ApplyResult",
+    "Lease",
+    "LoadServable",
+    "Readiness",
+    "Registry",
+    "VersionState",
+    "VersionStatus",
+]

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ovmstrio.errors import ServerError
     from ovmstrio.registry.leases import Instance
 
-__all__ = ["DEFAULT_VERSION", "Failure", "ModelRecord", "VersionRecord"]
+__all__ = ["DEFAULT_VERSION", "VERSION_MISSING", "Failure", "ModelRecord", "VersionRecord"]
 
 DEFAULT_VERSION: Final = 0
 """The number by which requests ask for the highest version available."""
 
-_VERSION_MISSING: Final = "Model with requested version is not found"
+VERSION_MISSING: Final = "Model with requested version is not found"
 _VERSION_RETIRED: Final = "Model with requested version is retired"
 _VERSION_LOADING: Final = "Model with requested version is not loaded yet"
 _GRAPH_RETIRED: Final = "Mediapipe is retired"
@@ -142,8 +142,8 @@ class ModelRecord:
         """Say that a version is not there, and of the default one why nothing can stand for it."""
         failed = [each for each in self.versions.values() if each.failure is not None]
         if version != DEFAULT_VERSION or not failed:
-            return _VERSION_MISSING
-        return f"{_VERSION_MISSING} - the last load of version {failed[-1].version} failed: {failed[-1].reason}"
+            return VERSION_MISSING
+        return f"{VERSION_MISSING} - the last load of version {failed[-1].version} failed: {failed[-1].reason}"
 
     def available_versions(self) -> list[int]:
         """List the versions that can be called, ascending."""

@@ -24,7 +24,7 @@ from ovmstrio.registry.leases import Instance, Lease
 from ovmstrio.registry.loading import LoadServable, VersionLoader
 from ovmstrio.registry.readiness import readiness_at_start, readiness_of
 from ovmstrio.registry.reconcile import Reconciler
-from ovmstrio.registry.records import DEFAULT_VERSION, ModelRecord
+from ovmstrio.registry.records import DEFAULT_VERSION, VERSION_MISSING, ModelRecord
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
 
 if TYPE_CHECKING:
@@ -139,10 +139,11 @@ class Registry:
 
     # Calls
 
-    async def lease(self, name: str, version: str = "") -> Lease:
+    async def lease(self, name: str, version: str = "", *, missing: str = NOTHING_MISSING) -> Lease:
         """Take a lease of a version, or of the default one, for use in a ``with`` statement; a graph has only one.
 
-        An available version is leased without a checkpoint.  One that is being loaded is waited for.
+        An available version is leased without a checkpoint.  One that is being loaded is waited for.  ``missing`` is
+        what is said of an unknown name.
 
         Raises:
             NotFound: the name or version is unknown.
@@ -158,7 +159,7 @@ class Registry:
             instance = model.serving.get(version)
             if instance is not None:
                 return Lease(instance)
-        return await self._lease_later(name, _parse(version))
+        return await self._lease_later(name, _parse(version), missing)
 
     def peek(self, name: str, version: str = "") -> Servable:
         """Give the servable of a version, or of the default one, without a lease: for its metadata, used at once.
@@ -187,7 +188,7 @@ class Registry:
             return record.instance is not None
         if version == "" and model.serving:
             return True
-        raise NotFound("Model with requested version is not found")
+        raise NotFound(VERSION_MISSING)
 
     def available_versions(self, name: str) -> list[int]:
         """List the versions of a name that can be called, ascending; none for an unknown name."""
@@ -195,6 +196,22 @@ class Registry:
         return [] if model is None else model.available_versions()
 
     # What is told
+
+    def version_statuses(self, name: str, version: int = DEFAULT_VERSION) -> list[VersionStatus]:
+        """Tell the state of one version ever seen, or of all, ascending, if none is named; a graph has only one.
+
+        Raises:
+            NotFound: the name or version is unknown.
+        """
+        model = self._models.get(name)
+        if model is None:
+            raise NotFound(MODEL_MISSING)
+        if version == DEFAULT_VERSION:
+            return model.statuses()
+        record = model.record(version)
+        if record is None:
+            raise NotFound(VERSION_MISSING)
+        return [record.status]
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the state of every version ever seen, by name."""
@@ -241,13 +258,13 @@ class Registry:
             raise model.refusal(version)
         return instance
 
-    async def _lease_later(self, name: str, version: int) -> Lease:
+    async def _lease_later(self, name: str, version: int, missing: str) -> Lease:
         with trio.move_on_after(self._load_wait_seconds):
             while (model := self._models.get(name)) is not None and not self._stopped:
                 if model.find(version) is not None or not model.is_pending(version):
                     break
                 await model.changed.wait()
-        return Lease(self._find(name, version, NOTHING_MISSING))
+        return Lease(self._find(name, version, missing))
 
     async def _apply(self, specs: Iterable[ServableSpec]) -> ApplyResult:
         by_name: dict[str, ServableSpec] = {}

@@ -22,8 +22,9 @@ from ovmstrio.frontends.rest.serving import RestFrontEnd
 from ovmstrio.graphs.loading import load_graph
 from ovmstrio.registry import Registry
 from tests.frontends.grpc.streams import Caller, payload
+from tests.frontends.grpc.tensorflow.calls import predict_request, refusal, tensor
 from tests.support.graphs import LOOPBACK, graph_text, python_node
-from tests.support.grpc_clients import TIMEOUT_SECONDS, with_channel, with_triton
+from tests.support.grpc_clients import TIMEOUT_SECONDS, call, with_channel, with_triton
 
 HANDLERS = {
     "upper": """
@@ -236,3 +237,25 @@ async def test_graphs_describe_themselves(both: Both) -> None:
         return metadata["inputs"], config["input"], client.is_model_ready("upper")
 
     assert await with_triton(both.grpc, work) == ([{"name": "in", "datatype": "INVALID"}], [{"name": "in"}], True)
+
+
+async def test_a_graph_can_be_called_through_tensorflow_serving(both: Both) -> None:
+    """A call of a graph is like that of a model; what its output has no form for there is refused."""
+    strings = tensor("DT_STRING", (1,), string_val=[b"words"])
+    path = "/tensorflow.serving.PredictionService/Predict"
+
+    async def predict(graph: str) -> Any:
+        request = predict_request(graph, {"in": strings}, 7)
+        return await call(both.grpc, path, request, "tensorflow.serving.PredictResponse")
+
+    response = await predict("upper")
+
+    assert response.outputs["out"].tensor_content.endswith(b"WORDS")
+    assert (response.model_spec.name, response.model_spec.version.value) == ("upper", 1)
+    status, text = await refusal(predict("custom"))
+    assert (status, text) == (
+        "UNIMPLEMENTED",
+        "TensorFlow has no element type words, which the output 'out' has; use KServe",
+    )
+    assert [each.version for each in both.plane.model_status("upper", 7, "gRPC")] == [1]
+    assert both.plane.model_metadata("upper", "7", "gRPC").serving == "1"

@@ -303,3 +303,29 @@ def test_no_request_raises_anything_but_a_refusal(
         assert len(arrays[spec.name].shape) == len(spec.shape)
         assert all(dim.accepts(size) for dim, size in zip(spec.shape, arrays[spec.name].shape, strict=True))
         assert arrays[spec.name].dtype == spec.datatype.numpy
+
+
+def test_the_last_value_may_stand_for_all_that_are_missing() -> None:
+    """Only where the protocol says so, never for none at all, and not for more memory than a message may take."""
+
+    def request(values: list[float], size: int, *, repeat_last: bool = True) -> InferRequest:
+        contents = Contents("fp32_contents", values, repeat_last=repeat_last)
+        return InferRequest("m", inputs=[asked((size,), contents=contents)])
+
+    specs = [tensor(shape=(-1,))]
+    assert validate(request([1, 2], 4), specs)["b"].tolist() == [1, 2, 2, 2]
+    assert validate(request([], 0), specs)["b"].tolist() == []
+    assert "Expected: 4 values; Actual: 0 values" in refusal(specs, request([], 4))
+    assert "Expected: 4 values; Actual: 5 values" in refusal(specs, request([1] * 5, 4))
+    assert "Expected: 4 values; Actual: 2 values" in refusal(specs, request([1, 2], 4, repeat_last=False))
+    assert "values; Actual: 1 values" in refusal(specs, request([1], 2**24 + 1))
+
+
+def test_a_request_may_have_both_styles_where_its_protocol_lets_it() -> None:
+    """An input without a buffer of its own has contents; one with both is refused."""
+    contents = Contents("fp32_contents", [2.0] * 10)
+    inputs = [asked(name="x"), asked(name="y", contents=contents)]
+    found = validate(InferRequest("m", inputs=inputs, raw_inputs=[RAW, None]), TWO)
+    assert (found["x"].sum(), found["y"].sum()) == (0, 20)
+    both = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed - input name: y"
+    assert refusal(TWO, InferRequest("m", inputs=inputs, raw_inputs=[RAW, RAW])) == both

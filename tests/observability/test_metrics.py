@@ -37,6 +37,24 @@ def test_a_loaded_version_shows_every_outcome_at_zero() -> None:
     assert _value(metrics, "ovms_requests_success", **REQUEST | {"version": ""}, method="ModelReady") == 0
 
 
+def test_each_api_has_its_own_methods() -> None:
+    """What came over the TensorFlow Serving API is counted under its names, the status of models under no version."""
+    metrics = Metrics()
+    metrics.servable("m", "1")
+    theirs = REQUEST | {"api": "TensorFlowServing"}
+    assert _value(metrics, "ovms_requests_success", **theirs, method="GetModelMetadata") == 0
+    methods: list[Method] = ["Predict", "GetModelStatus"]
+    for method in methods:
+        event = RequestEvent("m", "1", method, "gRPC")
+        metrics.request_started(event)
+        metrics.request_finished(event, OK, None)
+    assert _value(metrics, "ovms_requests_success", **theirs, method="Predict") == 1
+    assert _value(metrics, "ovms_requests_success", **theirs | {"version": ""}, method="GetModelStatus") == 1
+    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 0
+    assert _value(metrics, "ovms_request_time_us_count", name="m", version="1", interface="gRPC") == 1
+    assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
+
+
 def test_each_outcome_moves_its_own_counter() -> None:
     """Success and failure are counted apart, and failures by their kind."""
     metrics = Metrics()

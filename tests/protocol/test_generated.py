@@ -49,6 +49,32 @@ def _assert_same_wire(ours: Any, theirs: Any, beyond: set[str]) -> None:
             _assert_same_wire(nested, theirs.nested_types_by_name[nested.name], beyond)
 
 
+SIGNATURE_DEFAULTS = {"tensorflow.SignatureDef.defaults", "tensorflow.SignatureDef.DefaultsEntry"}
+TENSORFLOW = sorted(file for file in FILES if file.startswith(("tensorflow/", "tensorflow_serving/")))
+
+
+@pytest.mark.parametrize("file", TENSORFLOW)
+def test_fields_have_the_numbers_and_types_of_tensorflow(file: str) -> None:
+    """Every message, field, enumeration and method is on the wire what clients of TensorFlow Serving send."""
+    path = {"tensorflow_serving/apis/status.proto": "tensorflow_serving/util/status.proto"}.get(file, file)
+    module = path.removesuffix(".proto").replace("/", ".")
+    theirs = pytest.importorskip(f"ovmsclient.tfs_compat.protos.{module}_pb2").DESCRIPTOR
+    ours = POOL.FindFileByName(file)
+    for name, message in ours.message_types_by_name.items():
+        # Newer than the client: TensorFlow's own package has it.
+        _assert_same_wire(message, theirs.message_types_by_name[name], SIGNATURE_DEFAULTS)
+    for name, enum in ours.enum_types_by_name.items():
+        numbers = theirs.enum_types_by_name[name].values_by_name
+        assert {each.name: each.number for each in enum.values} == {
+            each.name: numbers[each.name].number for each in enum.values
+        }
+    for name, service in ours.services_by_name.items():
+        methods = theirs.services_by_name[name].methods_by_name
+        for method in service.methods:
+            other = methods[method.name]
+            assert (method.input_type.name, method.output_type.name) == (other.input_type.name, other.output_type.name)
+
+
 @pytest.mark.parametrize(
     ("module", "full_name"),
     [
@@ -68,9 +94,11 @@ def test_descriptors_stay_out_of_the_default_pool() -> None:
     code = (
         "import ovmstrio.protocol.descriptors, sys\n"
         "from google.protobuf import descriptor_pool\n"
-        "try:\n    descriptor_pool.Default().FindMessageTypeByName('inference.ModelInferRequest')\n"
-        "except KeyError:\n    import tritonclient.grpc.service_pb2\n"
-        "else:\n    sys.exit('found')\n"
+        "for name in ('inference.ModelInferRequest', 'tensorflow.TensorProto'):\n"
+        "    try:\n        descriptor_pool.Default().FindMessageTypeByName(name)\n"
+        "    except KeyError:\n        pass\n"
+        "    else:\n        sys.exit('found ' + name)\n"
+        "import tritonclient.grpc.service_pb2\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -84,5 +112,5 @@ def test_a_message_that_does_not_exist_has_no_class() -> None:
 def test_every_source_file_is_described() -> None:
     """Reflection can hand out each file under the name by which others import it."""
     sources = PROJECT / "protos"
-    googles = {"google/protobuf/any.proto", "google/protobuf/struct.proto"}
+    googles = {f"google/protobuf/{name}.proto" for name in ("any", "struct", "wrappers")}
     assert set(FILES) == {str(path.relative_to(sources)) for path in sources.rglob("*.proto")} | googles

@@ -207,3 +207,16 @@ async def test_a_call_that_gives_up_waiting_leaves_nothing_behind(tmp_path: Path
             assert registry.statuses()["m"][0].state is VersionState.UNLOADING
         await trio.testing.wait_all_tasks_blocked()
         assert registry.statuses()["m"][0].state is VersionState.END
+
+
+async def test_states_are_told_of_one_version_or_of_all(tmp_path: Path) -> None:
+    """Zero means every version ever seen; one that never was, and an unknown name, are refused."""
+    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+        await registry.apply([_spec(add_versions(tmp_path, 1, 3))])
+        assert [status.version for status in registry.version_statuses("m")] == [1, 3]
+        (one,) = registry.version_statuses("m", 3)
+        assert (one.version, one.state) == (3, VersionState.AVAILABLE)
+        with pytest.raises(NotFound, match="Model with requested version is not found"):
+            registry.version_statuses("m", 2)
+        with pytest.raises(NotFound, match="Model with requested name is not found"):
+            registry.version_statuses("nobody")

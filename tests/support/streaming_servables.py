@@ -88,7 +88,7 @@ class ScriptedStream:
         if "problem" in request.parameters:
             return StreamProblem(str(request.parameters["problem"]))
         outputs: list[Any] = [
-            RawTensor(given.name, given.datatype, given.shape, raw)
+            RawTensor(given.name, given.datatype, given.shape, raw or b"")
             for given, raw in zip(request.inputs, request.raw_inputs, strict=True)
         ]
         return InferResponse(GRAPH, "1", outputs, "", {"OVMS_MP_TIMESTAMP": FIRST_TIMESTAMP + self.made})

@@ -17,6 +17,8 @@ from grpclib.exceptions import GRPCError
 from ovmstrio.errors import InvalidRequest
 from ovmstrio.frontends.grpc.request_decoding import decode_request
 from ovmstrio.frontends.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.frontends.grpc.tensorflow.predict_decoding import PredictRequest, decode_predict
+from ovmstrio.frontends.grpc.tensorflow.predict_encoding import PredictResponse, encode_predict
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.generated.message_pool import default_message_pool
 from ovmstrio.request import InferRequest, InferResponse
@@ -26,11 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Codec"]
 
-_DECODERS: Final[Mapping[type, Callable[[bytes], Any]]] = {InferRequest: decode_request}
+_DECODERS: Final[Mapping[type, Callable[[bytes], Any]]] = {
+    InferRequest: decode_request,
+    PredictRequest: decode_predict,
+}
 
 _ENCODERS: Final[Mapping[type, Callable[[Any], bytes]]] = {
     InferResponse: encode_response,
     StreamInferResponse: encode_stream_response,
+    PredictResponse: encode_predict,
 }
 
 

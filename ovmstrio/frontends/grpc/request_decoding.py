@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ovmstrio.datatypes import BY_NAME
 from ovmstrio.errors import InvalidRequest
+from ovmstrio.frontends.grpc.elements import read_elements
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.request import Contents, InferInput, InferRequest, RequestedOutput
 
@@ -38,9 +39,6 @@ _MAX_FIELDS: Final = 16_384
 
 _MAX_ENTRIES: Final = 1_024
 """Dimensions of a shape and parameters of one owner, for the same reason."""
-
-_LIST_UP_TO: Final = 64
-"""Number of elements up to which a list costs less than an array."""
 
 _PACKED_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "bool_contents": np.dtype("?"),
@@ -92,7 +90,7 @@ def decode_request(data: bytes) -> InferRequest:
     )
 
 
-def _split_raw_contents(data: bytes) -> tuple[bytes, list[Buffer]]:
+def _split_raw_contents(data: bytes) -> tuple[bytes, list[Buffer | None]]:
     """Part a message into everything else and views of its raw contents.
 
     Raises:
@@ -100,7 +98,7 @@ def _split_raw_contents(data: bytes) -> tuple[bytes, list[Buffer]]:
     """
     view = memoryview(data)
     head: list[memoryview] = []
-    raw: list[Buffer] = []
+    raw: list[Buffer | None] = []
     position = kept = fields = 0
     while position < len(data):
         start = position
@@ -166,20 +164,12 @@ def _decode_contents(message: Any, datatype: str) -> Contents:
 
 
 def _decode_elements(message: Any, field: str) -> Sequence[Any] | np.ndarray[Any, Any]:
-    elements = getattr(message, field)
-    count = len(elements)
-    if count <= _LIST_UP_TO or field == "bytes_contents":
-        return list(elements)
+    if field == "bytes_contents":
+        return list(message.bytes_contents)
     packed = _PACKED_DTYPES.get(field)
-    if packed is None:
-        return np.fromiter(elements, _VARINT_DTYPES[field], count)
-    # Written alone, the field is a tag, its size and then the elements as numpy has them.
-    for other, _ in message.ListFields():
-        if other.name != field:
-            message.ClearField(other.name)
-    message.DiscardUnknownFields()
-    serialised: bytes = message.SerializeToString()
-    return np.frombuffer(serialised, packed, offset=len(serialised) - count * packed.itemsize)
+    if packed is not None:
+        return read_elements(message, field, packed, packed=True)
+    return read_elements(message, field, _VARINT_DTYPES[field], packed=False)
 
 
 def _decode_parameters(messages: Any) -> dict[str, ParameterValue]:

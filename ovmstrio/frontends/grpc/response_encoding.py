@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.frontends.grpc.wire import delimited, encode_varint, write_varint
 from ovmstrio.frontends.raw_contents import raw_contents
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.tensor import RawTensor
@@ -38,7 +39,6 @@ _RAW_OUTPUT_TAG: Final = b"\x32"
 _ERROR_MESSAGE_TAG: Final = b"\x0a"
 _INFER_RESPONSE_TAG: Final = b"\x12"
 
-_CONTINUED: Final = 128
 _UNSIGNED_FROM: Final = 2**63
 _UNSIGNED_BITS: Final = 2**64 - 1
 
@@ -60,10 +60,10 @@ def encode_stream_response(message: StreamInferResponse) -> bytes:
     """Write a ``ModelStreamInferResponse``."""
     parts: list[Buffer] = []
     if message.error_message:
-        parts += _delimited(_ERROR_MESSAGE_TAG, message.error_message.encode(errors="replace"))
+        parts += delimited(_ERROR_MESSAGE_TAG, message.error_message.encode(errors="replace"))
     if message.response is not None:
         inner = _response_parts(message.response)
-        parts += (_INFER_RESPONSE_TAG, _encode_varint(sum(map(len, inner))), *inner)
+        parts += (_INFER_RESPONSE_TAG, encode_varint(sum(map(len, inner))), *inner)
     return b"".join(parts)
 
 
@@ -71,7 +71,7 @@ def _response_parts(response: InferResponse) -> list[Buffer]:
     """Give the pieces of a ``ModelInferResponse``; each is of bytes, so that its length is its size."""
     parts: list[Buffer] = [_encode_model(response.model_name, response.model_version)]
     if response.id:
-        parts += _delimited(_ID_TAG, response.id.encode())
+        parts += delimited(_ID_TAG, response.id.encode())
     if response.parameters:
         parts.append(_encode_parameters(response.parameters))
     outputs = response.outputs
@@ -79,7 +79,7 @@ def _response_parts(response: InferResponse) -> list[Buffer]:
         parts.append(_encode_output(tensor.name, _datatype_name(tensor), tensor.shape))
     for tensor in outputs:
         data = raw_contents(tensor)
-        parts += (_RAW_OUTPUT_TAG, _encode_varint(len(data)), data)
+        parts += (_RAW_OUTPUT_TAG, encode_varint(len(data)), data)
     return parts
 
 
@@ -115,15 +115,15 @@ def _encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
 def _encode_int64_parameter(name: str, value: int) -> bytes:
     """Write a sole integer by hand: it is the timestamp of a stream's reply, and different in each."""
     # A negative number is its 64 bits in two's complement.
-    number = _write_varint(value & _UNSIGNED_BITS)
+    number = write_varint(value & _UNSIGNED_BITS)
     return _int64_parameter_head(name, len(number)) + number
 
 
 @lru_cache(maxsize=1024)
 def _int64_parameter_head(name: str, digits: int) -> bytes:
-    key = b"".join(_delimited(_KEY_TAG, name.encode()))
-    value_head = _VALUE_TAG + _encode_varint(len(_INT64_TAG) + digits) + _INT64_TAG
-    return _PARAMETER_TAG + _encode_varint(len(key) + len(value_head) + digits) + key + value_head
+    key = b"".join(delimited(_KEY_TAG, name.encode()))
+    value_head = _VALUE_TAG + encode_varint(len(_INT64_TAG) + digits) + _INT64_TAG
+    return _PARAMETER_TAG + encode_varint(len(key) + len(value_head) + digits) + key + value_head
 
 
 def _choose_field(value: ParameterValue) -> str:
@@ -136,19 +136,3 @@ def _choose_field(value: ParameterValue) -> str:
             return "double_param"
         case str():
             return "string_param"
-
-
-def _delimited(tag: bytes, value: Buffer) -> tuple[bytes, Buffer]:
-    return tag + _encode_varint(len(value)), value
-
-
-def _write_varint(value: int) -> bytes:
-    octets = bytearray()
-    while value >= _CONTINUED:
-        octets.append(value & 127 | _CONTINUED)
-        value >>= 7
-    octets.append(value)
-    return bytes(octets)
-
-
-_encode_varint = lru_cache(maxsize=1024)(_write_varint)

@@ -12,6 +12,7 @@ from ovmstrio.frontends.grpc.health import HealthService
 from ovmstrio.frontends.grpc.kserve import InferenceService
 from ovmstrio.frontends.grpc.reflection import ReflectionService
 from ovmstrio.frontends.grpc.status_mapping import map_error
+from ovmstrio.frontends.grpc.tensorflow import ModelService, PredictionService
 from ovmstrio.frontends.grpc.transport.listeners import open_listeners
 from ovmstrio.frontends.grpc.transport.server import GrpcServer
 
@@ -27,7 +28,7 @@ __all__ = ["GrpcFrontEnd"]
 
 
 class GrpcFrontEnd:
-    """Serves a data plane over gRPC: KServe v2, health checks and reflection.
+    """Serves a data plane over gRPC: KServe v2, TensorFlow Serving, health checks and reflection.
 
     Args:
         plane: what is served.
@@ -47,7 +48,12 @@ class GrpcFrontEnd:
         self._addresses = addresses
         self._tls = tls
         self._endless = EndlessCalls()
-        services: list[Service] = [InferenceService(plane), HealthService(plane, self._endless)]
+        services: list[Service] = [
+            InferenceService(plane),
+            PredictionService(plane),
+            ModelService(plane),
+            HealthService(plane, self._endless),
+        ]
         reflection = ReflectionService(_service_names(services), self._endless)
         self._server = GrpcServer([*services, reflection], Codec(), limits=limits, map_error=map_error)
 

@@ -9,6 +9,7 @@ from quart import Blueprint, Response
 from ovmstrio.errors import InvalidRequest
 from ovmstrio.frontends.rest.answers import Answer, json_answer
 from ovmstrio.frontends.rest.quart_answers import to_quart
+from ovmstrio.frontends.rest.status_document import status_document
 from ovmstrio.observability.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -41,18 +42,4 @@ def make_blueprint(plane: DataPlane) -> Blueprint:
 
 
 def _statuses(plane: DataPlane) -> dict[str, Any]:
-    """Give the state of every version in OVMS's form; the reason of a failure is an addition to it."""
-    return {
-        name: {
-            "model_version_status": [
-                {
-                    "version": str(status.version),
-                    "state": status.state.name,
-                    "status": {"error_code": status.error_code, "error_message": status.error_code}
-                    | ({"reason": status.reason} if status.reason else {}),
-                }
-                for status in versions
-            ]
-        }
-        for name, versions in plane.statuses().items()
-    }
+    return {name: status_document(versions) for name, versions in plane.statuses().items()}

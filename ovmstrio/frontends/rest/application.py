@@ -1,6 +1,6 @@
 """The REST application: every path but the short way of inferences, and the form of its errors.
 
-Paths and statuses are those of ``ovms_classic`` sections 1.8, 1.10 and 2.2.
+Paths and statuses are those of ``ovms_classic`` sections 1.8, 1.10, 2.2 and 3.5.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ovmstrio.frontends.rest import admin, generate, kserve
 from ovmstrio.frontends.rest.answers import Answer, error_answer, failure_answer
 from ovmstrio.frontends.rest.infer_route import size_refusal
 from ovmstrio.frontends.rest.quart_answers import to_quart
+from ovmstrio.frontends.rest.tensorflow import routes as tensorflow
 
 if TYPE_CHECKING:
     from ovmstrio.dataplane import DataPlane
@@ -94,9 +95,9 @@ def make_application(plane: DataPlane, *, max_body_bytes: int, cors: Cors | None
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
-    calls = (kserve.make_blueprint(plane, max_body_bytes), generate.make_blueprint(plane, max_body_bytes))
-    for blueprint in (*calls, admin.make_blueprint(plane)):
-        app.register_blueprint(blueprint)
+    for calls in (kserve, generate, tensorflow):
+        app.register_blueprint(calls.make_blueprint(plane, max_body_bytes))
+    app.register_blueprint(admin.make_blueprint(plane))
     app.before_request(_judge_target)
     _handle_errors(app, max_body_bytes)
     if cors is not None:

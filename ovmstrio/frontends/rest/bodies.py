@@ -11,11 +11,12 @@ from ovmstrio.frontends.rest.infer_route import inflate
 
 if TYPE_CHECKING:
     from ovmstrio.dataplane import DataPlane
+    from ovmstrio.observability.events import Api
 
 __all__ = ["read_body"]
 
 
-async def read_body(plane: DataPlane, model: str, version: str, limit: int) -> bytes:
+async def read_body(plane: DataPlane, model: str, version: str, limit: int, api: Api = "KServe") -> bytes:
     """Read the whole body of a call to a servable.
 
     Raises:
@@ -28,5 +29,5 @@ async def read_body(plane: DataPlane, model: str, version: str, limit: int) -> b
     try:
         return inflate(sent, request.headers.get("Content-Encoding", "").strip().lower(), limit)
     except ServerError as error:
-        plane.count_unparsed(model, version, error, "REST")
+        plane.count_unparsed(model, version, error, "REST", api)
         raise

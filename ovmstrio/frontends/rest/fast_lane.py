@@ -1,12 +1,13 @@
 """The short way for inferences over HTTP/1.1: read the request, infer, write the answer, without any framework.
 
-Only the plainest well-formed request is taken: ``POST /v2/models/{m}[/versions/{v}]/infer`` with one ``Content-Length``
-and nothing unusual in its head.  At the first request that is anything else, the connection leaves the lane for good,
-with every byte that has been read, so that all judging of odd input is done by one careful parser.
+Only the plainest well-formed request is taken: ``POST /v2/models/{m}[/versions/{v}]/infer`` or TensorFlow Serving's
+``POST /v1/models/{m}[/versions/{v}]:predict``, with one ``Content-Length`` and nothing unusual in its head.  At the
+first request that is anything else, the connection leaves the lane for good, with every byte that has been read, so
+that all judging of odd input is done by one careful parser.
 
 ::
 
-    socket ─> reader task ─> buffer ─> head, body ─> answer_infer ─> socket
+    socket ─> reader task ─> buffer ─> head, body ─> answer_infer, answer_predict ─> socket
                  │ end of stream: the call in progress is cancelled
 
 A client that closes its sending side while it waits cannot be told from one that is gone; its call is cancelled.  A
@@ -27,10 +28,14 @@ import trio
 
 from ovmstrio.frontends.rest.infer_route import answer_infer
 from ovmstrio.frontends.rest.sending import send_bounded
+from ovmstrio.frontends.rest.tensorflow.predict_route import answer_predict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ovmstrio.dataplane import DataPlane
     from ovmstrio.frontends.rest.answers import Answer
+    from ovmstrio.observability.events import Api
 
 __all__ = ["FastLane", "InferHead", "parse_head"]
 
@@ -45,9 +50,13 @@ RECEIVE_SECONDS: Final = 30.0
 """Time that may pass between two pieces of a body."""
 
 _CACHED_HEAD_BYTES: Final = 1024
-_PREFIX: Final = b"POST /v2/models/"
+_PREFIXES: Final = (b"POST /v1/models/", b"POST /v2/models/")
+_APIS: Final[Mapping[tuple[bytes, bytes], Api]] = {
+    (b"v2", b"/infer"): "KServe",
+    (b"v1", b":predict"): "TensorFlowServing",
+}
 _HEAD: Final = re.compile(
-    rb"POST /v2/models/([^/?#\x00-\x20\x7f]+)(?:/versions/([0-9]{1,19}))?/infer HTTP/1\.1\r\n"
+    rb"POST /(v[12])/models/([^/?#\x00-\x20\x7f]+?)(?:/versions/([0-9]{1,19}))?(/infer|:predict) HTTP/1\.1\r\n"
     rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00]*\r\n)+)\r\n"
 )
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
@@ -58,6 +67,7 @@ _SINGLE: Final = frozenset({"host", "content-length", "connection", "inference-h
 class InferHead(NamedTuple):
     """The head of a request that the lane takes."""
 
+    api: Api
     model: str
     version: str
     body_length: int
@@ -67,10 +77,11 @@ class InferHead(NamedTuple):
 
 def _parse_head(head: bytes) -> InferHead | None:
     match = _HEAD.fullmatch(head)
-    if match is None:
+    api = _APIS.get((match[1], match[4])) if match is not None else None
+    if match is None or api is None:
         return None
     headers: dict[str, str] = {}
-    for line in match[3].decode("latin-1").split("\r\n")[:-1]:
+    for line in match[5].decode("latin-1").split("\r\n")[:-1]:
         name, _, value = line.partition(":")
         name = name.lower()
         if name in _UNUSUAL or (name in _SINGLE and name in headers):
@@ -81,14 +92,14 @@ def _parse_head(head: bytes) -> InferHead | None:
     if "host" not in headers or not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
         return None
     try:
-        model = unquote(match[1].decode("ascii"), errors="strict")
+        model = unquote(match[2].decode("ascii"), errors="strict")
     except UnicodeDecodeError:
         return None
     if "/" in model or ".." in model:
         return None
-    version = (match[2] or b"").decode()
+    version = (match[3] or b"").decode()
     json_length = headers.get("inference-header-content-length")
-    return InferHead(model, version, int(length), json_length, connection == "keep-alive")
+    return InferHead(api, model, version, int(length), json_length, connection == "keep-alive")
 
 
 _parse_small_head = lru_cache(maxsize=1024)(_parse_head)
@@ -207,7 +218,7 @@ class FastLane:
         buffer = self._buffer
         deadline = trio.current_time() + HEAD_SECONDS
         while True:
-            if not buffer.startswith(_PREFIX[: len(buffer)]):
+            if not buffer.startswith(tuple(prefix[: len(buffer)] for prefix in _PREFIXES)):
                 return None
             end = buffer.find(b"\r\n\r\n")
             if end >= 0:
@@ -235,7 +246,10 @@ class FastLane:
         """Infer; None when the client left meanwhile."""
         self._set_deadline(float("inf"))
         with trio.CancelScope() as self._call:
-            answer = await answer_infer(self._plane, head.model, head.version, body, head.json_length)
+            if head.api == "KServe":
+                answer = await answer_infer(self._plane, head.model, head.version, body, head.json_length)
+            else:
+                answer = await answer_predict(self._plane, head.model, head.version, body)
         gone = self._call.cancelled_caught
         self._call = None
         return None if gone else answer

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
+from ovmstrio.datatypes import from_bf16
 from ovmstrio.errors import InvalidRequest
 from ovmstrio.frontends.raw_contents import raw_contents
 from ovmstrio.frontends.rest.answers import JSON, Answer
@@ -27,7 +28,6 @@ __all__ = ["HEAD_LENGTH", "json_values", "render_infer_answer"]
 HEAD_LENGTH: Final = "Inference-Header-Content-Length"
 
 _HEADERS: Final = {"Content-Type": JSON}
-_HALF: Final = 16
 
 
 def render_infer_answer(request: InferRequest, response: InferResponse) -> Answer:
@@ -94,7 +94,7 @@ def json_values(tensor: Tensor | RawTensor) -> Any:
     if array.dtype.hasobject:
         return [_text(element, tensor) for element in array.flat]
     if tensor.datatype.name == "BF16":
-        array = (array.astype(np.uint32) << _HALF).view(np.float32)
+        array = from_bf16(array)
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.dtype.kind == "f" and not np.isfinite(flat).all():
         return [_number(value) for value in flat.tolist()]

@@ -18,9 +18,18 @@ from ovmstrio.request import Contents, InferInput, InferRequest, ParameterValue,
 if TYPE_CHECKING:
     from ovmstrio.request import Buffer
 
-__all__ = ["INPUT_UNREADABLE", "parse_document", "read_contents", "read_id", "read_infer_request"]
+__all__ = [
+    "INPUT_UNREADABLE",
+    "TOO_DEEP",
+    "as_object",
+    "kind_of",
+    "parse_document",
+    "read_contents",
+    "read_id",
+    "read_infer_request",
+]
 
-BODY_NO_OBJECT: Final = "Request body is not an object"
+BODY_NO_OBJECT: Final = "Request body should be JSON object"
 NOT_JSON: Final = "The file is not valid json"
 INPUT_UNREADABLE: Final = "Could not parse input content. Not valid ndarray detected"
 NO_INPUTS: Final = "No inputs found"
@@ -108,12 +117,22 @@ def parse_document(head: Buffer) -> dict[str, Any]:
         if any(text in str(error).lower() for text in _PARSER_GAVE_UP):
             raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other") from None
         raise MalformedJson(f"{NOT_JSON} - {error}") from None
+    return as_object(document)
+
+
+def as_object(document: Any) -> dict[str, Any]:
+    """Give a JSON document that must be an object.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
     if not isinstance(document, dict):
-        raise _refuse(BODY_NO_OBJECT, f"got {_kind(document)}")
+        raise _refuse(BODY_NO_OBJECT, f"got {kind_of(document)}")
     return document
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Name the kind of a JSON value, as messages do."""
     return {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}.get(
         type(value), "a number"
     )
@@ -127,7 +146,7 @@ def read_id(document: dict[str, Any]) -> str:
     """
     given = document.get("id", "")
     if not isinstance(given, str):
-        raise _refuse(INPUT_UNREADABLE, f"id: expected a text, got {_kind(given)}")
+        raise _refuse(INPUT_UNREADABLE, f"id: expected a text, got {kind_of(given)}")
     return given
 
 
@@ -136,10 +155,10 @@ def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
         return {}
     given = holder["parameters"]
     if not isinstance(given, dict):
-        raise _refuse(PARAMETERS_UNREADABLE, f"expected an object, got {_kind(given)}")
+        raise _refuse(PARAMETERS_UNREADABLE, f"expected an object, got {kind_of(given)}")
     for name, value in given.items():
         if not isinstance(value, (str, bool, int)):
-            found = "a fraction" if isinstance(value, float) else _kind(value)
+            found = "a fraction" if isinstance(value, float) else kind_of(value)
             detail = f"{name[:80]}: expected a text, whole number or boolean, got {found}"
             raise _refuse(PARAMETERS_UNREADABLE, detail)
     return given
@@ -148,7 +167,7 @@ def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
 def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     given = document.get("outputs", [])
     if not isinstance(given, list):
-        raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {_kind(given)}")
+        raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {kind_of(given)}")
     requested = []
     for number, output in enumerate(given):
         if not isinstance(output, dict) or not isinstance(output.get("name"), str):
@@ -160,7 +179,7 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
 def _inputs(document: dict[str, Any]) -> list[Any]:
     given = document.get("inputs", [])
     if not isinstance(given, list):
-        raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list, got {_kind(given)}")
+        raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list, got {kind_of(given)}")
     if not given:
         raise _refuse(NO_INPUTS)
     return given
@@ -187,7 +206,7 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
         InvalidRequest: they are not those of the input's datatype, or it cannot be sent as JSON.
     """
     if not isinstance(data, list):
-        raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {_kind(data)}")
+        raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {kind_of(data)}")
     values = _flatten(data)
     if not values and 0 not in read.shape:
         # As if there were no data: the tensor may come behind the JSON.

@@ -56,7 +56,12 @@ async def test_a_client_without_stubs_can_infer(serving: Serving) -> None:
 
     services, raw = await with_channel(serving.address, work)
 
-    assert services == ["grpc.health.v1.Health", "inference.GRPCInferenceService"]
+    assert services == [
+        "grpc.health.v1.Health",
+        "inference.GRPCInferenceService",
+        "tensorflow.serving.ModelService",
+        "tensorflow.serving.PredictionService",
+    ]
     assert raw == np.array([1, 2], "f4").tobytes()
 
 

@@ -115,7 +115,7 @@ async def test_a_models_failure_keeps_its_status(serving: Serving) -> None:
         ("nobody/generate", b"{}", 404, "with requested name is not found"),
         ("nobody/generate_stream", b"{}", 404, "is not found"),
         ("graph/generate", b"{", 412, "not valid json"),
-        ("graph/generate_stream", b"[]", 400, "Request body is not an object"),
+        ("graph/generate_stream", b"[]", 400, "Request body should be JSON object"),
         ("graph/versions/x/generate_stream", b"{}", 400, "must be an integer"),
         ("echo/generate_stream", b"{}", 404, '"echo" is a model, and only graphs have streams'),
         ("graph/generate", b'{"x":[]}', 400, "input x: expected at least one element"),

@@ -48,7 +48,7 @@ def test_values_for_graphs_say_their_own_datatype(
 
     (given,) = request.inputs
     assert (given.name, given.datatype, given.shape, given.contents) == ("text", datatype, shape, None)
-    assert [bytes(each) for each in request.raw_inputs] == [raw]
+    assert [bytes(each or b"") for each in request.raw_inputs] == [raw]
 
 
 def test_values_for_models_have_the_models_datatypes() -> None:

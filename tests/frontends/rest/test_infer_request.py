@@ -192,9 +192,9 @@ def test_a_parameter_is_a_text_a_whole_number_or_a_boolean(value: bytes) -> None
         (b'{"id": "\xff"}', NOT_JSON),
         (b"[" * 200_000, TOO_DEEP),
         (b"[" * 2_000 + b"]" * 2_000, TOO_DEEP),
-        (b"[]", "Request body is not an object"),
-        (b"null", "Request body is not an object"),
-        (b"7", "Request body is not an object"),
+        (b"[]", "Request body should be JSON object"),
+        (b"null", "Request body should be JSON object"),
+        (b"7", "Request body should be JSON object"),
         ({"id": 7, "inputs": [X]}, INPUT_UNREADABLE),
         ({"id": None, "inputs": [X]}, INPUT_UNREADABLE),
         ({"parameters": [], "inputs": [X]}, NO_PARAMETERS),
@@ -283,14 +283,14 @@ def test_the_tail_is_cut_in_the_order_of_the_inputs() -> None:
         ]
     }
     request = _read(document, b"\1\0\2\0" + b"\1\0\0\0z" + b"\0\x3c" + b"left over")
-    assert [bytes(raw) for raw in request.raw_inputs] == [b"\1\0\2\0", b"\1\0\0\0z", b"", b"", b"\0\x3c"]
+    assert [bytes(raw or b"") for raw in request.raw_inputs] == [b"\1\0\2\0", b"\1\0\0\0z", b"", b"", b"\0\x3c"]
 
 
 def test_a_sole_bytes_input_takes_the_whole_tail() -> None:
     """So that one image needs no size."""
     tail = struct.pack("<I", 3) + b"\xff\0\xfe"
     request = _read(_input(datatype="BYTES", shape=[1], data=...), tail)
-    assert [bytes(raw) for raw in request.raw_inputs] == [tail]
+    assert [bytes(raw or b"") for raw in request.raw_inputs] == [tail]
 
 
 def test_one_input_may_have_data_and_another_bytes() -> None:
@@ -298,7 +298,7 @@ def test_one_input_may_have_data_and_another_bytes() -> None:
     document = {"inputs": [X, {"name": "y", "shape": [1], "datatype": "INT8"}]}
     request = _read(document, b"\5")
     assert request.inputs[0].contents is not None
-    assert [bytes(raw) for raw in request.raw_inputs] == [b"\5"]
+    assert [bytes(raw or b"") for raw in request.raw_inputs] == [b"\5"]
 
 
 @pytest.mark.parametrize(
@@ -441,4 +441,4 @@ def test_tensors_sent_as_bytes_come_back(case: tuple[dict[str, Any], bytes, list
     head = orjson.dumps(document)
     request = read_infer_request("m", "", head + tail, str(len(head)))
     read = [(each.name, each.datatype, each.shape) for each in request.inputs]
-    assert [(*one, bytes(raw)) for one, raw in zip(read, request.raw_inputs, strict=True)] == expected
+    assert [(*one, bytes(raw or b"")) for one, raw in zip(read, request.raw_inputs, strict=True)] == expected

@@ -175,7 +175,7 @@ async def test_binary_tensors_travel_both_ways(serving: Serving, extra: tuple[st
     ("suffix", "body", "status", "text"),
     [
         ("", b"{", 412, "The file is not valid json"),
-        ("", b"[]", 400, "Request body is not an object"),
+        ("", b"[]", 400, "Request body should be JSON object"),
         ("", b"{}", 400, "No inputs found"),
         ("/versions/99999999999999999999", BODY, 404, VERSION_MISSING),
         ("/versions/9999999999999999999", BODY, 404, VERSION_MISSING),
