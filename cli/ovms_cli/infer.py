@@ -30,7 +30,7 @@ def infer(
         typer.Option(
             "--input",
             help="FILE, or NAME=FILE where the model has several inputs; - is standard input. "
-            ".npy, .npz, .json, images, anything else as raw bytes. May be repeated.",
+            ".npy, .npz, .json, .wav, images, anything else as raw bytes. May be repeated.",
             show_default=False,
         ),
     ],

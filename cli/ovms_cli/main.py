@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ovms_cli import check, demo, graph, health, infer, models, prepare, sequences, serve, stream
+from ovms_cli import check, demo, graph, health, infer, models, prepare, sequence, sequences, serve, stream
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 
 __all__ = ["app", "main"]
@@ -48,7 +48,7 @@ def _options(
     del version
 
 
-for module in (serve, demo, infer, stream, models, sequences, health, check, graph, prepare):
+for module in (serve, demo, infer, stream, models, sequence, sequences, health, check, graph, prepare):
     module.register(app)
 
 

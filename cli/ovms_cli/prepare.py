@@ -161,7 +161,8 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
     for path in written:
         stdout().print(f"[green]prepared[/] {path}", highlight=False, soft_wrap=True)
     path = written[0] if sample.graph else written[0].parent
-    target = f"--config_path {config}" if config else f"--model_name {name} --model_path {path}"
+    stateful = " --stateful" if sample.stateful else ""
+    target = f"--config_path {config}" if config else f"--model_name {name} --model_path {path}{stateful}"
     _next_steps(f"ovms serve {target}", f"python -m ovmstrio_samples.{name}.client --help")
 
 

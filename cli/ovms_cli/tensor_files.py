@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovms_cli.tensor_images import ImageOptions, decode_image, is_image
+from ovms_cli.tensor_sounds import decode_wave, is_wave
 from ovms_cli.tensor_types import Array, to_type
 from ovmstrio.client.wire_tensors import from_raw
 from ovmstrio.datatypes import BY_NAME, BYTES
@@ -49,6 +50,7 @@ _DAMAGED: Final = (
 
 _AS_DECODED: Final = ImageOptions()
 _STANDARD_INPUT: Final = "-"
+_WAVE: Final = ".wav"
 
 
 class _Encoded(bytes):
@@ -145,6 +147,8 @@ def _read(name: str, file: str, expected: Sequence[TensorInfo], images: ImageOpt
         return {tensor.name: next(iter(load_numpy(content, file).values()))}
     if images.encoded:
         return {tensor.name: _Encoded(content)}
+    if suffix == _WAVE and tensor.datatype != BYTES.name:
+        return {tensor.name: decode_wave(content, file, tensor)}
     if is_image(suffix) and tensor.datatype != BYTES.name:
         return {tensor.name: decode_image(content, file, tensor, images)}
     return {tensor.name: _raw(content, file, tensor)}
@@ -155,6 +159,8 @@ def _sniff(content: bytes) -> str:
         return ".npy"
     if content.startswith(_ZIP_MAGIC):
         return ".npz"
+    if is_wave(content):
+        return _WAVE
     return ".json" if content.lstrip()[:1] in {b"{", b"["} else ""
 
 

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.streaming import StreamReply, StreamRequest
 
-__all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "SequenceState", "TensorInfo"]
+__all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "Parameter", "SequenceState", "TensorInfo"]
 
 Array = np.ndarray[Any, Any]
+Parameter = bool | int | str
+"""A request parameter as both protocols carry it; integers have 64 bits and a sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,12 @@ class Client(Protocol):
         *,
         version: str = "",
         datatypes: Mapping[str, str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
     ) -> dict[str, Array]:
         """Call a model.
 
-        ``datatypes`` names KServe's type of an input where the array alone does not tell it (``BF16``).
+        ``datatypes`` names KServe's type of an input where the array alone does not tell it (``BF16``);
+        ``parameters`` are the request's own, such as those of sequences.
         """
         ...
 

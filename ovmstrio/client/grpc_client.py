@@ -10,7 +10,7 @@ import grpc
 from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
 from ovmstrio.client.closing import Closing
 from ovmstrio.client.failures import Unreachable, error_of_grpc, reading
-from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_reply
+from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_reply, set_parameters
 from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
 from ovmstrio.errors import DeadlineExceeded, NotReady, NotSupported, ServerError
 from ovmstrio.protocol.descriptors import message_class
@@ -18,7 +18,7 @@ from ovmstrio.protocol.descriptors import message_class
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from ovmstrio.client.api import Array, SequenceState
+    from ovmstrio.client.api import Array, Parameter, SequenceState
     from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
 
@@ -55,6 +55,7 @@ class GrpcClient(Closing):
         *,
         version: str = "",
         datatypes: Mapping[str, str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
     ) -> dict[str, Array]:
         """Call a model; arrays travel as raw contents."""
         request = message_class("inference.ModelInferRequest")(model_name=model, model_version=version)
@@ -62,6 +63,7 @@ class GrpcClient(Closing):
             datatype = (datatypes or {}).get(name) or datatype_of(array)
             request.inputs.add(name=name, datatype=datatype, shape=array.shape)
             request.raw_input_contents.append(to_raw(array, datatype))
+        set_parameters(request, parameters or {})
         answer = self._send("ModelInfer", request)
         with reading(self._address):
             return {

@@ -10,11 +10,13 @@ from ovmstrio.errors import InvalidRequest
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import grpc
 
-__all__ = ["Messages", "next_message", "open_stream", "read_reply"]
+    from ovmstrio.client.api import Parameter
+
+__all__ = ["Messages", "next_message", "open_stream", "read_reply", "set_parameters"]
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FIELDS: Final[dict[type, str]] = {bool: "bool_param", int: "int64_param", str: "string_param"}
@@ -54,13 +56,18 @@ def _message(model: str, request: StreamRequest) -> Any:
         for name, (datatype, shape, raw) in tensors.items():
             message.inputs.add(name=name, datatype=datatype, shape=shape)
             message.raw_input_contents.append(raw)
-        for name, parameter in request.parameters.items():
-            setattr(message.parameters[name], _FIELDS[type(parameter)], parameter)
+        set_parameters(message, request.parameters)
         if request.timestamp is not None:
             message.parameters[TIMESTAMP].int64_param = request.timestamp
     except (ValueError, TypeError, LookupError) as error:
         raise InvalidRequest(f"a request cannot be written as a message: {error}") from None
     return message
+
+
+def set_parameters(message: Any, parameters: Mapping[str, Parameter]) -> None:
+    """Write request parameters into a message."""
+    for name, parameter in parameters.items():
+        setattr(message.parameters[name], _FIELDS[type(parameter)], parameter)
 
 
 def next_message(call: Any) -> Any:

@@ -20,7 +20,7 @@ from ovmstrio.errors import DeadlineExceeded, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
 
-    from ovmstrio.client.api import Array
+    from ovmstrio.client.api import Array, Parameter
     from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
 
@@ -55,16 +55,17 @@ class RestClient(Closing):
         *,
         version: str = "",
         datatypes: Mapping[str, str] | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
     ) -> dict[str, Array]:
         """Call a model; arrays travel behind the JSON, as bytes."""
         tensors, buffers = [], []
         for name, array in inputs.items():
             datatype = (datatypes or {}).get(name) or datatype_of(array)
             raw = to_raw(array, datatype)
-            parameters = {"binary_data_size": len(raw)}
-            tensors.append({"name": name, "shape": array.shape, "datatype": datatype, "parameters": parameters})
+            size = {"binary_data_size": len(raw)}
+            tensors.append({"name": name, "shape": array.shape, "datatype": datatype, "parameters": size})
             buffers.append(raw)
-        head = orjson.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}})
+        head = orjson.dumps({"inputs": tensors, "parameters": {**(parameters or {}), "binary_data_output": True}})
         headers = {_HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
         path = f"{_model_path(model, version)}/infer"
         answer = self._send("POST", path, content=b"".join([head, *buffers]), headers=headers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ovmstrio.datatypes import BY_NAME, BYTES
+from ovmstrio.datatypes import BY_NAME, BYTES, from_bf16, to_bf16
 from ovmstrio.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ __all__ = ["datatype_of", "from_raw", "to_raw"]
 
 _LENGTH: Final = struct.Struct("<I")
 _BY_DTYPE: Final = {row.numpy: row.name for row in BY_NAME.values() if row.name not in {"BF16", "BYTES"}}
-_HALF: Final = 16
-_QUIET_BIT: Final = 0x40
 
 
 def datatype_of(array: Array) -> str:
@@ -41,10 +39,7 @@ def to_raw(array: Array, datatype: str) -> bytes:
         elements = [each.encode() if isinstance(each, str) else bytes(each) for each in array.flat]
         return b"".join(part for each in elements for part in (_LENGTH.pack(len(each)), each))
     if datatype == "BF16" and array.dtype.kind == "f":
-        bits = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
-        rounded = (bits + 0x7FFF + ((bits >> _HALF) & 1)) >> _HALF
-        # Rounding carries some NaNs over into the sign: they are cut instead, and kept NaNs by a bit of their own.
-        array = np.where(np.isnan(array), bits >> _HALF | _QUIET_BIT, rounded).astype(np.uint16)
+        array = to_bf16(array)
     return np.ascontiguousarray(array, BY_NAME[datatype].numpy).tobytes()
 
 
@@ -61,7 +56,7 @@ def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
         return array.reshape(shape)
     array = np.frombuffer(raw, BY_NAME[datatype].numpy)
     if datatype == "BF16":
-        array = (array.astype(np.uint32) << _HALF).view(np.float32)
+        array = from_bf16(array)
     return array.reshape(shape)
 
 

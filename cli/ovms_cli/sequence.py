@@ -1,0 +1,141 @@
+"""``ovms sequence``: what is done with one sequence of a stateful model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ovms_cli.console import EX_USAGE, fail, stderr
+from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+
+if TYPE_CHECKING:
+    from ovms_cli.sequence_show import Keeping
+    from ovms_cli.sequence_steps import Cutting, Steps
+    from ovmstrio.client import ModelInfo
+
+__all__ = ["register"]
+
+_LARGEST_ID = 2**64 - 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help="Stream data through one sequence of a stateful model.")
+    group.callback()(_group)
+    group.command()(run)
+    app.add_typer(group, name="sequence")
+
+
+def _group() -> None:
+    """Stream data through one sequence of a stateful model."""
+
+
+def run(
+    *,
+    model: Annotated[str, typer.Option("--model", help="The stateful model.", show_default=False)],
+    given: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="[NAME=]FILE",
+            help="NAME where the model has several inputs; - is standard input. .npy, .npz, .wav, .json, anything else "
+            "as raw bytes. May be repeated.",
+            show_default=False,
+        ),
+    ],
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            "--chunk", min=1, help="Length of a step's part; by default the input's size.", show_default=False
+        ),
+    ] = None,
+    axis: Annotated[int, typer.Option("--axis", help="The axis to cut along, of the input as the model takes it.")] = 0,
+    whole: Annotated[
+        list[str] | None,
+        typer.Option("--whole", metavar="NAME", help="Send this input whole at each step. May be repeated."),
+    ] = None,
+    pad: Annotated[
+        bool | None,
+        typer.Option(
+            "--pad/--drop_last",
+            help="Fill a last part that is too short with zeros, or leave it out. By default it is filled where the "
+            "input has a fixed size, and sent as it is elsewhere.",
+            show_default=False,
+        ),
+    ] = None,
+    sequence_id: Annotated[
+        int | None,
+        typer.Option(
+            "--sequence_id", min=1, max=_LARGEST_ID, help="Id of the sequence; by default any.", show_default=False
+        ),
+    ] = None,
+    version: Annotated[str, typer.Option("--version", help="A version other than the default.")] = "",
+    output: Annotated[
+        str, typer.Option("--output", metavar="FILE", help="Save the outputs of all steps: .npz, .npy, .json.")
+    ] = "",
+    join: Annotated[
+        int | None,
+        typer.Option(
+            "--join",
+            metavar="AXIS",
+            help="Join saved outputs along this axis; by default they are stacked along a new first one.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
+    url: Url = "",
+    rest: Rest = False,
+    timeout: Timeout = 60.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Stream an array through a sequence: start it, go through the array part by part, and end it.
+
+    Of several inputs, the longest along the axis is cut, and with it those that are as long; all others are sent whole
+    at each step. Which is which is said on standard error. Values are brought to the element type and rank that the
+    model's metadata asks for, and .wav files are decoded to -1 to 1 (16 bits as they are where the input is INT16).
+
+    Whatever ends the command early, Ctrl-C included, ends the sequence on the server first; a second Ctrl-C does not
+    wait for that.
+
+    Exits with 0 if every step was answered, with 1 if the server or an input says no, with 2 if nobody answers, with 64
+    if the command line is wrong, with 130 if it is interrupted.
+    """
+    from ovms_cli.sequence_run import Target, new_id, stream_steps
+    from ovms_cli.sequence_show import Keeping, show
+    from ovms_cli.sequence_steps import Cutting
+
+    cutting = Cutting(chunk, axis, pad, frozenset(whole or ()))
+    keeping = _keeping(output, join) if output or join is not None else Keeping()
+    with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+        known = client.metadata(model, version)
+        steps = _plan(given, known, cutting)
+        target = Target(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})
+        number = sequence_id or new_id()
+        show(stream_steps(target, steps, number), number, len(steps), keeping, as_json=as_json)
+
+
+def _keeping(output: str, join: int | None) -> Keeping:
+    """Check where outputs go to before anything is called."""
+    from ovms_cli.sequence_show import Keeping
+    from ovmstrio.errors import InvalidRequest
+
+    try:
+        return Keeping.of(output, join)
+    except InvalidRequest as error:
+        fail(error.message, EX_USAGE)
+
+
+def _plan(given: list[str], known: ModelInfo, cutting: Cutting) -> Steps:
+    from ovms_cli.sequence_steps import WrongOption, plan
+
+    try:
+        return plan(given, known.inputs, cutting, _note)
+    except WrongOption as error:
+        fail(str(error), EX_USAGE)
+
+
+def _note(text: str) -> None:
+    stderr().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)

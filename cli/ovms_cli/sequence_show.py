@@ -1,0 +1,204 @@
+"""How ``ovms sequence run`` shows what it does: a bar, lines of JSON, a summary; and where it keeps outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import typer
+
+from ovms_cli.console import stderr, stdout
+from ovms_cli.problems import count, safe
+from ovms_cli.tensor_output import as_json as as_lists
+from ovms_cli.tensor_output import write_outputs
+from ovmstrio.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from ovms_cli.sequence_run import Answer
+    from ovms_cli.tensor_files import Array
+
+__all__ = ["Keeping", "show"]
+
+_SHOWN: Final = 4
+_SUFFIXES: Final = frozenset({".npy", ".npz", ".json"})
+
+
+@dataclass(slots=True)
+class Keeping:
+    """Outputs of all steps on their way to a file; without a file none are kept.
+
+    Attributes:
+        file: its name.
+        axis: along which the outputs of the steps are joined; None stacks them along a new first one.
+    """
+
+    file: str = ""
+    axis: int | None = None
+    _kept: dict[str, list[Array]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, file: str, axis: int | None) -> Keeping:
+        """Check the options.
+
+        Raises:
+            InvalidRequest: the file has no kind that is known or nowhere to be, or there is an axis without a file.
+        """
+        if not file:
+            raise InvalidRequest("--join says how outputs are saved: give --output, too")
+        if Path(file).suffix not in _SUFFIXES:
+            raise InvalidRequest(f"--output: expected a file ending in .npy, .npz or .json, got {file!r}")
+        if not Path(file).parent.is_dir():
+            raise InvalidRequest(f"--output: there is no folder {Path(file).parent}")
+        return cls(file, axis)
+
+    def add(self, outputs: dict[str, Array]) -> None:
+        """Keep a step's outputs.
+
+        Raises:
+            InvalidRequest: an output cannot be joined to those before, or there are too many for the file.
+        """
+        if not self.file:
+            return
+        if len(outputs) > 1 and self.file.endswith(".npy"):
+            raise InvalidRequest(f"{self.file}: the model gives {', '.join(outputs)}; save several outputs as .npz")
+        for name, array in outputs.items():
+            kept = self._kept.setdefault(name, [])
+            # Not after thousands of steps that they cannot be saved.
+            self._join(name, [*kept[-1:], array])
+            kept.append(array)
+
+    def save(self) -> None:
+        """Write the file.
+
+        Raises:
+            InvalidRequest: the outputs do not go into a file of that kind.
+            OSError: the file cannot be written.
+        """
+        if self.file:
+            write_outputs({name: self._join(name, arrays) for name, arrays in self._kept.items()}, self.file)
+
+    def _join(self, name: str, arrays: list[Array]) -> Array:
+        try:
+            return np.stack(arrays) if self.axis is None else np.concatenate(arrays, self.axis)
+        except ValueError:
+            shapes = " and ".join(str(list(array.shape)) for array in arrays[-2:])
+            how = "stacked" if self.axis is None else f"joined along axis {self.axis}"
+            raise InvalidRequest(f'output "{name}": {shapes} cannot be {how}; see --join') from None
+
+
+@dataclass(slots=True)
+class _Figures:
+    """What is known of one output so far."""
+
+    name: str
+    last: Array
+    low: float = np.inf
+    high: float = -np.inf
+    total: float = 0.0
+    elements: int = 0
+
+    def note(self, array: Array) -> None:
+        """Take the values of a step in."""
+        self.last = array
+        if array.dtype.kind in "biuf" and array.size:
+            values = array.astype(np.float64, copy=False)
+            self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+            self.total += float(values.sum())
+            self.elements += array.size
+
+    def row(self) -> list[str]:
+        """Show it."""
+        kind = "bytes" if self.last.dtype.hasobject else str(self.last.dtype)
+        figures = [self.low, self.total / max(1, self.elements), self.high]
+        shown = [f"{value:.6g}" for value in figures] if self.elements else ["-"] * len(figures)
+        flat = [repr(value) if isinstance(value, bytes) else f"{value:.6g}" for value in self.last.reshape(-1)[:_SHOWN]]
+        more = ", ..." if self.last.size > _SHOWN else ""
+        return [safe(each) for each in (self.name, kind, str(list(self.last.shape)), *shown, ", ".join(flat) + more)]
+
+
+def show(answers: Generator[Answer], number: int, total: int, keeping: Keeping, *, as_json: bool) -> None:
+    """Show the steps of a sequence as they are answered, sum them up, and save what is to be kept.
+
+    Whatever ends this early closes ``answers``, which ends the sequence on the server.
+
+    Raises:
+        InvalidRequest: outputs cannot be saved as asked.
+        ServerError: why a step failed.
+    """
+    figures: dict[str, _Figures] = {}
+    seconds: list[float] = []
+    began = perf_counter()
+    try:
+        with closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
+            for answer in answers:
+                seconds.append(answer.seconds)
+                outputs = dict(answer.outputs)
+                for name, array in outputs.items():
+                    figures.setdefault(name, _Figures(name, array)).note(array)
+                keeping.add(outputs)
+                if as_json:
+                    _print_line(answer, number)
+                advance()
+    except BrokenPipeError:
+        # Python would complain of the pipe once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    if not as_json:
+        _print_summary(list(figures.values()), number, seconds, perf_counter() - began)
+    keeping.save()
+
+
+def _print_line(answer: Answer, number: int) -> None:
+    line = {
+        "step": answer.step,
+        "sequence_id": number,
+        "milliseconds": round(answer.seconds * 1e3, 3),
+        "outputs": as_lists(answer.outputs),
+    }
+    typer.echo(json.dumps(line))
+
+
+def _print_summary(figures: list[_Figures], number: int, seconds: list[float], elapsed: float) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in ("output", "type", "shape", "lowest", "mean", "highest", "last step"):
+        table.add_column(column, overflow="fold")
+    for each in figures:
+        table.add_row(*each.row())
+    stdout().print(table)
+    median, late, worst = np.percentile(np.array(seconds) * 1e3, [50, 99, 100])
+    stdout().print(
+        f"{count(len(seconds), 'step')} in {elapsed:.2f} s, {len(seconds) / elapsed:.0f} steps/s; ms a step: "
+        f"median {median:.2f}, p99 {late:.2f}, max {worst:.2f}; sequence {number} has ended",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _bar(total: int, *, hidden: bool) -> Iterator[Callable[[], None]]:
+    """Show a bar where people look on; gives what moves it on by a step."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+    from rich.text import Text
+
+    class Speed(ProgressColumn):
+        """Steps a second."""
+
+        def render(self, task: Task) -> Text:
+            return Text("" if task.speed is None else f"{task.speed:.0f} steps/s", style="progress.data.speed")
+
+    columns = (BarColumn(), MofNCompleteColumn(), Speed(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr(), transient=True, disable=hidden or not stderr().is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

