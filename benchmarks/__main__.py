@@ -1,13 +1,13 @@
 """Run measurements: all of them, or those named; all of them together write RESULTS.md.
 
-python -m benchmarks [grpc_unary] [rest_json] [resnet] [footprint] [graphs] [text_generation]
+python -m benchmarks [grpc_unary] [rest_json] [resnet] [footprint] [graphs] [text_generation] [stateful]
 """
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import footprint, graphs, grpc_unary, resnet, rest_json, text_generation
+from benchmarks import footprint, graphs, grpc_unary, resnet, rest_json, stateful, text_generation
 from benchmarks.report import RESULTS, machine, render
 
 MEASUREMENTS = {
@@ -17,6 +17,7 @@ MEASUREMENTS = {
     "footprint": footprint,
     "graphs": graphs,
     "text_generation": text_generation,
+    "stateful": stateful,
 }
 
 _HEAD = """# Results

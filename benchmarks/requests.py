@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
-__all__ = ["framed_bytes_request", "framed_infer_request"]
+__all__ = ["framed_bytes_request", "framed_infer_request", "framed_tensors_request"]
+
+_DATATYPES: Final = {"float32": "FP32", "uint64": "UINT64", "uint32": "UINT32"}
 
 
 def framed_infer_request(model: str, name: str, array: np.ndarray[Any, Any]) -> bytes:
     """Build one ModelInfer request with an FP32 input, behind gRPC's five bytes."""
+    return framed_tensors_request(model, {name: array})
+
+
+def framed_tensors_request(model: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    """Build one ModelInfer request with an input of each name, behind gRPC's five bytes."""
     request = message_class("inference.ModelInferRequest")(model_name=model)
-    request.inputs.add(name=name, datatype="FP32", shape=array.shape)
-    request.raw_input_contents.append(array.tobytes())
+    for name, array in arrays.items():
+        request.inputs.add(name=name, datatype=_DATATYPES[array.dtype.name], shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
     return _framed(request)
 
 

@@ -77,8 +77,8 @@ class StatefulServable:
         async with self._manager.turn(control, by_default=by_default) as sequence:
             change = StateChange(self._variables, sequence.state, keep=not control.end)
             results = await network.infer(tuple(arrays.values()), change)
+            outputs = named_outputs(network.signature, results)
             sequence.advance(change.after)
-        outputs = named_outputs(network.signature, results)
         outputs.append(Tensor(SEQUENCE_ID, BY_NAME["UINT64"], np.array([sequence.id], np.uint64)))
         return InferResponse(self.name, self.version, outputs, request.id)
 

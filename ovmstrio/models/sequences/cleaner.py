@@ -8,26 +8,50 @@ import structlog
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from ovmstrio.models.sequences.manager import SequenceManager
+    from ovmstrio.models.sequences.sequence import Sequence
 
 __all__ = ["clean_sequences", "scan"]
 
 log = structlog.get_logger(__name__)
 
 _MINUTE: Final = 60
+_PORTION: Final = 500
+"""How many sequences are looked at, or removed, before requests have their turn again: below a millisecond."""
 
 
 def scan(managers: Iterable[SequenceManager]) -> int:
     """Remove the sequences that no request of theirs has succeeded in since the scan before; count them."""
-    total = 0
-    for manager in managers:
-        removed = manager.remove_idle() if manager.cleaned else 0
-        if removed:
-            log.info("idle sequences removed", model=manager.name, version=manager.version, sequences=removed)
-        total += removed
-    return total
+    return sum(_portions(managers))
+
+
+def _portions(managers: Iterable[SequenceManager]) -> Iterator[int]:
+    """Scan a portion at each step, and count what was removed in it; requests may run in between."""
+    # What is there at the beginning is looked at once, whichever manager it moves to meanwhile.
+    found = [(manager, list(manager)) for manager in managers if manager.cleaned]
+    for manager, sequences in found:
+        total = 0
+        while sequences:
+            removed = sum(map(_is_over, sequences[-_PORTION:]))
+            # To let go of all states at once, at the end, would take as long as all the rest.
+            del sequences[-_PORTION:]
+            total += removed
+            yield removed
+        if total:
+            log.info("idle sequences removed", model=manager.name, version=manager.version, sequences=total)
+
+
+def _is_over(sequence: Sequence) -> bool:
+    """End a sequence that was idle at the last scan already, and mark one that is now; a busy one is passed over."""
+    if sequence.turn.locked() or not sequence.alive:
+        return False
+    over = sequence.idle
+    if over:
+        sequence.owner.remove(sequence)
+    sequence.idle = True
+    return over
 
 
 async def clean_sequences(managers: Iterable[SequenceManager], minutes: int) -> None:
@@ -39,4 +63,5 @@ async def clean_sequences(managers: Iterable[SequenceManager], minutes: int) -> 
     """
     while minutes:
         await trio.sleep(minutes * _MINUTE)
-        scan(managers)
+        for _ in _portions(managers):
+            await trio.lowlevel.checkpoint()

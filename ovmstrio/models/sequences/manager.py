@@ -14,8 +14,7 @@ sequence meets no stranger's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.models.sequences.requests import Control
     from ovmstrio.tensor import TensorSpec
 
-__all__ = ["SequenceManager"]
+__all__ = ["SequenceManager", "Turn"]
 
 _MISSING: Final = "Sequence with provided ID does not exist"
 _EXISTS: Final = "Sequence with provided ID already exists"
@@ -51,7 +50,7 @@ class SequenceManager:
         capacity: how many sequences may be alive.
         cleaned: whether idle sequences are removed.
         migrates: whether sequences may go on in another version or instance.
-        next_id: the id that is tried first for the next sequence that brings none.
+        next_id: the id that is tried first for the next sequence that brings none; the same in all relatives.
         servables: how many loaded instances of the version use it.
     """
 
@@ -77,51 +76,35 @@ class SequenceManager:
         """Give the sequences; they may end meanwhile."""
         return iter(tuple(self._sequences.values()))
 
-    @asynccontextmanager
-    async def turn(self, control: Control, *, by_default: bool = True) -> AsyncIterator[Sequence]:
-        """Give the sequence that a request is for, when it is the request's turn, for as long as the block lasts.
-
-        An error or cancellation in the block leaves no trace of the request.
+    def turn(self, control: Control, *, by_default: bool = True) -> Turn:
+        """Give what, entered, gives the sequence that a request is for: see :class:`Turn`.
 
         Args:
             control: what the request says of its sequence.
             by_default: whether the request is for the default version of the model.
+        """
+        return Turn(self, control, by_default=by_default)
+
+    def admit(self, control: Control, *, by_default: bool) -> Sequence:
+        """Find or make the sequence that a request is for, and mark it if that is its last one.
 
         Raises:
             SequenceMissing: there is no such sequence, or its last request has come already.
             SequenceExists: it is to be started, and its id is taken.
             SequenceEnding: it is to be started, and its id is not free yet.
             TooManySequences: there is no room for another one.
-
-        Cancellation: while waiting for the turn.
         """
-        if control.start:
-            sequence = self._start(control.id, by_default=by_default)
-        else:
-            sequence = self._find(control.id, by_default=by_default)
+        admitted = self._start if control.start else self._find
+        sequence = admitted(control.id, by_default=by_default)
         sequence.ending = control.end
-        done = False
-        try:
-            await _take(sequence.turn)
-            try:
-                if not sequence.alive:
-                    raise SequenceMissing(_MISSING)
-                yield sequence
-                done = True
-            finally:
-                if control.end if done else control.start:
-                    sequence.owner.remove(sequence)
-                sequence.turn.release()
-        finally:
-            if control.end:
-                sequence.ending = done
+        return sequence
 
     def _start(self, number: int, *, by_default: bool) -> Sequence:
         if len(self._sequences) >= self.capacity:
             raise TooManySequences(_TOO_MANY)
         if not number:
             number = self._free_id()
-        taken = self._look_up(number, by_default=by_default)
+        taken = self._taken(number, by_default=by_default)
         if taken is not None:
             raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(_EXISTS)
         sequence = Sequence(number, self, by_default=by_default)
@@ -129,12 +112,22 @@ class SequenceManager:
         return sequence
 
     def _free_id(self) -> int:
-        relatives = tuple(self.relatives())
+        family = (self, *self.relatives())
         number = self.next_id
-        while not number or any(number in manager for manager in (self, *relatives)):
+        while not number or any(number in manager for manager in family):
             number = (number + 1) % _IDS
-        self.next_id = (number + 1) % _IDS
+        for manager in family:
+            manager.next_id = (number + 1) % _IDS
         return number
+
+    def _taken(self, number: int, *, by_default: bool) -> Sequence | None:
+        found = self._look_up(number, by_default=by_default)
+        if found is None:
+            # What follows the default version is on its way to the newest one, where its id must mean nothing else.
+            older = (other for other in self.relatives() if other.version < self.version)
+            candidates = (other._sequences.get(number) for other in older)  # noqa: SLF001 - others of this class
+            found = next((each for each in candidates if each is not None and each.by_default), None)
+        return found
 
     def _find(self, number: int, *, by_default: bool) -> Sequence:
         sequence = self._look_up(number, by_default=by_default)
@@ -164,25 +157,58 @@ class SequenceManager:
             sequence.alive = False
             del self._sequences[sequence.id]
 
-    def remove_idle(self) -> int:
-        """End the sequences that were idle at the last scan already, and mark those that are now; count the ended.
 
-        A sequence that a request has or waits for is passed over.
+class Turn:
+    """A request's turn in its sequence, for as long as a block lasts.
+
+    An error or cancellation in the block leaves no trace of the request.
+
+    It is a class because this is done for every request, for which a generator is a good deal slower.
+    """
+
+    __slots__ = ("_by_default", "_control", "_manager", "_sequence")
+
+    def __init__(self, manager: SequenceManager, control: Control, *, by_default: bool) -> None:
+        self._manager = manager
+        self._control = control
+        self._by_default = by_default
+        self._sequence: Sequence
+
+    async def __aenter__(self) -> Sequence:
+        """Wait for the turn.
+
+        Raises:
+            SequenceMissing: there is no such sequence, its last request has come already, or its start has failed.
+            SequenceExists: it is to be started, and its id is taken.
+            SequenceEnding: it is to be started, and its id is not free yet.
+            TooManySequences: there is no room for another one.
+
+        Cancellation: while waiting, and only if the turn is another's; the place in the queue is given up.
         """
-        removed = 0
-        for sequence in self:
-            if sequence.turn.locked():
-                continue
-            if sequence.idle:
-                self.remove(sequence)
-                removed += 1
-            sequence.idle = True
-        return removed
+        sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
+        try:
+            sequence.turn.acquire_nowait()
+        except trio.WouldBlock:
+            await self._wait(sequence)
+        return sequence
 
+    async def _wait(self, sequence: Sequence) -> None:
+        admitted = False
+        try:
+            await sequence.turn.acquire()
+            admitted = sequence.alive
+            if not admitted:
+                sequence.turn.release()
+                raise SequenceMissing(_MISSING)
+        finally:
+            if self._control.end:
+                sequence.ending = admitted
 
-async def _take(turn: trio.StrictFIFOLock) -> None:
-    """Acquire a lock; without a checkpoint if it is free."""
-    try:
-        turn.acquire_nowait()
-    except trio.WouldBlock:
-        await turn.acquire()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Turn over to the next request; has no checkpoint."""
+        sequence, control = self._sequence, self._control
+        if control.end if kind is None else control.start:
+            sequence.owner.remove(sequence)
+        elif control.end:
+            sequence.ending = False
+        sequence.turn.release()

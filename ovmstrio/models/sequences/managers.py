@@ -47,6 +47,8 @@ class SequenceManagers:
         manager.capacity = spec.max_sequence_number
         manager.cleaned = spec.idle_sequence_cleanup
         manager.migrates = spec.sequence_migration
+        # Versions whose sequences may meet hand out ids in turn, those that were restored as well as new ones.
+        manager.next_id = max(each.next_id for each in (manager, *self._relatives(manager)))
         manager.servables += 1
         return manager
 
@@ -60,14 +62,15 @@ class SequenceManagers:
     def close(self, manager: SequenceManager) -> None:
         """Say that an instance is closed; with the last one the manager goes, too.
 
-        Sequences that follow the default version go to another version of the model, if there is one for them.
+        Sequences that follow the default version go to another loaded version of the model, if there is one for them.
         """
         manager.servables -= 1
         key = (manager.name, manager.version)
         if manager.servables or self._managers.get(key) is not manager:
             return
         del self._managers[key]
-        heir = max(self._relatives(manager), key=lambda other: other.version, default=None)
+        loaded = (other for other in self._relatives(manager) if other.servables)
+        heir = max(loaded, key=lambda other: other.version, default=None)
         if heir is None:
             return
         for sequence in manager:

@@ -11,7 +11,7 @@ import trio.testing
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.errors import ModelFailure
 from ovmstrio.models.sequences import Control, SequenceManager, SequenceManagers
-from ovmstrio.models.sequences.cleaner import clean_sequences, scan
+from ovmstrio.models.sequences.cleaner import _portions, clean_sequences, scan
 
 MINUTE = 60
 INSTANT = 0.001
@@ -120,3 +120,39 @@ async def test_ten_thousand_sequences_are_scanned_in_no_time() -> None:
     begin = perf_counter()
     assert scan(managers) == 10_000
     assert perf_counter() - begin < 0.1
+
+
+async def test_requests_run_while_many_sequences_are_removed(autojump_clock: trio.testing.MockClock) -> None:
+    """The cleaner lets others run between portions; what they use meanwhile stays, and nothing is marked twice."""
+    managers = SequenceManagers()
+    manager = _manager(managers)
+    for number in range(1, 5_001):
+        await _request(manager, number, start=True)
+    scan(managers)
+    left = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(clean_sequences, managers, 1)
+        await trio.sleep(MINUTE)
+        while len(manager) > 1:
+            await _request(manager, 1)
+            left.append(len(manager))
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert len(set(left)) > 2
+    assert _ids(manager) == [1]
+
+
+async def test_a_sequence_that_moves_during_a_scan_is_looked_at_once() -> None:
+    """What was marked in one version and goes to another while the scan is under way survives it."""
+    managers = SequenceManagers()
+    spec = ModelSpec(name="model", base_path="/", stateful=True)
+    old, new = (managers.open(spec, version, ()) for version in (1, 2))
+    await _request(old, 1, start=True)
+    await _request(new, 2, start=True)
+    portions = _portions(managers)
+    next(portions)
+    managers.close(old)
+    assert _ids(new) == [1, 2]
+    assert sum(portions) == 0
+    assert _ids(new) == [1, 2]
+    assert scan(managers) == 2

@@ -21,7 +21,7 @@ from ovmstrio.models.stateful import StatefulServable
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.tensor import Tensor
 from tests.support import ir
-from tests.support.servables import EXACT, sequence_request
+from tests.support.servables import EXACT, load_stateful, sequence_request
 from tests.support.stub_registry import running
 
 START, END = 1, 2
@@ -222,3 +222,51 @@ async def test_the_type_of_a_model_stays(stateful: bool, tmp_path: Path) -> None
         assert (await server.apply(stateful=stateful, version_policy=LatestVersions(num_versions=2))).failures == ()
         await server.registry.apply([])
         assert (await server.apply(stateful=not stateful)).failures == ()
+
+
+async def _new_id(server: Server) -> int:
+    with await server.registry.lease("m") as lease:
+        response = await lease.servable.infer(sequence_request({"x": np.ones((1, 2), np.float32)}, control=START))
+    output = response.outputs[-1]
+    assert isinstance(output, Tensor)
+    return int(output.array[0])
+
+
+async def test_generated_ids_do_not_begin_again_with_a_new_version(tmp_path: Path) -> None:
+    """A late request of a sequence that ended in the old version meets no stranger's in the new one."""
+    async with serving(tmp_path) as server:
+        assert await _new_id(server) == 1
+        await server.step(1, 1, END)
+        ir.save(ir.accumulator(), tmp_path, "m", version=2)
+        await server.apply(version_policy=AllVersions())
+        assert await _new_id(server) == 2
+        (tmp_path / "m" / "2" / "model.xml").unlink()
+        (tmp_path / "m" / "2" / "model.bin").unlink()
+        (tmp_path / "m" / "2").rmdir()
+        await server.registry.rescan()
+        await server.step(1, 2, END)
+        assert await _new_id(server) == 3
+
+
+async def test_ids_that_follow_the_default_version_are_taken_in_the_new_one(tmp_path: Path) -> None:
+    """Who names the new version cannot start a sequence in which the old default one's next request would end up."""
+    async with serving(tmp_path) as server:
+        await server.step(1, 5, START)
+        ir.save(ir.accumulator(offset=100), tmp_path, "m", version=2)
+        await server.apply(version_policy=AllVersions())
+        with pytest.raises(SequenceExists):
+            await server.step(50, 5, START, "2")
+        assert await server.step(1, 5) == 102
+        assert await server.step(7, 5, START, "1") == 7
+        assert await server.step(1, 5) == 103
+
+
+async def test_sequences_do_not_move_to_a_version_that_is_not_loaded(tmp_path: Path) -> None:
+    """With the last loaded version its sequences end, though others were restored for a version that never came."""
+    managers = SequenceManagers()
+    servable = await load_stateful(ir.accumulator(), tmp_path, managers=managers, version=2)
+    restored = managers.add("model", 1, servable._manager.variables)
+    x = {"x": np.ones((1, 2), np.float32)}
+    await servable.infer(sequence_request(x, number=5, control=START))
+    await servable.aclose()
+    assert 5 not in restored

@@ -277,6 +277,22 @@ async def test_failed_requests_leave_no_trace(tmp_path: Path) -> None:
     assert await step(servable, 1, number=5, control=END) == 3
 
 
+async def test_a_step_that_fails_does_not_take_back_the_end_behind_it(tmp_path: Path) -> None:
+    """While an end waits its turn the sequence takes no requests, whatever became of the one before."""
+    servable = await load_stateful(ir.accumulator(), tmp_path)
+    await step(servable, 1, number=5, control=START)
+    failing = servable._manager.turn(Control(5))
+    sequence = await failing.__aenter__()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_end, servable)
+        await trio.testing.wait_all_tasks_blocked()
+        await failing.__aexit__(ModelFailure)
+        assert sequence.ending
+        with pytest.raises(SequenceMissing):
+            await step(servable, 1, number=5)
+    assert servable.sequences() == []
+
+
 async def test_who_waits_for_a_start_that_fails_is_refused(tmp_path: Path) -> None:
     """The sequence never came to be, so that requests queued behind its start do not exist for it."""
     servable = await load_stateful(ir.accumulator(), tmp_path)

@@ -1,4 +1,4 @@
-"""Random interleavings of requests, cancellations, failures and scans, checked against what a simple model says."""
+"""Random interleavings of requests, cancellations, failures, scans and reloads, checked against a simple model."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Sent:
     value: int
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     gate: trio.Event | None = None
+    inferred: trio.Event = field(default_factory=trio.Event)
     fails: bool = False
     result: tuple[int, int, int] | type[ServerError] | None = None
     over: bool = False
@@ -76,7 +77,7 @@ class Expected:
 
 
 class GatedNetwork:
-    """A network that begins an inference only when it is told to."""
+    """A network that begins an inference only when it is told to, and gives its outputs only when told again."""
 
     def __init__(self, real: Any, sent: dict[int, Sent]) -> None:
         self._real = real
@@ -91,6 +92,7 @@ class GatedNetwork:
         sent.gate = trio.Event()
         await sent.gate.wait()
         outputs = await self._real.infer(arrays, change)
+        await sent.inferred.wait()
         if sent.fails:
             raise ModelFailure("told to")
         return outputs
@@ -106,12 +108,17 @@ class SequenceHistory(RuleBasedStateMachine):
         self.managers = SequenceManagers()
         self.sent: dict[int, Sent] = {}
         self.alive: dict[int, Expected] = {}
+        self.dropped: list[Expected] = []
         self.next_id = 1
-        self.servable = self.loop.run(self._load)
+        self.servable = self.loop.run(self._load, True)
 
-    async def _load(self) -> StatefulServable:
+    async def _load(self, migrates: bool) -> StatefulServable:
         servable = await load_stateful(
-            ir.accumulator(), self.base, managers=self.managers, max_sequence_number=CAPACITY
+            ir.accumulator(),
+            self.base,
+            managers=self.managers,
+            max_sequence_number=CAPACITY,
+            sequence_migration=migrates,
         )
         network: Any = GatedNetwork(servable._network, self.sent)
         servable._network = network
@@ -145,6 +152,14 @@ class SequenceHistory(RuleBasedStateMachine):
         """Send a request for a sequence; it is refused at once, or has its place in the queue."""
         self._send(number, number, kind, value)
 
+    @precondition(lambda self: self.alive)
+    @rule(index=st.integers(0, 2), kinds=st.lists(KINDS, min_size=2, max_size=4), value=st.integers(1, 100))
+    def send_to_a_live_one(self, index: int, kinds: list[str], value: int) -> None:
+        """Send several requests for one sequence, of which all but the first wait if they are not refused."""
+        number = sorted(self.alive)[index % len(self.alive)]
+        for kind in kinds:
+            self._send(number, number, kind, value)
+
     @rule(kind=st.sampled_from(["start", "both"]), value=st.integers(1, 100))
     def send_without_id(self, kind: str, value: int) -> None:
         """Start a sequence and leave its id to the server."""
@@ -174,27 +189,43 @@ class SequenceHistory(RuleBasedStateMachine):
             return None
         return SequenceEnding if expected.ending else SequenceExists
 
-    def _pick(self, index: int, *, running: bool) -> Sent:
-        waiting = [(each.waiting[:1] if running else each.waiting) for each in self.alive.values()]
-        flat = [sent for requests in waiting for sent in requests]
+    def _all(self) -> list[Expected]:
+        return [*self.alive.values(), *self.dropped]
+
+    def _pick(self, index: int, *, running: bool) -> tuple[Sent, Expected]:
+        waiting = [(each, (each.waiting[:1] if running else each.waiting)) for each in self._all()]
+        flat = [(sent, each) for each, requests in waiting for sent in requests]
         return flat[index % len(flat)]
 
     def _busy(self) -> bool:
-        return any(expected.waiting for expected in self.alive.values())
+        return any(expected.waiting for expected in self._all())
+
+    def _end(self, number: int, expected: Expected) -> None:
+        if self.alive.get(number) is expected:
+            del self.alive[number]
+
+    @precondition(_busy)
+    @rule(index=st.integers(0, 20))
+    def begin(self, index: int) -> None:
+        """Let one of the running requests infer, which nobody may notice before it is done."""
+        sent, _ = self._pick(index, running=True)
+        assert sent.gate is not None
+        self.loop.call(sent.gate.set)
+        assert not sent.over
 
     @precondition(_busy)
     @rule(index=st.integers(0, 20), fails=st.sampled_from([False, False, False, True]))
     def finish(self, index: int, fails: bool) -> None:
         """Let one of the running requests succeed or fail."""
-        sent = self._pick(index, running=True)
+        sent, expected = self._pick(index, running=True)
         assert sent.gate is not None
         sent.fails = fails
         self.loop.call(sent.gate.set)
+        self.loop.call(sent.inferred.set)
         if fails:
             assert sent.result is ModelFailure
-            self._undo(sent)
+            self._undo(sent, expected)
             return
-        expected = self.alive[sent.number]
         expected.total += sent.value
         expected.tokens += sent.token
         assert sent.result == (expected.total, expected.tokens, sent.number)
@@ -202,24 +233,24 @@ class SequenceHistory(RuleBasedStateMachine):
         expected.idle = False
         if sent.ends:
             assert not expected.waiting
-            del self.alive[sent.number]
+            self._end(sent.number, expected)
 
     @precondition(_busy)
     @rule(index=st.integers(0, 20))
     def cancel(self, index: int) -> None:
         """Cancel a request that runs or waits."""
-        sent = self._pick(index, running=False)
+        sent, expected = self._pick(index, running=False)
         self.loop.call(sent.scope.cancel)
         assert sent.over
         assert sent.result is None
-        self._undo(sent)
+        self._undo(sent, expected)
 
-    def _undo(self, sent: Sent) -> None:
-        expected = self.alive[sent.number]
+    def _undo(self, sent: Sent, expected: Expected) -> None:
         expected.waiting.remove(sent)
         if sent.starts:
-            del self.alive[sent.number]
+            self._end(sent.number, expected)
             assert [other.result for other in expected.waiting] == [SequenceMissing] * len(expected.waiting)
+            expected.waiting.clear()
 
     @rule()
     def clean(self) -> None:
@@ -231,11 +262,15 @@ class SequenceHistory(RuleBasedStateMachine):
             expected.idle = expected.idle or not expected.waiting
         assert self.loop.call(scan, self.managers) == len(removed)
 
-    @rule()
-    def load_again(self) -> None:
-        """Load the model again: sequences go on, and requests in flight end on the old instance."""
-        old, self.servable = self.servable, self.loop.run(self._load)
-        assert old._manager is self.servable._manager
+    @rule(migrates=st.sampled_from([True, True, False]))
+    def load_again(self, migrates: bool) -> None:
+        """Load the model again: sequences go on or are dropped, and requests in flight end on the old instance."""
+        old, self.servable = self.servable, self.loop.run(self._load, migrates)
+        assert (old._manager is self.servable._manager) == migrates
+        if not migrates:
+            self.dropped += self.alive.values()
+            self.alive = {}
+            self.next_id = 1
 
     @invariant()
     def the_live_sequences_are_the_expected_ones(self) -> None:
@@ -246,8 +281,8 @@ class SequenceHistory(RuleBasedStateMachine):
     def the_first_of_each_queue_runs(self) -> None:
         """Of each sequence one request runs, the one that came first; sequences do not hold each other up."""
         running = {sent.token for sent in self.sent.values() if sent.gate is not None and not sent.over}
-        assert running == {each.waiting[0].token for each in self.alive.values() if each.waiting}
+        assert running == {each.waiting[0].token for each in self._all() if each.waiting}
 
 
-SequenceHistory.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SequenceHistory.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestSequenceHistory = SequenceHistory.TestCase

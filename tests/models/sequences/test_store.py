@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from ovmstrio.models.sequences import Control, SequenceManagers
+from ovmstrio.models.sequences.cleaner import scan
 from ovmstrio.models.sequences.encoding import DamagedStore, decode, encode, fill
 from ovmstrio.models.sequences.store import STORE_FILE, restore_sequences, save_sequences
 from ovmstrio.models.stateful import StatefulServable
@@ -77,7 +78,7 @@ async def test_ages_count_on_while_no_server_runs(autojump_clock: trio.testing.M
     async with manager.turn(Control(0, start=True)) as sequence:
         sequence.advance({})
     await trio.sleep(100)
-    manager.remove_idle()
+    scan(managers)
     content = encode(managers, written_at=1_000)
     restored = SequenceManagers()
     fill(restored, *decode(content), now=1_050)

@@ -1,0 +1,142 @@
+"""What a sequence costs: its state swapped in and out of shared infer requests, against an infer request of its own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import psutil
+import structlog
+import trio
+
+from benchmarks.report import Row
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.models.sequences import Control, SequenceManagers
+from ovmstrio.openvino.compile import ModelSource, compile_model
+from ovmstrio.openvino.pool import Slot
+from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.state import StateChange
+from tests.support import ir
+
+__all__ = ["run"]
+
+COUNTS: Final = (10, 500, 10_000)
+HIDDEN: Final = 512
+FEATURES: Final = 80
+STEPS: Final = 3_000
+_TELLING: Final = 100
+
+
+class _Swapping:
+    """As the server does it."""
+
+    def __init__(self, network: Network, spec: ModelSpec, count: int) -> None:
+        self._network = network
+        self._variables = {variable.name: variable for variable in network.variables}
+        self._manager = SequenceManagers().open(spec, 1, network.variables)
+        self._count = count
+
+    async def start(self) -> None:
+        for number in range(1, self._count + 1):
+            await self._run(Control(number, start=True))
+
+    async def step(self, number: int) -> None:
+        await self._run(Control(number))
+
+    async def _run(self, control: Control) -> None:
+        async with self._manager.turn(control) as sequence:
+            change = StateChange(self._variables, sequence.state, keep=True)
+            await self._network.infer([_X], change)
+            sequence.advance(change.after)
+
+
+class _Holding:
+    """An infer request for each sequence, with the sequence's state in it."""
+
+    def __init__(self, model: Any, network: Network, count: int) -> None:
+        self._make = partial(Slot, model, network.signature, synchronous=True)
+        self._count = count
+        self._slots: list[Slot] = []
+
+    async def start(self) -> None:
+        self._slots = [self._make() for _ in range(self._count)]
+        for number in range(1, self._count + 1):
+            await self.step(number)
+
+    async def step(self, number: int) -> None:
+        slot = self._slots[number - 1]
+        slot.bind([_X])
+        slot.infer()
+        slot.outputs()
+        slot.unbind()
+
+
+_X: Final = np.linspace(-1, 1, FEATURES, dtype=np.float32).reshape(1, FEATURES)
+
+
+async def _measure(variant: str, count: int, folder: Path) -> dict[str, float]:
+    ir.save(ir.lstm(FEATURES, HIDDEN), folder, "lstm")
+    spec = ModelSpec(name="lstm", base_path=folder / "lstm", stateful=True, max_sequence_number=count)
+    compiled = compile_model(ModelSource(folder / "lstm" / "1" / "model.xml", spec))
+    network = Network(compiled)
+    sequences: Any = (
+        _Swapping(network, spec, count) if variant == "swap" else _Holding(compiled.models[0], network, count)
+    )
+    await network.infer([_X])
+    before = psutil.Process().memory_info().rss
+    await sequences.start()
+    grown = psutil.Process().memory_info().rss - before
+    random = Random(1)
+    seconds = []
+    for _ in range(STEPS):
+        number = random.randrange(1, count + 1)
+        begin = time.perf_counter()
+        await sequences.step(number)
+        seconds.append(time.perf_counter() - begin)
+    return {"kilobytes": grown / count / 1e3, "microseconds": statistics.median(seconds) * 1e6}
+
+
+def _apart(variant: str, count: int) -> dict[str, float]:
+    """Measure in a process of its own, whose memory nothing else has touched."""
+    command = [sys.executable, "-m", "benchmarks.sequence_cost", variant, str(count)]
+    found: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
+
+
+def _rows(count: int) -> list[Row]:
+    swapped, held = _apart("swap", count), _apart("hold", count)
+    size, their_size = swapped["kilobytes"], held["kilobytes"]
+    added = swapped["microseconds"] - held["microseconds"]
+    # Of a few sequences the memory is lost among the pages that the process had anyway.
+    goal, met = ("less than held", size < their_size) if count >= _TELLING else ("none", True)
+    note = "swapped in and out of a shared infer request, against an infer request held for each"
+    return [
+        Row(f"memory a sequence of {count}, LSTM of {HIDDEN}, kB", size, goal, met,
+            f"held: {their_size:.3g} kB; {note}"),
+        Row(f"time that swapping adds to a step with {count} sequences, us", added, "none", True,
+            f"{swapped['microseconds']:.0f} us, held {held['microseconds']:.0f} us, no gRPC"),
+    ]  # fmt: skip
+
+
+def run() -> list[Row]:
+    """Measure both at each number of sequences."""
+    return [row for count in COUNTS for row in _rows(count)]
+
+
+def _main() -> None:
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(trio.run(_measure, sys.argv[1], int(sys.argv[2]), Path(folder))))
+
+
+if __name__ == "__main__":
+    _main()
