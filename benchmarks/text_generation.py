@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from benchmarks.processes import ovms
 from benchmarks.report import Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["run"]
 
@@ -35,7 +36,7 @@ def _rate(pieces: Iterator[object]) -> float:
 
 
 def _bare(folder: Path) -> None:
-    """Print the rates of the handler's generator."""
+    """Print the rate of the handler's generator at each line of the input, after one run that does not count."""
     import pyovms  # noqa: PLC0415
 
     class Context:
@@ -49,27 +50,39 @@ def _bare(folder: Path) -> None:
     spec.loader.exec_module(module)
     model = module.OvmsPythonModel()
     model.initialize({"base_path": str(folder)})
-    for _ in range(ROUNDS + 1):
-        print(_rate(iter(model.execute([pyovms.Tensor("prompt", PROMPT.encode())]))))
+    for _ in sys.stdin:
+        print(_rate(iter(model.execute([pyovms.Tensor("prompt", PROMPT.encode())]))), flush=True)
 
 
-def _bare_rate(folder: Path) -> float:
+@contextmanager
+def _bare_runs(folder: Path) -> Iterator[Callable[[], float]]:
+    """Keep a process that runs the generator bare whenever it is asked to."""
     command = [sys.executable, "-m", "benchmarks.text_generation", str(folder)]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return statistics.median(map(float, out.split()[1:]))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        to, out = process.stdin, process.stdout
+        assert to is not None
+        assert out is not None
+
+        def rate() -> float:
+            to.write("again\n")
+            to.flush()
+            return float(out.readline())
+
+        yield rate
+        to.close()
 
 
-def _served_rate(config: Path) -> float:
+def _in_turn(config: Path, folder: Path) -> list[tuple[float, float]]:
+    """Measure served and bare run by run, both processes being there all the time."""
     from ovmstrio_samples.text_generation.client import completions  # noqa: PLC0415
 
-    with ovms(config) as server:
+    with ovms(config) as server, _bare_runs(folder) as bare:
         url = f"127.0.0.1:{server.grpc}"
-        rates = [_rate(completions(url, PROMPT, TOKENS)) for _ in range(ROUNDS + 1)]
-    return statistics.median(rates[1:])
+        return [(_rate(completions(url, PROMPT, TOKENS)), bare()) for _ in range(ROUNDS + 1)][1:]
 
 
 def run() -> list[Row]:
-    """Measure both in turn, twice."""
+    """Measure both in turn, with three pairs of processes."""
     with tempfile.TemporaryDirectory() as name:
         repository = Path(name)
         prepare = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "text_generation"]
@@ -78,7 +91,7 @@ def run() -> list[Row]:
         config = repository / "config.json"
         entry = {"name": "text_generation", "base_path": str(folder)}
         config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": [entry]}))
-        pairs = [(_served_rate(config), _bare_rate(folder)) for _ in range(3)]
+        pairs = [pair for _ in range(3) for pair in _in_turn(config, folder)]
     served, bare = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
     ratio = statistics.median(ours / theirs for ours, theirs in pairs)
     detail = f"SmolLM2-135M, {served:.1f} pieces/s served, {bare:.1f} bare, {TOKENS} tokens"
