@@ -1,13 +1,13 @@
 """Run measurements: all of them, or those named; all of them together write RESULTS.md.
 
-python -m benchmarks [grpc_unary] [rest_json] [resnet] [footprint] [graphs] [text_generation] [stateful]
+python -m benchmarks [NAME ...], each one of MEASUREMENTS
 """
 
 from __future__ import annotations
 
 import sys
 
-from benchmarks import footprint, graphs, grpc_unary, resnet, rest_json, stateful, text_generation
+from benchmarks import batching, footprint, graphs, grpc_unary, resnet, rest_json, stateful, text_generation
 from benchmarks.report import RESULTS, machine, render
 
 MEASUREMENTS = {
@@ -18,6 +18,7 @@ MEASUREMENTS = {
     "graphs": graphs,
     "text_generation": text_generation,
     "stateful": stateful,
+    "batching": batching,
 }
 
 _HEAD = """# Results

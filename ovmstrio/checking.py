@@ -213,13 +213,14 @@ class _Check:
         self.add(*problems)
         if problems or spec.problems:
             return
-        try:
-            servable = await load_model(spec, version, directory)
-        except ServerError as error:
-            self.add(*(self._of_load(problem, spec, directory, place) for problem in _problems_of(error)))
-        else:
-            await servable.aclose()
-            self.loaded.append(LoadedVersion(spec.name, version))
+        async with trio.open_nursery() as tasks:
+            try:
+                servable = await load_model(spec, version, directory, tasks=tasks)
+            except ServerError as error:
+                self.add(*(self._of_load(problem, spec, directory, place) for problem in _problems_of(error)))
+            else:
+                await servable.aclose()
+                self.loaded.append(LoadedVersion(spec.name, version))
 
     def _in_settings(self, problem: Problem, spec: ModelSpec, place: _Place) -> Problem:
         """Point a problem of the base path at where it is written, if it is written anywhere."""

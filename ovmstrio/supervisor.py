@@ -162,7 +162,7 @@ class _Server:
         )
         self._source: ConfigSource | None = None
         self.drained = False
-        self._graph_tasks: trio.Nursery | None = None
+        self._background: trio.Nursery | None = None
         reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self.registry)
         if settings.config_path is not None:
             parse = partial(parse_config, cache_dir=cache_directory(settings))
@@ -173,26 +173,28 @@ class _Server:
         self.front_ends = _front_ends(self.plane, settings)
 
     async def run_registry(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the registry, with a nursery around it for what graphs run in the background, until cancelled.
+        """Run the registry, with a nursery around it for what servables run in the background, until cancelled.
 
         Cancellation: the registry closes what it serves, and only then the background ends.
         """
         async with trio.open_nursery() as outer:
-            self._graph_tasks = await outer.start(_shielded_nursery)
+            self._background = await outer.start(_shielded_nursery)
             try:
                 await self.registry.run(task_status=task_status)
             finally:
-                self._graph_tasks.cancel_scope.cancel()
+                self._background.cancel_scope.cancel()
 
     async def _load(self, spec: ModelSpec | GraphSpec, version: int, directory: Path) -> Servable:
         if isinstance(spec, GraphSpec):
             return await self._load_graph(spec)
         if self._metrics is None:
-            return await load_model(spec, version, directory, managers=self.sequences)
+            return await load_model(spec, version, directory, managers=self.sequences, tasks=self._background)
         started = perf_counter()
         self._metrics.forget_graph(spec.name)
         bound = self._metrics.servable(spec.name, str(version))
-        servable = await load_model(spec, version, directory, hooks=bound, managers=self.sequences)
+        servable = await load_model(
+            spec, version, directory, hooks=bound, managers=self.sequences, tasks=self._background
+        )
         bound.set_load_seconds(perf_counter() - started)
         return servable
 
@@ -200,12 +202,12 @@ class _Server:
         # What only graphs need is left alone by those who serve none.
         from ovmstrio.graphs.loading import load_graph  # noqa: PLC0415
 
-        if self._graph_tasks is None:
+        if self._background is None:
             raise NotReady("the server is not running")
         return await load_graph(
             spec,
             lease=self.registry.lease,
-            tasks=self._graph_tasks,
+            tasks=self._background,
             hooks=NULL_GRAPH_HOOKS if self._metrics is None else self._metrics.graph(spec.name),
             hide_errors=self._settings.hide_errors,
         )

@@ -39,6 +39,18 @@ async def test_everything_that_would_be_served_is_loaded(tmp_path: Path) -> None
     assert report.problems == ()
 
 
+async def test_models_with_batching_are_loaded_and_told_of(tmp_path: Path) -> None:
+    """One that can be batched loads; of one that cannot, the option in its settings is what is wrong."""
+    batching = {"max_batch_size": 4, "batch_timeout_ms": 1}
+    ir.save(ir.dummy(), tmp_path, "good")
+    ir.save(ir.scalar(), tmp_path, "scalar")
+    models = [{"name": name, "base_path": name, "batching": batching} for name in ("good", "scalar")]
+    report = await check_config(_config(tmp_path, *models))
+    assert report.loaded == (LoadedVersion("good", 1),)
+    assert _told(report) == [("config.json", "model_config_list[1].config.batching", "error")]
+    assert "input 'b' has no batch dimension" in report.problems[0].message
+
+
 async def test_problems_of_all_files_are_told_at_once(tmp_path: Path) -> None:
     """The configuration, a mapping, a model's file and a directory each have their own, and the rest loads."""
     ir.save(ir.dummy(), tmp_path, "good")

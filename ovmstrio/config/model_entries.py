@@ -50,6 +50,7 @@ class _Model(Schema):
     name: str
     base_path: str = OPTIONAL
     batch_size: Count | str = OPTIONAL
+    batching: Object = OPTIONAL
     shape: str | dict[str, str] = OPTIONAL
     layout: str | dict[str, str] = OPTIONAL
     model_version_policy: Object = OPTIONAL

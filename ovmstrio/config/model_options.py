@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from ovmstrio.config.batching import batching_contradictions, parse_batching
 from ovmstrio.config.by_tensor import object_in_text
 from ovmstrio.config.findings import shown, wrong
 from ovmstrio.config.layouts import parse_layouts
@@ -148,6 +149,7 @@ def _device(value: Any) -> str:
 _READERS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "model_version_policy": ("version_policy", parse_version_policy),
     "batch_size": ("batch", parse_batch_size),
+    "batching": ("batching", parse_batching),
     "shape": ("shapes", parse_shapes),
     "layout": ("layouts", parse_layouts),
     "precision": ("precisions", parse_precisions),
@@ -181,6 +183,7 @@ def _contradictions(options: Mapping[str, Any], fields: dict[str, Any]) -> list[
             for option in STATEFUL_ONLY
             if option in options
         )
+    problems.extend(batching_contradictions(fields))
     if "batch_size" in options and "shape" in options:
         message = "a shape is set, which settles the batch size too"
         problems.append(Problem(message, path="batch_size", suggestion="leave one of them out", severity="warning"))

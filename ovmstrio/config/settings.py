@@ -76,6 +76,9 @@ class ServeSettings(BaseModel):
         None, MODEL, "Its folder of version folders, or its file; of a graph the folder with graph.pbtxt, or that file."
     )
     batch_size: str | None = _setting(None, MODEL, "Batch size: 8, auto, -1 or 2:8.")
+    batching: str | None = _setting(
+        None, MODEL, 'Join requests: {"max_batch_size":16,"batch_timeout_ms":5}; also "max_queue_size", "eager".'
+    )
     shape: str | None = _setting(None, MODEL, 'Shape: "(1,3,224,224)", auto, or {"input":"(1,10)"}.')
     layout: str | None = _setting(None, MODEL, 'Layout: NHWC, NHWC:NCHW, or {"input":"NHWC"}.')
     model_version_policy: str | None = _setting(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllVersions",
     "BatchSpec",
+    "BatchingSpec",
     "GraphSpec",
     "LatestVersions",
     "LayoutSpec",
@@ -93,6 +94,19 @@ class LayoutSpec(_Spec):
     model: str | None = None
 
 
+class BatchingSpec(_Spec):
+    """How the requests of many callers are joined into one inference.
+
+    A batch runs when it has ``max_batch_size`` rows, when its first request has waited for ``batch_timeout_ms``, or, if
+    ``eager``, while the model has nothing else to do.  ``max_queue_size`` requests may wait.
+    """
+
+    max_batch_size: Annotated[int, Field(ge=1, le=65_536)]
+    batch_timeout_ms: Annotated[float, Field(ge=0, le=3_600_000)]
+    max_queue_size: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    eager: bool = False
+
+
 class ServableSpec(_Spec):
     """What is configured of anything that is served under a name, whatever file or option it came from.
 
@@ -130,6 +144,7 @@ class ModelSpec(ServableSpec):
     kind: ClassVar[str] = "model"
 
     batch: BatchSpec | None = None
+    batching: BatchingSpec | None = None
     shapes: dict[str, ShapeSpec] = {}
     layouts: dict[str, LayoutSpec] = {}
     precisions: dict[str, str] = {}

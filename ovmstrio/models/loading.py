@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import structlog
+import trio
 
 from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.models.batched import BatchedServable
 from ovmstrio.models.model import ModelServable
 from ovmstrio.models.reshaping import NetworkSource, check_auto, follows_requests
 from ovmstrio.models.sequences import SequenceManagers
@@ -34,10 +36,17 @@ async def load_model(
     *,
     hooks: ServableHooks = NULL_HOOKS,
     managers: SequenceManagers | None = None,
+    tasks: trio.Nursery | None = None,
 ) -> Servable:
     """Load, compile and warm up one version; the caller owns the servable and closes it.
 
-    ``managers`` has the sequences of stateful models, those that go on after a reload among them.
+    Args:
+        spec: how it was configured.
+        version: its number.
+        directory: where its files are.
+        hooks: are told of inferences and batches.
+        managers: has the sequences of stateful models, those that go on after a reload among them.
+        tasks: owns what models run in the background, which only those with batching do; must outlive the servable.
 
     Raises:
         ConfigError: there is no model in the directory, it cannot be read, or its settings do not fit it.
@@ -47,6 +56,12 @@ async def load_model(
     network = await _load_network(spec, directory, hooks, {})
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers())
+    if spec.batching is not None:
+        servable = BatchedServable(spec, spec.batching, version, network, hooks)
+        if tasks is None:
+            raise ValueError("a model with batching needs a nursery for its batches: give tasks")
+        await tasks.start(servable.serve)
+        return servable
     if not follows_requests(spec):
         return ModelServable(spec, version, network)
     refusal = check_auto(network.signature.inputs)

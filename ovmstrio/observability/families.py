@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BUCKETS_US", "FAMILIES", "OWN_FAMILIES", "Family"]
+__all__ = ["BUCKETS_SIZE", "BUCKETS_US", "FAMILIES", "OWN_FAMILIES", "Family"]
 
 _REQUEST = ("name", "version", "api", "method", "interface")
 _GRAPH = ("name", "api", "method", "interface")
 _VERSION = ("name", "version")
+
+BUCKETS_SIZE: Final = tuple(float(2**power) for power in range(11))
+"""Upper bounds of the histogram of batch sizes."""
 
 BUCKETS_US: Final = tuple(float(int(10 * 1.8**step)) for step in range(33))
 """Upper bounds of OVMS's histograms, in microseconds."""
@@ -31,6 +34,7 @@ class Family:
     labels: tuple[str, ...]
     help: str
     default: bool = True
+    buckets: tuple[float, ...] = BUCKETS_US
 
 
 def _table(*rows: Family) -> dict[str, Family]:
@@ -59,5 +63,7 @@ FAMILIES: Final[Mapping[str, Family]] = _table(
 OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_requests", "counter", (*_REQUEST, "code"), "Requests by outcome, as the gRPC status is called."),
     Family("ovmstrio_model_load_seconds", "gauge", _VERSION, "Time that the last load of a version took."),
+    Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows of a batch of joined requests.", buckets=BUCKETS_SIZE),
+    Family("ovmstrio_batch_wait_time_us", "histogram", _VERSION, "Time that a request waited for its batch."),
     Family("ovmstrio_ready", "gauge", (), "1 while the server calls itself ready."),
 )

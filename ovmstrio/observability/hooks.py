@@ -7,10 +7,45 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from ovmstrio.observability.events import Method
 
-__all__ = ["NULL_GRAPH_HOOKS", "NULL_HOOKS", "GraphHooks", "NullGraphHooks", "NullHooks", "ServableHooks"]
+__all__ = [
+    "NULL_BATCH_HOOKS",
+    "NULL_GRAPH_HOOKS",
+    "NULL_HOOKS",
+    "BatchHooks",
+    "GraphHooks",
+    "NullBatchHooks",
+    "NullGraphHooks",
+    "NullHooks",
+    "ServableHooks",
+]
 
 
-class ServableHooks(Protocol):
+class BatchHooks(Protocol):
+    """Observes one batcher.  Every method is called on the event loop and must not wait."""
+
+    def batch_size(self, size: int) -> None:
+        """A batch of this size begins to run."""
+        ...
+
+    def queue_time(self, seconds: float) -> None:
+        """One item waited this long before its batch began to run."""
+        ...
+
+
+class NullBatchHooks:
+    """Hooks for batchers that nobody observes."""
+
+    def batch_size(self, size: int) -> None:
+        """Ignore it."""
+
+    def queue_time(self, seconds: float) -> None:
+        """Ignore it."""
+
+
+NULL_BATCH_HOOKS: Final = NullBatchHooks()
+
+
+class ServableHooks(BatchHooks, Protocol):
     """Observes one loaded model version.  Every method is called on the event loop and must not wait."""
 
     def inference_time(self, seconds: float) -> None:
@@ -30,7 +65,7 @@ class ServableHooks(Protocol):
         ...
 
 
-class NullHooks:
+class NullHooks(NullBatchHooks):
     """Hooks for models that nobody observes."""
 
     def inference_time(self, seconds: float) -> None:

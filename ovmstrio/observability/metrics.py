@@ -15,7 +15,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ovmstrio.observability.events import API_OF, INFER, OK
-from ovmstrio.observability.families import BUCKETS_US, FAMILIES, OWN_FAMILIES
+from ovmstrio.observability.families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 
 if TYPE_CHECKING:
@@ -123,6 +123,11 @@ class ServableMetrics:
         child = self._metrics.child
         return child("ovms_infer_req_queue_size", *self._labels), child("ovms_infer_req_active", *self._labels)
 
+    @cached_property
+    def _batches(self) -> tuple[Any, Any]:
+        child = self._metrics.child
+        return child("ovmstrio_batch_size", *self._labels), child("ovmstrio_batch_wait_time_us", *self._labels)
+
     def _outcome(self, method: Method, interface: str, code: str) -> tuple[Any, Any]:
         key = (method, interface, code)
         found = self._outcomes.get(key)
@@ -149,6 +154,14 @@ class ServableMetrics:
     def wait_time(self, seconds: float) -> None:
         """Record how long a request waited for its place in the pool."""
         self._wait.observe(seconds * _MICROSECONDS)
+
+    def batch_size(self, size: int) -> None:
+        """Record how many rows a batch has."""
+        self._batches[0].observe(size)
+
+    def queue_time(self, seconds: float) -> None:
+        """Record how long a request waited for its batch."""
+        self._batches[1].observe(seconds * _MICROSECONDS)
 
     def set_streams(self, streams: int) -> None:
         """Say how many streams the model was compiled with."""
@@ -189,4 +202,4 @@ def _make(row: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogr
         return Counter(row.name, row.help, row.labels, registry=registry)
     if row.kind == "gauge":
         return Gauge(row.name, row.help, row.labels, registry=registry)
-    return Histogram(row.name, row.help, row.labels, buckets=BUCKETS_US, registry=registry)
+    return Histogram(row.name, row.help, row.labels, buckets=row.buckets, registry=registry)

@@ -16,6 +16,7 @@ from openvino.passes import LowLatency2, Manager
 from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.openvino.batches import take_batches
 from ovmstrio.openvino.preprocess import preprocess
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
@@ -85,6 +86,8 @@ def compile_model(source: ModelSource) -> Compiled:
     model = _read(source.file)
     model = preprocess(model, spec, source.mapping)
     reshape(model, spec, source.mapping, source.requested, file)
+    if spec.batching is not None:
+        take_batches(model, spec.batching, source.mapping, file)
     signature = read_signature(model, source.mapping, file)
     if spec.low_latency_transformation:
         _keep_loop_state(model, file)

@@ -16,7 +16,7 @@ from ovmstrio.config.command_line import (
     single_servable,
 )
 from ovmstrio.config.settings import IGNORED, IGNORED_GROUP, ServeSettings
-from ovmstrio.config.specs import LayoutSpec, MetricsSpec, ServerSpec, ShapeSpec, SpecificVersions
+from ovmstrio.config.specs import BatchingSpec, LayoutSpec, MetricsSpec, ServerSpec, ShapeSpec, SpecificVersions
 from ovmstrio.tensor import Dim
 
 MODEL = {"model_name": "m", "model_path": "models/m"}
@@ -48,6 +48,7 @@ def test_a_single_model_is_configured_by_options() -> None:
         "scale": "2",
         "model_version_policy": '{"specific": {"versions": [3]}}',
         "nireq": "4",
+        "batching": '{"max_batch_size": 8, "batch_timeout_ms": 2.5}',
         "plugin_config": '{"NUM_STREAMS": 2}',
         "target_device": "AUTO",
     }
@@ -57,6 +58,7 @@ def test_a_single_model_is_configured_by_options() -> None:
     assert model.layouts == {"": LayoutSpec(tensor="NHWC", model="NCHW")}
     assert (model.precisions, model.color_formats) == ({"a": "UINT8"}, {"": "BGR:RGB"})
     assert (model.mean, model.scale, model.nireq, model.target_device) == ((1, 2, 3), (2,), 4, "AUTO")
+    assert model.batching == BatchingSpec(max_batch_size=8, batch_timeout_ms=2.5)
     assert model.version_policy == SpecificVersions(versions=(3,))
     assert model.plugin_config == {"NUM_STREAMS": "2"}
     assert model.problems == ()
@@ -74,6 +76,7 @@ def test_a_single_model_is_configured_by_options() -> None:
         ({**MODEL, "config_path": "c.json"}, ["--model_name, --model_path"]),
         ({**MODEL, "shape": "1", "nireq": "x", "mean": "1"}, ["--nireq", "--shape", "--mean"]),
         ({**MODEL, "max_sequence_number": 4}, ["--max_sequence_number"]),
+        ({**MODEL, "batching": '{"max_batch_size": 0, "batch_timeout_ms": 1}'}, ["--batching.max_batch_size"]),
         ({**MODEL, "sequence_migration": False}, ["--sequence_migration"]),
         ({**MODEL, "stateful": True, "max_sequence_number": 2**32}, ["--max_sequence_number"]),
         ({**MODEL, "stateful": True, "shape": "auto"}, ["--shape"]),

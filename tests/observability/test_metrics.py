@@ -154,6 +154,22 @@ def test_requests_of_a_graph_are_counted_by_what_became_of_them() -> None:
     assert metrics.graph("g") is graph
 
 
+def test_batches_are_two_histograms_of_the_models_that_have_them() -> None:
+    """Sizes in rows and waits in microseconds; a model without batches has neither."""
+    metrics = Metrics()
+    batched = metrics.servable("m", "1")
+    metrics.servable("other", "1")
+    assert _value(metrics, "ovmstrio_batch_size_count", name="m", version="1") is None
+    for size in (16, 3):
+        batched.batch_size(size)
+    batched.queue_time(0.005)
+    labels = {"name": "m", "version": "1"}
+    assert _value(metrics, "ovmstrio_batch_size_sum", **labels) == 19
+    assert _value(metrics, "ovmstrio_batch_size_bucket", **labels, le="8.0") == 1
+    assert _value(metrics, "ovmstrio_batch_wait_time_us_sum", **labels) == 5000
+    assert _value(metrics, "ovmstrio_batch_size_count", name="other", version="1") is None
+
+
 def test_instances_of_a_graph_are_a_gauge_and_a_histogram() -> None:
     """The gauge returns to zero whatever happens; the time of those that failed is not recorded."""
     metrics = Metrics()

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+import trio
 
-from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.datatypes import BY_NAME
+from ovmstrio.models.batched import BatchedServable
 from ovmstrio.models.loading import load_model
 from ovmstrio.models.model import ModelServable
 from ovmstrio.models.sequences import SequenceManagers
@@ -25,6 +27,7 @@ __all__ = [
     "RecordingHooks",
     "contents_request",
     "load",
+    "load_batched",
     "load_stateful",
     "network",
     "raw_request",
@@ -41,6 +44,8 @@ class RecordingHooks:
     def __init__(self) -> None:
         self.inferences: list[float] = []
         self.waits: list[float] = []
+        self.batch_sizes: list[int] = []
+        self.queue_times: list[float] = []
         self.streams = 0
         self.pools: list[tuple[int, int]] = []
 
@@ -51,6 +56,14 @@ class RecordingHooks:
     def wait_time(self, seconds: float) -> None:
         """Remember a time."""
         self.waits.append(seconds)
+
+    def batch_size(self, size: int) -> None:
+        """Remember a size."""
+        self.batch_sizes.append(size)
+
+    def queue_time(self, seconds: float) -> None:
+        """Remember a time."""
+        self.queue_times.append(seconds)
 
     def set_streams(self, count: int) -> None:
         """Remember the number of streams."""
@@ -74,6 +87,22 @@ async def load(
     spec = _spec(model, repository, name, settings)
     servable = await load_model(spec, 1, spec.base_path / "1", hooks=hooks)
     assert isinstance(servable, ModelServable)
+    return servable
+
+
+async def load_batched(
+    model: ov.Model,
+    repository: Path,
+    tasks: trio.Nursery,
+    batching: BatchingSpec,
+    *,
+    hooks: ServableHooks = NULL_HOOKS,
+    **settings: Any,
+) -> BatchedServable:
+    """Save a model and load version 1 of it with batching; ``tasks`` owns its batches until it is closed."""
+    spec = _spec(model, repository, "model", {"batching": batching, **settings})
+    servable = await load_model(spec, 1, spec.base_path / "1", hooks=hooks, tasks=tasks)
+    assert isinstance(servable, BatchedServable)
     return servable
 
 
