@@ -3,15 +3,19 @@
 ::
 
     config.json ─┬> models ─> versions on disk ─> model file, mapping ─> load, unload
-                 └> graphs ─> graph file, contracts, wiring ───────────> load, unload
+                 ├> graphs ─> graph file, contracts, wiring ───────────> load, unload
+                 └> pipelines ─> nodes against the models they call ───> load, unload
                          └──────────────── problems of each step, by file and line
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import TracebackType
 from typing import Final, NoReturn
 
 import trio
@@ -21,21 +25,30 @@ from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.json_locations import Located
 from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.model_entries import Place
-from ovmstrio.config.ovms_json import examine_config
+from ovmstrio.config.ovms_json import Examined, examine_config
 from ovmstrio.config.settings import ServeSettings
-from ovmstrio.config.specs import AllVersions, GraphSpec, ModelSpec, ServerSpec, SpecificVersions
+from ovmstrio.config.specs import (
+    AllVersions,
+    GraphSpec,
+    ModelSpec,
+    PipelineSpec,
+    ServableSpec,
+    ServerSpec,
+    SpecificVersions,
+)
 from ovmstrio.errors import ConfigError, NotFound, Problem, ServerError
 from ovmstrio.models import load_model
 from ovmstrio.repository.versions import Listing, find_model_file, scan
+from ovmstrio.servable import Servable
 
-__all__ = ["CheckReport", "LoadedVersion", "check_config"]
+__all__ = ["CheckReport", "LoadedVersion", "check_config", "check_pipelines"]
 
 _CONFIG_NAME: Final = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A version of a model or graph that was loaded, and unloaded again."""
+    """A version of a model, pipeline or graph that was loaded, and unloaded again."""
 
     model: str
     version: int
@@ -75,6 +88,53 @@ async def check_config(path: Path) -> CheckReport:
     return check.report()
 
 
+async def check_pipelines(path: Path, names: Collection[str] = (), *, load: bool = True) -> CheckReport:
+    """Check the pipelines of a configuration file, or those named, and what they call; nothing else.
+
+    Without ``load`` nothing is opened besides the file: what can be said then is told.  Owns what it loads: each is
+    unloaded before this returns.  Raises nothing for what is wrong with the files; that is the report.
+
+    Cancellation: at any checkpoint; a load that has begun is dropped.
+    """
+    check = _Check()
+    examined = await check.read(path)
+    if examined is not None:
+        spec = _with_pipelines_only(examined.spec, names)
+        if load:
+            await check.all(spec, str(path), examined.places)
+        else:
+            from ovmstrio.dataflow.examining import examine_pipeline  # noqa: PLC0415
+
+            configured = [servable.name for servable in examined.spec.servables]
+            for pipeline in spec.pipelines:
+                check.add(*examine_pipeline(pipeline, configured))
+    return check.report()
+
+
+def _with_pipelines_only(spec: ServerSpec, names: Collection[str]) -> ServerSpec:
+    pipelines = tuple(pipeline for pipeline in spec.pipelines if not names or pipeline.name in names)
+    wanted = {pipeline.name for pipeline in pipelines}
+    while more := _called_by(each for each in spec.pipelines if each.name in wanted) - wanted:
+        wanted |= more
+    kinds = {"pipelines": spec.pipelines, "models": spec.models, "graphs": spec.graphs}
+    kept = {kind: tuple(each for each in specs if each.name in wanted) for kind, specs in kinds.items()}
+    return spec.model_copy(update=kept)
+
+
+def _called_by(pipelines: Iterable[PipelineSpec]) -> set[str]:
+    return {node.model_name for pipeline in pipelines for node in pipeline.nodes if node.model_name}
+
+
+def _callees_first(pipelines: Iterable[PipelineSpec]) -> list[PipelineSpec]:
+    """Order pipelines by who calls whom; those that call each other come as they are configured."""
+    by_name = {pipeline.name: pipeline for pipeline in pipelines}
+    calls = {name: _called_by([pipeline]) & (by_name.keys() - {name}) for name, pipeline in by_name.items()}
+    try:
+        return [by_name[name] for name in TopologicalSorter(calls).static_order()]
+    except CycleError:
+        return list(by_name.values())
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a model is configured."""
@@ -95,10 +155,28 @@ class _Place:
         return replace(problem, file=self.file, line=at.line, path=at.path)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept(AbstractContextManager["_Kept"]):
+    """A loaded version as those who call it see it: like a lease of the registry's, of what stays open anyway."""
+
+    name: str
+    version: str
+    servable: Servable
+    is_only: bool
+    """Whether it answers whatever version is asked for."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hold nothing."""
+
+
 @dataclass(slots=True)
 class _Check:
     loaded: list[LoadedVersion] = field(default_factory=list)
     _problems: list[Problem] = field(default_factory=list)
+    _called: frozenset[str] = frozenset()
+    _kept: list[_Kept] = field(default_factory=list)
 
     def add(self, *problems: Problem) -> None:
         self._problems.extend(problems)
@@ -120,7 +198,7 @@ class _Check:
                 await self._alone(base_path, path)
         elif await trio.to_thread.run_sync(_versions, base_path):
             spec = ModelSpec(name=base_path.name, base_path=base_path, version_policy=AllVersions())
-            await self.model(spec, _Place(str(path)))
+            await self.all(ServerSpec(models=(spec,)), str(path), {})
         elif configured:
             await self.file(path / _CONFIG_NAME)
         else:
@@ -132,10 +210,16 @@ class _Check:
         settings = ServeSettings(model_name=base_path.name, model_path=base_path)
         spec = await trio.to_thread.run_sync(single_servable, settings)
         self.add(*spec.problems)
-        await self._all(spec, str(path), {})
+        await self.all(spec, str(path), {})
 
     async def file(self, path: Path) -> None:
         """Check a configuration file and all that it names."""
+        examined = await self.read(path)
+        if examined is not None:
+            await self.all(examined.spec, str(path), examined.places)
+
+    async def read(self, path: Path) -> Examined | None:
+        """Give what a configuration file says, if that can be understood."""
         try:
             content = await trio.Path(path).read_bytes()
             examined = examine_config(content, path)
@@ -145,16 +229,63 @@ class _Check:
             self.add(*error.problems)
         else:
             self.add(*examined.fatal, *examined.spec.problems)
-            await self._all(examined.spec, str(path), examined.places)
+            return examined
+        return None
 
-    async def _all(self, spec: ServerSpec, file: str, places: Mapping[str, Place]) -> None:
-        async with trio.open_nursery() as nursery:
-            for model in spec.models:
-                nursery.start_soon(self.model, model, _place(file, places.get(model.name)))
-            for graph in spec.graphs:
-                nursery.start_soon(self.graph, graph, _place(file, places.get(graph.name)))
+    async def all(self, spec: ServerSpec, file: str, places: Mapping[str, Place]) -> None:
+        """Check everything that is to be served, pipelines after what they call."""
+        self._called = frozenset(_called_by(spec.pipelines))
+        async with trio.open_nursery() as tasks:
+            try:
+                async with trio.open_nursery() as nursery:
+                    for model in spec.models:
+                        nursery.start_soon(self.model, model, _place(file, places.get(model.name)), tasks)
+                    for graph in spec.graphs:
+                        nursery.start_soon(self.graph, graph, _place(file, places.get(graph.name)), tasks)
+                for pipeline in _callees_first(spec.pipelines):
+                    await self.pipeline(pipeline, _place(file, places.get(pipeline.name)))
+            finally:
+                with trio.CancelScope(shield=True):
+                    for kept in reversed(self._kept):
+                        await kept.servable.aclose()
+            tasks.cancel_scope.cancel()
 
-    async def graph(self, spec: GraphSpec, place: _Place) -> None:
+    async def pipeline(self, spec: PipelineSpec, place: _Place) -> None:
+        """Check a pipeline's settings, and load it with the models that it calls if nothing is wrong with them."""
+        # As with graphs.
+        from ovmstrio.dataflow.loading import load_pipeline  # noqa: PLC0415
+        from ovmstrio.dataflow.structure import examine_structure  # noqa: PLC0415
+
+        self.add(*spec.problems)
+        if spec.errors:
+            self.add(*examine_structure(spec)[1])
+            return
+
+        try:
+            servable = await load_pipeline(spec, lease=self._lease_kept)
+        except ServerError as error:
+            self.add(*(each if each.file else place.of(each) for each in _problems_of(error)))
+        else:
+            await self._note_loaded(spec, 1, servable)
+
+    async def _note_loaded(self, spec: ServableSpec, version: int, servable: Servable) -> None:
+        """Note a version, and close it unless pipelines call it."""
+        self.loaded.append(LoadedVersion(spec.name, version))
+        if spec.name in self._called:
+            self._kept.append(_Kept(spec.name, str(version), servable, is_only=not isinstance(spec, ModelSpec)))
+        else:
+            await servable.aclose()
+
+    async def _lease_kept(self, name: str, version: str = "") -> _Kept:
+        """Stand for the registry: only what pipelines call is there."""
+        found = {int(kept.version): kept for kept in self._kept if kept.name == name}
+        number = int(version or "0") or max(found, default=0)
+        for kept in found.values():
+            if kept.is_only or int(kept.version) == number:
+                return kept
+        raise NotFound(f'"{name}" version "{version}" is not served, or could not be loaded')
+
+    async def graph(self, spec: GraphSpec, place: _Place, tasks: trio.Nursery) -> None:
         """Check a graph's settings and its file, and load it if nothing is wrong with them."""
         # What only graphs need is left alone where there are none.
         from ovmstrio.graphs.examining import examine_graph  # noqa: PLC0415
@@ -167,23 +298,20 @@ class _Check:
         examined = await trio.to_thread.run_sync(examine_graph, spec.graph_path, spec.base_path)
         self.add(*examined.problems)
         if not spec.errors and all(problem.severity != "error" for problem in examined.problems):
-            await self._load_graph(spec)
+            await self._load_graph(spec, tasks)
 
-    async def _load_graph(self, spec: GraphSpec) -> None:
+    async def _load_graph(self, spec: GraphSpec, tasks: trio.Nursery) -> None:
         from ovmstrio.graphs.loading import load_graph  # noqa: PLC0415
 
-        async with trio.open_nursery() as tasks:
-            try:
-                servable = await load_graph(spec, lease=_lease_nothing, tasks=tasks)
-            except ServerError as error:
-                graph_file = str(spec.graph_path)
-                self.add(*(replace(each, file=each.file or graph_file) for each in _problems_of(error)))
-            else:
-                await servable.aclose()
-                self.loaded.append(LoadedVersion(spec.name, 1))
-            tasks.cancel_scope.cancel()
+        try:
+            servable = await load_graph(spec, lease=_lease_nothing, tasks=tasks)
+        except ServerError as error:
+            graph_file = str(spec.graph_path)
+            self.add(*(replace(each, file=each.file or graph_file) for each in _problems_of(error)))
+        else:
+            await self._note_loaded(spec, 1, servable)
 
-    async def model(self, spec: ModelSpec, place: _Place) -> None:
+    async def model(self, spec: ModelSpec, place: _Place, tasks: trio.Nursery) -> None:
         """Check a model's settings, and the versions that would be served."""
         self.add(*spec.problems)
         if not place.names_base_path or any(problem.path.endswith("base_path") for problem in spec.problems):
@@ -196,7 +324,7 @@ class _Check:
         self._note_listing(listing, spec, place)
         async with trio.open_nursery() as nursery:
             for version in spec.version_policy.select(listing.versions):
-                nursery.start_soon(self._version, spec, version, listing.versions[version], place)
+                nursery.start_soon(self._version, spec, version, listing.versions[version], place, tasks)
 
     def _note_listing(self, listing: Listing, spec: ModelSpec, place: _Place) -> None:
         self.add(*(Problem(text, str(spec.base_path), severity="warning") for text in listing.warnings))
@@ -207,20 +335,20 @@ class _Check:
                 problem = Problem(f"version {version} does not exist", path="model_version_policy", severity="warning")
                 self.add(place.of(replace(problem, expected=f"{spec.base_path / str(version)}", found=found)))
 
-    async def _version(self, spec: ModelSpec, version: int, directory: Path, place: _Place) -> None:
+    async def _version(
+        self, spec: ModelSpec, version: int, directory: Path, place: _Place, tasks: trio.Nursery
+    ) -> None:
         """Check one version's files, and load it if nothing is wrong with them or with the model's settings."""
         problems = await trio.to_thread.run_sync(_file_problems, directory)
         self.add(*problems)
         if problems or spec.problems:
             return
-        async with trio.open_nursery() as tasks:
-            try:
-                servable = await load_model(spec, version, directory, tasks=tasks)
-            except ServerError as error:
-                self.add(*(self._of_load(problem, spec, directory, place) for problem in _problems_of(error)))
-            else:
-                await servable.aclose()
-                self.loaded.append(LoadedVersion(spec.name, version))
+        try:
+            servable = await load_model(spec, version, directory, tasks=tasks)
+        except ServerError as error:
+            self.add(*(self._of_load(problem, spec, directory, place) for problem in _problems_of(error)))
+        else:
+            await self._note_loaded(spec, version, servable)
 
     def _in_settings(self, problem: Problem, spec: ModelSpec, place: _Place) -> Problem:
         """Point a problem of the base path at where it is written, if it is written anywhere."""

@@ -16,13 +16,17 @@
     │   └── SequenceEnding                     the id is free only when the last request of its sequence is done
     ├── NotReady                               the server or servable cannot answer yet, or not any more
     │   ├── VersionLoading                     the version is being loaded
-    │   │   └── GraphLoading                   the same of a graph
+    │   │   ├── GraphLoading                   the same of a graph
+    │   │   └── PipelineLoading                the same of a pipeline
     │   └── TooManySequences                   no sequence can be started before another one ends
     ├── Overloaded                             a queue or pool is full; try again later
     ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
     ├── NotSupported (NotImplementedError)     the servable has no such operation
     ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
     ├── GraphFailure (RuntimeError)            a node of a graph failed on its input
+    ├── PipelineFailure (RuntimeError)         what flows between the nodes of a pipeline does not fit together
+    │   └── CustomNodeFailure                  a custom node failed, or gave what cannot be used
+    ├── NothingToGather                        a demultiplexer of a pipeline had nothing to split
     └── ConfigError (ValueError)               what the operator wrote cannot be used
 
 No class knows a transport: ``ovmstrio.frontends.statuses`` holds the one total table from class to gRPC and HTTP
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AlreadyExists",
     "ConfigError",
+    "CustomNodeFailure",
     "DeadlineExceeded",
     "FailedPrecondition",
     "GraphFailure",
@@ -51,8 +56,11 @@ __all__ = [
     "NotFound",
     "NotReady",
     "NotSupported",
+    "NothingToGather",
     "Overloaded",
     "PayloadTooLarge",
+    "PipelineFailure",
+    "PipelineLoading",
     "Problem",
     "SequenceEnding",
     "SequenceExists",
@@ -131,6 +139,10 @@ class GraphLoading(VersionLoading):
     """The graph exists and is still being loaded, or failed to load."""
 
 
+class PipelineLoading(VersionLoading):
+    """The pipeline exists and is still being loaded, or failed to load."""
+
+
 class TooManySequences(NotReady):
     """As many sequences as the model may have are alive."""
 
@@ -163,6 +175,18 @@ class GraphFailure(ServerError, RuntimeError):
 
     OVMS blames the caller's input for it, whatever the cause, and clients have come to expect that status.
     """
+
+
+class PipelineFailure(ServerError, RuntimeError):
+    """What one node of a pipeline gave does not fit what is to be done with it."""
+
+
+class CustomNodeFailure(PipelineFailure):
+    """A custom node returned an error, or outputs that cannot be used."""
+
+
+class NothingToGather(ServerError):
+    """A demultiplexer got an empty tensor, so the nodes behind it have nothing to work on; no fault of anybody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ class InferRequest:
     ``model_version`` is as sent: empty or ``"0"`` means the default version.  ``raw_inputs`` holds one buffer an
     input, by position, where the caller used raw contents (elements little-endian and packed; ``BYTES`` elements each
     behind a little-endian uint32 length), and None for an input that has contents where the protocol lets a request
-    use both.  ``deadline`` is on trio's clock.
+    use both.  ``deadline`` is on trio's clock.  ``keeps_rows`` asks for matrices of bytes as they are, where the names
+    of outputs would make them strings: the caller is no client.
     """
 
     model_name: str
@@ -84,6 +85,7 @@ class InferRequest:
     outputs: list[RequestedOutput] = field(default_factory=list)
     raw_inputs: list[Buffer | None] = field(default_factory=list)
     deadline: float = math.inf
+    keeps_rows: bool = False
 
 
 @dataclass(slots=True)

@@ -10,13 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     import trio
 
     from ovmstrio.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
-__all__ = ["InferStream", "SequenceInfo", "SequenceServable", "Servable", "StreamingServable"]
+__all__ = [
+    "InferStream",
+    "LeaseServable",
+    "LeasedServable",
+    "SequenceInfo",
+    "SequenceServable",
+    "Servable",
+    "StreamingServable",
+]
 
 
 class Servable(Protocol):
@@ -64,6 +72,23 @@ class SequenceServable(Servable, Protocol):
 
     def sequences(self) -> list[SequenceInfo]:
         """List the live sequences, by id."""
+        ...
+
+
+class LeasedServable(Protocol):
+    """A servable that stays open while it is held; of ``ovmstrio.registry.leases.Lease``'s shape."""
+
+    @property
+    def servable(self) -> Servable:
+        """What may be called."""
+        ...
+
+
+class LeaseServable(Protocol):
+    """How the nodes of graphs and pipelines call what else is served, by name; the registry's ``lease``."""
+
+    async def __call__(self, name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
+        """Lease a servable; raises and waits as ``Registry.lease``."""
         ...
 
 

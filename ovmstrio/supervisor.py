@@ -3,7 +3,7 @@
 ::
 
     serve ── registry.run        loads, retirements, the watcher
-          │  └─ graph tasks      what graphs run in the background; outlives the graphs
+          │  └─ background       what graphs and pipelines run besides their calls; outlives them
           ├─ gRPC front end      a nursery a connection, a task an RPC
           ├─ REST front end      a nursery a connection
           ├─ first load          of what is configured, behind the sequences of an earlier run
@@ -30,7 +30,7 @@ from ovmstrio.config.command_line import (
     single_servable,
 )
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.specs import GraphSpec, ServerSpec
+from ovmstrio.config.specs import GraphSpec, PipelineSpec, ServerSpec
 from ovmstrio.dataplane import DataPlane
 from ovmstrio.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
@@ -173,7 +173,7 @@ class _Server:
         self.front_ends = _front_ends(self.plane, settings)
 
     async def run_registry(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the registry, with a nursery around it for what servables run in the background, until cancelled.
+        """Run the registry until cancelled, in a nursery for what servables run in the background.
 
         Cancellation: the registry closes what it serves, and only then the background ends.
         """
@@ -184,9 +184,11 @@ class _Server:
             finally:
                 self._background.cancel_scope.cancel()
 
-    async def _load(self, spec: ModelSpec | GraphSpec, version: int, directory: Path) -> Servable:
+    async def _load(self, spec: ModelSpec | PipelineSpec | GraphSpec, version: int, directory: Path) -> Servable:
         if isinstance(spec, GraphSpec):
             return await self._load_graph(spec)
+        if isinstance(spec, PipelineSpec):
+            return await self._load_pipeline(spec)
         if self._metrics is None:
             return await load_model(spec, version, directory, managers=self.sequences, tasks=self._background)
         started = perf_counter()
@@ -210,6 +212,22 @@ class _Server:
             tasks=self._background,
             hooks=NULL_GRAPH_HOOKS if self._metrics is None else self._metrics.graph(spec.name),
             hide_errors=self._settings.hide_errors,
+        )
+
+    async def _load_pipeline(self, spec: PipelineSpec) -> Servable:
+        # As with graphs.
+        from ovmstrio.dataflow.loading import load_pipeline  # noqa: PLC0415
+
+        if self._background is None:
+            raise NotReady("the server is not running")
+        if self._metrics is not None:
+            self._metrics.forget_graph(spec.name)
+        isolated = self._settings.custom_node_isolation == "process"
+        return await load_pipeline(
+            spec,
+            lease=self.registry.lease,
+            hide_errors=self._settings.hide_errors,
+            processes=self._background if isolated else None,
         )
 
     async def first_load(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.checking import CheckReport, LoadedVersion, check_config
+from ovmstrio.checking import CheckReport, LoadedVersion, check_config, check_pipelines
 from tests.support import ir
 
 
@@ -256,3 +256,66 @@ async def test_a_configuration_beside_a_graph_speaks_for_it(tmp_path: Path) -> N
     _config(tmp_path, mediapipe_config_list=[{"name": "called", "base_path": "."}])
     report = await check_config(tmp_path)
     assert (report.loaded, report.problems) == ((LoadedVersion("called", 1),), ())
+
+
+async def test_problems_of_pipelines_are_told_with_those_of_models(tmp_path: Path) -> None:
+    """The models that they call are loaded once, and closed at the end."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    source = {"node_name": "request", "data_item": "in"}
+    given = [{"data_item": "a", "alias": "a"}]
+    node = {"name": "n", "type": "custom", "library_name": "crop", "inputs": [{"in": source}], "outputs": given}
+    called = {"name": "m", "type": "DL model", "model_name": "m", "inputs": [{"b": source}], "outputs": given}
+    items = (("n", "a"), ("m", "a"), ("m", "b"))
+    outputs = [{f"{name}.{item}": {"node_name": name, "data_item": item}} for name, item in items]
+    pipeline = {"name": "p", "inputs": ["in"], "nodes": [node, called], "outputs": outputs}
+    config = _config(
+        tmp_path,
+        {"name": "m", "base_path": "m"},
+        pipeline_config_list=[pipeline],
+        custom_node_library_config_list=[{"name": "crops", "base_path": "crop.py"}],
+    )
+    report = await check_config(config)
+    assert report.loaded == (LoadedVersion("m", 1),)
+    wrong_output, problem = report.problems
+    assert wrong_output.message.startswith("PIPELINE_NODE_REFERING_TO_MISSING_DATA_SOURCE")
+    assert (problem.line, problem.suggestion) == (_line(config, '"library_name"'), "did you mean 'crops'?")
+
+
+@pytest.mark.parametrize("names", [(), ("outer",)])
+async def test_pipelines_may_call_graphs_and_each_other(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Whatever the order of the file, and whatever version they name; all of it is closed at the end."""
+    _graph(tmp_path / "g")
+
+    def pipeline(name: str, called: str, item: str, given: str) -> dict[str, object]:
+        node = {
+            "name": "n",
+            "type": "DL model",
+            "model_name": called,
+            "version": 3,
+            "inputs": [{item: {"node_name": "request", "data_item": "in"}}],
+            "outputs": [{"data_item": given, "alias": "y"}],
+        }
+        outputs = [{"y": {"node_name": "n", "data_item": "y"}}]
+        return {"name": name, "inputs": ["in"], "nodes": [node], "outputs": outputs}
+
+    pipelines = [pipeline("outer", "inner", "in", "y"), pipeline("inner", "g", "in", "out")]
+    config = _config(tmp_path, mediapipe_config_list=[{"name": "g"}], pipeline_config_list=pipelines)
+    report = await check_pipelines(config, names)
+    assert report.problems == ()
+    assert [each.model for each in report.loaded] == ["g", "inner", "outer"]
+    assert (tmp_path / "g/finalized").exists()
+    assert await check_config(config) == report
+    assert (await check_pipelines(config, names, load=False)).problems == ()
+
+
+async def test_pipelines_that_call_each_other_cannot_be_loaded(tmp_path: Path) -> None:
+    """The first of them misses the second."""
+    node = {"name": "n", "type": "DL model", "inputs": [{"x": {"node_name": "request", "data_item": "x"}}]}
+    node["outputs"] = [{"data_item": "y", "alias": "y"}]
+    given = {"inputs": ["x"], "outputs": [{"y": {"node_name": "n", "data_item": "y"}}]}
+    pairs = [("p", "q"), ("q", "p")]
+    pipelines = [{"name": name, "nodes": [{**node, "model_name": called}], **given} for name, called in pairs]
+    report = await check_pipelines(_config(tmp_path, pipeline_config_list=pipelines))
+    assert [problem.message.partition(":")[0] for problem in report.problems] == [
+        "PIPELINE_NODE_REFERING_TO_MISSING_MODEL"
+    ] * 2

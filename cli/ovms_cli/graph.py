@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr, stdout
-from ovms_cli.problems import count, count_problems, safe, show_problems
+from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render, write_picture
+from ovms_cli.problems import count, count_problems, problem_facts, safe, show_problems
 
 if TYPE_CHECKING:
     from ovmstrio.graphs.examining import Examination
@@ -23,14 +23,6 @@ _GraphPath = Annotated[
 ]
 
 
-class PictureFormat(StrEnum):
-    """How a graph is shown."""
-
-    TEXT = "text"
-    MERMAID = "mermaid"
-    SVG = "svg"
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(no_args_is_help=True, help="Check and show graph files.")
@@ -41,51 +33,29 @@ def register(app: typer.Typer) -> None:
 
 def check(path: _GraphPath, *, as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False) -> None:
     """Tell every problem of a graph file with its line and the way out: exits with 1 if there is an error."""
+    import json
+
     examined = _examine(path)
     if as_json:
-        _print_json(examined)
+        typer.echo(json.dumps(problem_facts(examined.problems), indent=2))
     else:
         show_problems(examined.problems)
         stdout().print(_summary(examined), highlight=False)
     raise typer.Exit(1 if examined.errors else 0)
 
 
-def show(
-    path: _GraphPath,
-    *,
-    picture: Annotated[PictureFormat, typer.Option("--format", help="how to show it")] = PictureFormat.TEXT,
-    output: Annotated[
-        Path | None, typer.Option(help="write to this file instead of standard output", show_default=False)
-    ] = None,
-) -> None:
+def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: OutputOption = None) -> None:
     """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
-    from ovmstrio.graphs.drawing import draw, to_mermaid, to_svg
+    from ovmstrio.graphs.drawing import draw
 
     examined = _examine(path)
     if examined.config is None:
         show_problems(examined.problems)
         raise typer.Exit(1)
-    drawing = draw(examined.config)
-    if picture is PictureFormat.TEXT:
-        from ovms_cli.graph_text import to_text
-
-        text = to_text(drawing, plain=output is not None)
-    else:
-        text = to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)
-    _write(text, output)
+    write_picture(render(draw(examined.config), picture, plain=output is not None), output)
     if examined.errors:
         hint = f"see: ovms graph check {path}"
         stderr().print(f"{count_problems(examined.problems)}; {safe(hint)}", highlight=False, soft_wrap=True)
-
-
-def _write(text: str, output: Path | None) -> None:
-    if output is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"{output}: {error.strerror or error}")
 
 
 def _examine(path: Path) -> Examination:
@@ -95,20 +65,6 @@ def _examine(path: Path) -> Examination:
     if not file.is_file():
         fail(f"{file}: no such file; give a graph.pbtxt, or the directory that it is in", EX_USAGE)
     return examine_graph(file)
-
-
-def _print_json(examined: Examination) -> None:
-    import json
-    from dataclasses import asdict
-
-    errors = len(examined.errors)
-    facts = {
-        "ok": not errors,
-        "errors": errors,
-        "warnings": len(examined.problems) - errors,
-        "problems": [asdict(problem) for problem in examined.problems],
-    }
-    typer.echo(json.dumps(facts, indent=2))
 
 
 def _summary(examined: Examination) -> str:

@@ -10,7 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
-from ovms_cli import check, demo, graph, health, infer, models, prepare, sequence, sequences, serve, stream
+from ovms_cli import (
+    check,
+    custom_node,
+    demo,
+    graph,
+    health,
+    infer,
+    models,
+    pipeline,
+    prepare,
+    sequence,
+    sequences,
+    serve,
+    stream,
+)
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 
 __all__ = ["app", "main"]
@@ -48,7 +62,22 @@ def _options(
     del version
 
 
-for module in (serve, demo, infer, stream, models, sequence, sequences, health, check, graph, prepare):
+_COMMANDS = (
+    serve,
+    demo,
+    infer,
+    stream,
+    models,
+    sequence,
+    sequences,
+    health,
+    check,
+    graph,
+    pipeline,
+    custom_node,
+    prepare,
+)
+for module in _COMMANDS:
     module.register(app)
 
 

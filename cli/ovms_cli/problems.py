@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ovms_cli.console import stdout
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.errors import Problem
 
-__all__ = ["count", "count_problems", "safe", "show_problems"]
+__all__ = ["count", "count_problems", "problem_facts", "safe", "show_problems"]
 
 
 def show_problems(problems: Sequence[Problem]) -> None:
@@ -45,6 +45,19 @@ def count_problems(problems: Sequence[Problem]) -> str:
     errors = sum(problem.severity == "error" for problem in problems)
     files = count(len({problem.file for problem in problems}), "file")
     return f"{count(errors, 'error')} and {count(len(problems) - errors, 'warning')} in {files}"
+
+
+def problem_facts(problems: Sequence[Problem]) -> dict[str, Any]:
+    """Give what ``--json`` tells of problems."""
+    from dataclasses import asdict
+
+    errors = sum(problem.severity == "error" for problem in problems)
+    return {
+        "ok": not errors,
+        "errors": errors,
+        "warnings": len(problems) - errors,
+        "problems": [asdict(problem) for problem in problems],
+    }
 
 
 def count(number: int, noun: str) -> str:

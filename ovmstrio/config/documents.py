@@ -13,7 +13,7 @@ from ovmstrio.config.findings import Findings, did_you_mean, shown
 from ovmstrio.config.json_locations import JsonDocument, JsonSyntaxError, Located, parse_json
 from ovmstrio.errors import ConfigError, Problem
 
-__all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "load_document"]
+__all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "is_whole", "items_of", "load_document"]
 
 OPTIONAL: Final[Any] = None
 """The default of a key that may be missing; schemas only check, so that nobody reads it."""
@@ -75,6 +75,17 @@ def check_members(node: Located, schema: type[Schema], findings: Findings) -> di
     else:
         bad = set()
     return {key: member for key, member in node.value.items() if key not in bad}
+
+
+def is_whole(node: Located, members: Mapping[str, Located], schema: type[Schema]) -> bool:
+    """Tell whether nothing was found wrong in an object of which :func:`check_members` gave the members."""
+    required = {key for key, field in schema.model_fields.items() if field.is_required()}
+    return isinstance(node.value, dict) and members.keys() == node.value.keys() and members.keys() >= required
+
+
+def items_of(members: Mapping[str, Located], key: str) -> list[Located]:
+    """Give the items of a list that may be missing, or have been found wrong."""
+    return members[key].value if key in members else []
 
 
 def expected_by(error: ErrorDetails) -> str:

@@ -1,23 +1,25 @@
 """OVMS's ``config.json``, read into specs with every problem of the file at once.
 
 Two kinds of problem are told apart.  What breaks the form of the file (no JSON, an unknown key, a wrong type, a wrong
-metric family) makes all of it unusable.  What is wrong with the settings of one model or graph stays with it; it then
-fails to load while the rest is served.
+metric family) makes all of it unusable.  What is wrong with the settings of one model, pipeline or graph stays with
+it; it then fails to load while the rest is served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
-from ovmstrio.config.documents import OPTIONAL, Schema, check_members, load_document
+from ovmstrio.config.documents import OPTIONAL, Schema, check_members, items_of, load_document
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.json_locations import JsonDocument, Located
 from ovmstrio.config.model_entries import ModelEntries, Place
-from ovmstrio.config.specs import GraphSpec, MetricsSpec, ServerSpec
+from ovmstrio.config.node_libraries import NodeLibraries
+from ovmstrio.config.pipeline_entries import PipelineEntries
+from ovmstrio.config.specs import GraphSpec, MetricsSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.config.subconfigs import Subconfigs
 from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.observability.families import FAMILIES
@@ -25,6 +27,13 @@ from ovmstrio.observability.families import FAMILIES
 __all__ = ["Examined", "check_families", "examine_config", "parse_config"]
 
 _NOT_SERVED: Final = "is not served by this version"
+_OCCUPIED: Final = {
+    PipelineSpec.kind: "Pipeline has the same name as model",
+    GraphSpec.kind: "Given mediapipe graph name is already occupied",
+}
+"""What OVMS says of a name that something else has taken."""
+
+_Single = TypeVar("_Single", bound=ServableSpec)
 
 Object = dict[str, Any]
 
@@ -53,7 +62,7 @@ class _Metrics(Schema):
 class Examined:
     """What was understood of a file: ``fatal`` problems make it unusable, whatever ``spec`` holds.
 
-    ``places`` tells where each model and graph is configured, by its name.
+    ``places`` tells where each model, pipeline and graph is configured, by its name.
     """
 
     spec: ServerSpec
@@ -72,7 +81,7 @@ def parse_config(content: bytes, path: Path, *, cache_dir: Path | None = None) -
         cache_dir: where models keep what was compiled; the file cannot say.
 
     Returns:
-        What to serve.  A model or graph whose settings cannot be used is there with its problems, and must not be
+        What to serve.  Anything whose settings cannot be used is there with its problems, and must not be
         loaded; the specification's own problems are of neither, or warnings.
 
     Raises:
@@ -118,32 +127,40 @@ class _Reader:
         self._findings.refuse_repeated(document)
         self._models = ModelEntries(self._findings, self._directory, cache_dir, {})
         self._subconfigs = Subconfigs(cache_dir, self._models.known)
+        self._libraries = NodeLibraries(self._findings, self._directory)
+        self._pipelines = PipelineEntries(self._findings, self._directory, self._libraries)
         self._graph_places: dict[str, Place] = {}
 
     def read(self) -> Examined:
         top = check_members(self._root, _File, self._findings)
-        self._models.read(_items(top, "model_config_list"))
-        graphs = self._graphs(_items(top, "mediapipe_config_list"))
+        self._models.read(items_of(top, "model_config_list"))
+        graphs = self._graphs(items_of(top, "mediapipe_config_list"))
+        self._libraries.read(items_of(top, "custom_node_library_config_list"))
+        pipelines = self._pipelines.read(items_of(top, "pipeline_config_list"))
         metrics = self._monitoring(top["monitoring"]) if "monitoring" in top else None
-        for section, name_of in _SECTIONS.items():
-            for item in _items(top, section):
-                self._findings.warn(item, f"{name_of(item)} {_NOT_SERVED}", "it is left out")
+        for item in items_of(top, "custom_loader_config_list"):
+            self._findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is left out")
         known = self._models.known
+        taken: dict[str, ServableSpec] = {name: model.spec for name, model in known.items()}
+        pipelines = self._free(pipelines, taken, self._pipelines.places)
+        taken |= {pipeline.name: pipeline for pipeline in pipelines}
+        graphs = self._free(graphs, taken, self._graph_places)
         spec = ServerSpec(
             models=tuple(model.spec for model in known.values()),
+            pipelines=tuple(pipelines),
             graphs=tuple(graphs),
             metrics=metrics,
             problems=(*by_line(self._findings.problems), *self._subconfigs.problems),
             further_files=self._subconfigs.contents,
         )
         places = {name: model.place for name, model in known.items()}
-        return Examined(spec, by_line(self._findings.fatal), places | self._graph_places)
+        places |= self._pipelines.places | self._graph_places
+        return Examined(spec, by_line(self._findings.fatal), places)
 
     def _graphs(self, items: Sequence[Located]) -> list[GraphSpec]:
         """Read every graph, and the models that belong to it, which take their names first."""
         checked = [replace(item, value=check_members(item, GraphEntry, self._findings)) for item in items]
-        specs = [self._graph(node) for node in self._first_of_each_name([*self._models.graphs, *checked])]
-        return [spec for spec in specs if not self._is_occupied(spec)]
+        return [self._graph(node) for node in self._first_of_each_name([*self._models.graphs, *checked])]
 
     def _first_of_each_name(self, nodes: Iterable[Located]) -> list[Located]:
         for node in nodes:
@@ -171,19 +188,26 @@ class _Reader:
             **files._asdict(),
         )
 
-    def _is_occupied(self, spec: GraphSpec) -> bool:
-        model = self._models.known.get(spec.name)
-        if model is None:
-            return False
+    def _free(
+        self, specs: Iterable[_Single], taken: Mapping[str, ServableSpec], places: dict[str, Place]
+    ) -> list[_Single]:
+        """Leave out whatever has the name of something that is served already."""
+        free = []
+        for spec in specs:
+            if spec.name in taken:
+                self._refuse_occupied(spec, taken[spec.name], places.pop(spec.name))
+            else:
+                free.append(spec)
+        return free
+
+    def _refuse_occupied(self, spec: ServableSpec, other: ServableSpec, place: Place) -> None:
         problem = Problem(
-            f"Given mediapipe graph name is already occupied: {spec.name!r} is a model's, which is served",
+            f"{_OCCUPIED[spec.kind]}: {spec.name!r} is a {other.kind}'s, which is served",
             path="name",
             expected="a name of its own",
-            suggestion=f"{model.spec.origin} has it",
+            suggestion=f"{other.origin} has it",
         )
-        place = self._graph_places.pop(spec.name)
         self._findings.problems.append(self._findings.place(place.settings, problem))
-        return True
 
     def _monitoring(self, node: Located) -> MetricsSpec | None:
         members = check_members(node, _Monitoring, self._findings)
@@ -198,20 +222,6 @@ class _Reader:
         return MetricsSpec(enable=metrics["enable"].value, families=tuple(names)) if "enable" in metrics else None
 
 
-def _items(members: Mapping[str, Located], key: str) -> list[Located]:
-    return members[key].value if key in members else []
-
-
-def _name_in(kind: str, *keys: str) -> Callable[[Located], str]:
-    def name_of(item: Located) -> str:
-        return f"{kind} {item.find(*keys).plain()!r}" if isinstance(item.find(*keys).value, str) else kind
-
-    return name_of
-
-
-_SECTIONS: Final[Mapping[str, Callable[[Located], str]]] = {
-    "pipeline_config_list": _name_in("pipeline", "name"),
-    "custom_node_library_config_list": _name_in("custom node library", "name"),
-    "custom_loader_config_list": _name_in("custom loader", "config", "loader_name"),
-}
-"""Parts of the file that OVMS serves, with what to call one of their entries."""
+def _loader_name(item: Located) -> str:
+    name = item.find("config", "loader_name").value
+    return f"custom loader {name!r}" if isinstance(name, str) else "custom loader"

@@ -29,7 +29,7 @@ IGNORED: Final = {
     "grpc_memory_quota": "memory is bounded by max_message_size and flow control",
     "grpc_channel_arguments": "they are settings of another implementation of gRPC",
     "cpu_extension": "custom operations are not loaded by this version",
-    "custom_node_resources_cleaner_interval_seconds": "custom nodes are not served by this version",
+    "custom_node_resources_cleaner_interval_seconds": "a custom node is given back as soon as nothing holds it",
     "api_key_file": "it guards generative endpoints only, which are not served by this version",
 }
 """OVMS's options that have no meaning here, with the reason; giving one is warned about."""
@@ -117,6 +117,9 @@ class ServeSettings(BaseModel):
     client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
     hide_errors: bool = _setting(
         False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."
+    )
+    custom_node_isolation: Literal["none", "process"] = _setting(
+        "none", SECURITY, "Run each custom node that is a shared library in a process of its own."
     )
     allowed_origins: str | None = _setting(None, SECURITY, "CORS: origins, comma separated, or *; off unless given.")
     allowed_methods: str = _setting("*", SECURITY, "CORS: methods.")

@@ -7,7 +7,7 @@ user's spelling of a shape or a policy.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +26,10 @@ __all__ = [
     "LayoutSpec",
     "MetricsSpec",
     "ModelSpec",
+    "NodeInput",
+    "NodeOutput",
+    "PipelineNode",
+    "PipelineSpec",
     "ServableSpec",
     "ServerSpec",
     "ShapeSpec",
@@ -130,7 +134,8 @@ class ServableSpec(_Spec):
 
     def needs_reload(self, other: ServableSpec) -> bool:
         """Tell whether loaded versions must be loaded again for ``other``: policy, origin and problems do not count."""
-        left_out = {"version_policy", "origin", "problems"}
+        left_out: dict[str, Any] = {"version_policy": True, "origin": True, "problems": True}
+        left_out["nodes"] = {"__all__": {"origin"}}
         return type(self) is not type(other) or self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)
 
 
@@ -176,6 +181,57 @@ class GraphSpec(ServableSpec):
     subconfig: Path | None = None
 
 
+class NodeInput(_Spec):
+    """Where an input comes from: an item of a node, or of ``request``, whose items are the pipeline's inputs."""
+
+    name: str
+    node: str
+    data_item: str
+
+
+class NodeOutput(_Spec):
+    """An output of a model or custom node, and the name by which other nodes refer to it."""
+
+    data_item: str
+    alias: str
+
+
+class PipelineNode(_Spec):
+    """One node of a pipeline: a call of a servable (``model_name``) or of a custom node (``library``), never both.
+
+    ``version`` 0 means the default one at the time of the call.  ``demultiply_count`` splits every output along its
+    first dimension, -1 whatever its size; None splits nothing.  ``origin`` says where the node is written.
+    """
+
+    name: str
+    model_name: str = ""
+    version: int = 0
+    library: str = ""
+    params: dict[str, str] = {}
+    inputs: tuple[NodeInput, ...] = ()
+    outputs: tuple[NodeOutput, ...] = ()
+    demultiply_count: int | None = None
+    gather_from_node: str | None = None
+    origin: str = ""
+
+
+class PipelineSpec(ServableSpec):
+    """One pipeline of the configuration, which has the one version 1.
+
+    ``outputs`` name an item of a node for each output of the pipeline.  ``libraries`` maps the names of all configured
+    custom node libraries to their paths, as far as the nodes use them; a library that is built in has its short name
+    for a path.
+    """
+
+    kind: ClassVar[str] = "pipeline"
+
+    inputs: tuple[str, ...]
+    outputs: tuple[NodeInput, ...]
+    nodes: tuple[PipelineNode, ...]
+    demultiply_count: int | None = None
+    libraries: dict[str, Path] = {}
+
+
 class MetricsSpec(_Spec):
     """Which metric families are served; ``families`` None means the default set."""
 
@@ -192,6 +248,7 @@ class ServerSpec(_Spec):
 
     models: tuple[ModelSpec, ...] = ()
     graphs: tuple[GraphSpec, ...] = ()
+    pipelines: tuple[PipelineSpec, ...] = ()
     metrics: MetricsSpec | None = None
     problems: tuple[Problem, ...] = ()
     further_files: dict[Path, bytes | None] = {}
@@ -199,4 +256,4 @@ class ServerSpec(_Spec):
     @property
     def servables(self) -> tuple[ServableSpec, ...]:
         """Everything that is to be served, each under a name of its own."""
-        return (*self.models, *self.graphs)
+        return (*self.models, *self.pipelines, *self.graphs)

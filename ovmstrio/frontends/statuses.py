@@ -41,12 +41,16 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
     errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
     errors.GraphLoading: StatusPair(Status.UNAVAILABLE, 503),
+    errors.PipelineLoading: StatusPair(Status.UNAVAILABLE, 503),
     errors.TooManySequences: StatusPair(Status.UNAVAILABLE, 503),
     errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
     errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
     errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),
     errors.ModelFailure: StatusPair(Status.INTERNAL, 500),
     errors.GraphFailure: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.PipelineFailure: StatusPair(Status.UNKNOWN, 500),
+    errors.CustomNodeFailure: StatusPair(Status.UNKNOWN, 500),
+    errors.NothingToGather: StatusPair(Status.ABORTED, 204),
     errors.ConfigError: StatusPair(Status.INTERNAL, 500),
 }
 

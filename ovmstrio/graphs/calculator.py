@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ovmstrio.graphs.config.values import NodeConfig, Port
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from ovmstrio.graphs.worker_threads import WorkerThreads
     from ovmstrio.request import ParameterValue
-    from ovmstrio.servable import Servable
+    from ovmstrio.servable import LeaseServable
 
 __all__ = [
     "Calculator",
@@ -31,8 +29,6 @@ __all__ = [
     "ContractError",
     "DefinitionScope",
     "InstanceContext",
-    "LeaseServable",
-    "LeasedServable",
     "NodeContext",
     "NodeContract",
     "NodeFailure",
@@ -79,20 +75,6 @@ class NodeContract:
     side_inputs: Mapping[Port, type] = field(default_factory=dict)
     side_outputs: Mapping[Port, type] = field(default_factory=dict)
     propagates_bounds: bool = False
-
-
-class LeasedServable(Protocol):
-    """A servable that stays open while it is held; of ``ovmstrio.registry.leases.Lease``'s shape."""
-
-    servable: Servable
-
-
-class LeaseServable(Protocol):
-    """How nodes call models by name; the registry's ``lease``."""
-
-    async def __call__(self, name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
-        """Lease a servable; raises and waits as ``Registry.lease``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.config.specs import GraphSpec
-    from ovmstrio.graphs.calculator import CalculatorKind, LeaseServable
+    from ovmstrio.graphs.calculator import CalculatorKind
     from ovmstrio.graphs.config.values import GraphConfig, NodeConfig
     from ovmstrio.observability.hooks import GraphHooks
+    from ovmstrio.servable import LeaseServable
 
 __all__ = ["LoadedGraph", "load_graph"]
 

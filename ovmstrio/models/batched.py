@@ -107,7 +107,9 @@ class BatchedServable:
         # Inputs of different numbers of rows are for the model to judge, with nobody else's beside them.
         key: Hashable = self._key(arrays) if len(counts) == 1 else object()
         outputs = await self._batcher.submit(_Joinable(arrays, rows), key=key, size=max(rows, 1))
-        return InferResponse(self.name, self.version, named_outputs(self._signature, outputs), request.id)
+        return InferResponse(
+            self.name, self.version, named_outputs(self._signature, outputs, keeps_rows=request.keeps_rows), request.id
+        )
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.

@@ -29,4 +29,5 @@ def buffer_of(array: np.ndarray[Any, Any]) -> Buffer:
         return framed(array.flat)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return array.reshape(-1).view(np.uint8).data
+    # A memoryview is cast several times faster than an array is viewed, but not if it is empty.
+    return array.data.cast("B") if array.size else b""

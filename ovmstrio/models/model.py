@@ -50,6 +50,11 @@ class ModelServable:
             return model_metadata(self.name, self._source.current.signature)
         return self._metadata
 
+    @property
+    def follows_requests(self) -> bool:
+        """Whether the model is reshaped to whatever a request brings."""
+        return self._source is not None
+
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call with all outputs of the model, in the order of their names, whichever were asked for.
 
@@ -69,7 +74,8 @@ class ModelServable:
         if network is None:
             raise trio.ClosedResourceError
         results = await network.infer(tuple(arrays.values()))
-        return InferResponse(self.name, self.version, named_outputs(network.signature, results), request.id)
+        outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
+        return InferResponse(self.name, self.version, outputs, request.id)
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.
@@ -84,9 +90,9 @@ def model_metadata(name: str, signature: Signature) -> ServableMetadata:
     return ServableMetadata(name, PLATFORM, signature.inputs, signature.outputs, dict(signature.extra))
 
 
-def named_outputs(signature: Signature, arrays: Sequence[Array]) -> list[Tensor | RawTensor]:
-    """Name the outputs of one inference, and give strings where the name asks for them."""
-    return [
-        strings_of_rows(Tensor(spec.name, spec.datatype, array))
-        for spec, array in zip(signature.outputs, arrays, strict=True)
-    ]
+def named_outputs(
+    signature: Signature, arrays: Sequence[Array], *, keeps_rows: bool = False
+) -> list[Tensor | RawTensor]:
+    """Name the outputs of one inference, and give strings where the name asks for them, unless rows are to be kept."""
+    tensors = [Tensor(spec.name, spec.datatype, array) for spec, array in zip(signature.outputs, arrays, strict=True)]
+    return [*tensors] if keeps_rows else [strings_of_rows(tensor) for tensor in tensors]

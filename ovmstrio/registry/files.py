@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ovmstrio.config.specs import GraphSpec
+from ovmstrio.config.specs import GraphSpec, PipelineSpec
 from ovmstrio.errors import ConfigError
+from ovmstrio.registry.kinds import ONLY_VERSION
 from ovmstrio.repository.fingerprints import tree_mark
 from ovmstrio.repository.graph_files import graph_mark
+from ovmstrio.repository.pipeline_files import pipeline_mark
 from ovmstrio.repository.versions import Listing, scan
 
 if TYPE_CHECKING:
@@ -15,20 +17,19 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
 
-__all__ = ["GRAPH_VERSION", "files_mark", "list_versions"]
-
-GRAPH_VERSION: Final = 1
-"""The one version that a graph has."""
+__all__ = ["files_mark", "list_versions"]
 
 
 def list_versions(spec: ServableSpec) -> Listing:
-    """List the versions that could be loaded; a graph has its one version even where its file is missing.
+    """List the versions that could be loaded; what has only one has it even where its files are missing.
 
     Raises:
         ConfigError: a model's settings cannot be used, or its versions cannot be listed.
     """
     if isinstance(spec, GraphSpec):
-        return Listing({GRAPH_VERSION: spec.graph_path.parent}, mark=graph_mark(spec))
+        return Listing({ONLY_VERSION: spec.graph_path.parent}, mark=graph_mark(spec))
+    if isinstance(spec, PipelineSpec):
+        return Listing({ONLY_VERSION: spec.base_path}, mark=pipeline_mark(spec))
     if spec.errors:
         raise ConfigError(spec.errors)
     return scan(spec.base_path)
@@ -36,4 +37,6 @@ def list_versions(spec: ServableSpec) -> Listing:
 
 def files_mark(spec: ServableSpec, directory: Path) -> str:
     """Give a mark of all that a version is loaded from."""
-    return graph_mark(spec) if isinstance(spec, GraphSpec) else tree_mark(directory)
+    if isinstance(spec, GraphSpec):
+        return graph_mark(spec)
+    return pipeline_mark(spec) if isinstance(spec, PipelineSpec) else tree_mark(directory)

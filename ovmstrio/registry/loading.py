@@ -11,13 +11,13 @@ import structlog
 import trio
 
 from ovmstrio.errors import ConfigError, ServerError
-from ovmstrio.registry.files import files_mark
 from ovmstrio.registry.leases import Instance
 from ovmstrio.registry.records import Failure
 from ovmstrio.servable import Servable
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
+    from ovmstrio.registry.marks import Marks
     from ovmstrio.registry.records import ModelRecord, VersionRecord
 
 __all__ = ["LoadServable", "VersionLoader", "describe"]
@@ -43,11 +43,13 @@ class VersionLoader:
 
     Args:
         load: makes a servable; anything that it raises is a failure of that version alone.
+        marks: tell what a version is made of.
         concurrent_loads: how many loads may run at once.
     """
 
-    def __init__(self, load: LoadServable, concurrent_loads: int) -> None:
+    def __init__(self, load: LoadServable, marks: Marks, concurrent_loads: int) -> None:
         self._load = load
+        self._marks = marks
         self._limiter = trio.CapacityLimiter(concurrent_loads)
 
     async def load(self, model: ModelRecord, spec: ServableSpec, version: int, directory: Path) -> Instance | None:
@@ -59,7 +61,7 @@ class VersionLoader:
         """
         record = model.load_begins(version)
         async with self._limiter:
-            files = await trio.to_thread.run_sync(files_mark, spec, directory)
+            files = await self._marks.of(spec, directory)
             log.info("loading", kind=spec.kind, name=model.name, version=version, path=str(directory))
             started = perf_counter()
             try:

@@ -24,7 +24,7 @@ def readiness_at_start(models: Collection[ModelRecord]) -> Readiness:
 
 
 def readiness_of(models: Collection[ModelRecord], *, when_empty: bool, when_failed: bool) -> Readiness:
-    """Tell whether every configured model and graph can be called.
+    """Tell whether everything that is configured can be called.
 
     One that was added to a serving registry and is being loaded for the first time does not count yet: the
     server must not be taken out of rotation for it.
@@ -39,7 +39,9 @@ def readiness_of(models: Collection[ModelRecord], *, when_empty: bool, when_fail
 
 
 def _kinds(models: Collection[ModelRecord]) -> str:
-    return " and ".join(f"{kind}s" for kind in sorted({model.kind for model in models}, reverse=True))
+    kinds = sorted({model.kind for model in models}, key=lambda kind: kind.rank)
+    *first, last = [f"{kind.name}s" for kind in kinds]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _why(model: ModelRecord) -> str:
@@ -47,4 +49,4 @@ def _why(model: ModelRecord) -> str:
         f"version {record.version}: {record.reason}" for record in model.versions.values() if record.failure is not None
     ]
     why = model.problem or "; ".join(reasons) or "no version is available"
-    return f'{model.kind} "{model.name}": {why}'
+    return f'{model.kind.name} "{model.name}": {why}'

@@ -1,4 +1,4 @@
-"""Bringing one model or graph in line with its configuration and its files: load first, retire after.
+"""Bringing one servable in line with its configuration and its files: load first, retire after.
 
 ::
 
@@ -16,8 +16,8 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.registry.files import files_mark, list_versions
-from ovmstrio.registry.states import FAILED, ApplyResult, VersionState, VersionStatus
+from ovmstrio.registry.kinds import MODEL
+from ovmstrio.registry.states import ApplyResult, VersionState, VersionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec, VersionPolicy
     from ovmstrio.registry.leases import Instance
     from ovmstrio.registry.loading import VersionLoader
+    from ovmstrio.registry.marks import Marks
     from ovmstrio.registry.records import ModelRecord, VersionRecord
     from ovmstrio.repository.versions import Listing
 
@@ -60,11 +61,15 @@ class Reconciler:
 
     Args:
         loader: loads a version.
+        marks: tell what versions there are, and what they are made of.
         retire: sees to it that an instance is closed when it is idle; must not wait for that.
     """
 
-    def __init__(self, loader: VersionLoader, retire: Callable[[Instance, Callable[[], None] | None], None]) -> None:
+    def __init__(
+        self, loader: VersionLoader, marks: Marks, retire: Callable[[Instance, Callable[[], None] | None], None]
+    ) -> None:
         self._loader = loader
+        self._marks = marks
         self._retire = retire
 
     async def reconcile(self, model: ModelRecord, *, forced: bool) -> ApplyResult:
@@ -81,7 +86,7 @@ class Reconciler:
             listing = await self._list(model, spec)
             if listing is None:
                 return ApplyResult(
-                    failures=(VersionStatus(model.name, 0, VersionState.LOADING, FAILED, model.problem),)
+                    failures=(VersionStatus(model.name, 0, VersionState.LOADING, MODEL.failed, model.problem),)
                 )
             return await self._follow(model, spec, listing, forced=forced)
         finally:
@@ -96,7 +101,7 @@ class Reconciler:
         known = model.problem
         try:
             _check_kind(model, spec)
-            listing = await trio.to_thread.run_sync(list_versions, spec)
+            listing = await self._marks.list(spec)
         except ConfigError as error:
             model.problem = error.message
         else:
@@ -132,8 +137,14 @@ class Reconciler:
         return {
             version
             for version, record in failed.items()
-            if version in listing.versions and not await _is_due(record, spec, listing.versions[version])
+            if version in listing.versions and not await self._is_due(record, spec, listing.versions[version])
         }
+
+    async def _is_due(self, record: VersionRecord, spec: ServableSpec, directory: Path) -> bool:
+        failure = record.failure
+        if failure is None or trio.current_time() >= failure.retry_at or failure.spec.needs_reload(spec):
+            return True
+        return await self._marks.of(spec, directory) != failure.files
 
     async def _load_all(self, model: ModelRecord, spec: ServableSpec, directories: dict[int, Path]) -> None:
         async with trio.open_nursery() as nursery:
@@ -184,10 +195,3 @@ def _is_served(model: ModelRecord, spec: ServableSpec, version: int, mark: str) 
     if record.failure is not None:
         model.forget_failure(record)
     return True
-
-
-async def _is_due(record: VersionRecord, spec: ServableSpec, directory: Path) -> bool:
-    failure = record.failure
-    if failure is None or trio.current_time() >= failure.retry_at or failure.spec.needs_reload(spec):
-        return True
-    return await trio.to_thread.run_sync(files_mark, spec, directory) != failure.files

@@ -1,4 +1,4 @@
-"""What the registry knows of one name, model or graph: its versions, their states, and which of them answers.
+"""What the registry knows of one name, whatever its kind: its versions, their states, and which of them answers.
 
 The only place where a state changes.  ``serving`` is kept so that a look-up costs two dictionary accesses: it maps the
 version as requests spell it to the instance that answers.
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.config.specs import GraphSpec, ModelSpec
-from ovmstrio.errors import GraphLoading, NotFound, VersionLoading, VersionRetired
-from ovmstrio.registry.files import GRAPH_VERSION
-from ovmstrio.registry.states import FAILED, GRAPH_FAILED, OK, VersionState, VersionStatus
+from ovmstrio.errors import NotFound, VersionRetired
+from ovmstrio.registry.kinds import MODEL, ONLY_VERSION, Kind, kind_of
+from ovmstrio.registry.states import OK, VersionState, VersionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +28,6 @@ DEFAULT_VERSION: Final = 0
 """The number by which requests ask for the highest version available."""
 
 VERSION_MISSING: Final = "Model with requested version is not found"
-_VERSION_RETIRED: Final = "Model with requested version is retired"
-_VERSION_LOADING: Final = "Model with requested version is not loaded yet"
-_GRAPH_RETIRED: Final = "Mediapipe is retired"
-_GRAPH_LOADING: Final = "Mediapipe is not loaded yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +42,14 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class VersionRecord:
-    """One version: its state, the instance that serves it, if any, and how many retired ones are still open."""
+    """One version: its state, the instance that serves it, if any, and how many retired ones are still open.
+
+    ``loads`` counts those that succeeded; ``kind`` is that of what was loaded, or is being loaded.
+    """
 
     name: str
     version: int
+    kind: Kind = MODEL
     state: VersionState = VersionState.START
     error_code: str = OK
     reason: str = ""
@@ -58,12 +57,13 @@ class VersionRecord:
     instance: Instance | None = None
     failure: Failure | None = None
     closing: int = 0
+    loads: int = 0
 
     @property
     def status(self) -> VersionStatus:
         """The record as others see it."""
         return VersionStatus(
-            self.name, self.version, self.state, self.error_code, self.reason, load_seconds=self.load_seconds
+            self.name, self.version, self.state, self.error_code, self.reason, self.load_seconds, self.kind.name
         )
 
     @property
@@ -75,15 +75,15 @@ class VersionRecord:
 class ModelRecord:
     """One name with all versions ever seen; ``spec`` is None once the name is not configured any more.
 
-    What is a graph (``is_graph``, or was when it was last configured) has one version, which answers whatever version
-    is asked for.  ``settled`` turns true when the first pass over the versions has ended; ``problem`` says why they
-    could not even be listed.
+    ``kind`` is that of what it stands for, or stood for when it was last configured.  What has no versions has the one
+    version 1, which answers whatever version is asked for.  ``settled`` turns true when the first pass over the
+    versions has ended; ``problem`` says why they could not even be listed.
     """
 
     def __init__(self, name: str, publish: Callable[[VersionStatus], None]) -> None:
         self.name = name
         self.spec: ServableSpec | None = None
-        self.is_graph = False
+        self.kind = MODEL
         self.versions: dict[int, VersionRecord] = {}
         self.serving: dict[str, Instance] = {}
         self.settled = False
@@ -92,32 +92,32 @@ class ModelRecord:
         self.changed = trio.Event()
         self._publish = publish
 
-    @property
-    def kind(self) -> str:
-        """What messages call it."""
-        return GraphSpec.kind if self.is_graph else ModelSpec.kind
-
     def configure(self, spec: ServableSpec | None) -> None:
-        """Note what the name is to stand for from now on; a graph that has to be loaded for that can be waited for."""
+        """Note what the name is to stand for from now on; an only version that has to be loaded can be waited for."""
         self.settled = self.settled and self.spec is not None
         self.spec = spec
         if spec is None:
             return
-        self.is_graph = isinstance(spec, GraphSpec)
-        if self.is_graph:
-            record = self.versions.get(GRAPH_VERSION)
+        self.kind = kind_of(spec)
+        if not self.kind.has_versions:
+            record = self.versions.get(ONLY_VERSION)
             if record is None or record.state >= VersionState.UNLOADING:
-                self.load_begins(GRAPH_VERSION)
+                self.load_begins(ONLY_VERSION)
 
     # What is asked
 
     def find(self, version: int) -> Instance | None:
         """Find the instance that answers for a version."""
-        return self.serving.get(str(GRAPH_VERSION if self.is_graph else version))
+        return self.serving.get(str(self._meant(version)))
 
     def record(self, version: int) -> VersionRecord | None:
         """Find what is known of a version."""
-        return self.versions.get(GRAPH_VERSION if self.is_graph else version)
+        return self.versions.get(self._meant(version))
+
+    def loaded(self, version: int) -> str:
+        """Tell which load of which version answers for a version, in words that no other load has; empty for none."""
+        instance = self.find(version)
+        return "" if instance is None else f"{instance.version}.{self.versions[int(instance.version)].loads}"
 
     def is_pending(self, version: int) -> bool:
         """Tell whether waiting may make the version, or a default one, available."""
@@ -130,13 +130,17 @@ class ModelRecord:
     def refusal(self, version: int) -> ServerError:
         """Say why a version that is not available cannot be called, in the words of OVMS."""
         record = self.record(version)
-        if self.is_graph and record is not None:
-            return _graph_refusal(record)
+        if record is not None and record.state >= VersionState.UNLOADING:
+            return VersionRetired(self.kind.retired)
+        if self.is_pending(version):
+            return self.kind.refusal(self.kind.loading)
         if record is None:
-            return VersionLoading(_VERSION_LOADING) if self.is_pending(version) else NotFound(self._missing(version))
-        if record.state >= VersionState.UNLOADING:
-            return VersionRetired(_VERSION_RETIRED)
-        return VersionLoading(_VERSION_LOADING if record.is_pending else f"{_VERSION_LOADING}: its last load failed")
+            return NotFound(self._missing(version))
+        why = "" if self.kind.has_versions else f": {record.reason}"
+        return self.kind.refusal(f"{self.kind.loading}: its last load failed{why}")
+
+    def _meant(self, version: int) -> int:
+        return version if self.kind.has_versions else ONLY_VERSION
 
     def _missing(self, version: int) -> str:
         """Say that a version is not there, and of the default one why nothing can stand for it."""
@@ -158,6 +162,7 @@ class ModelRecord:
     def load_begins(self, version: int) -> VersionRecord:
         """Note that a load has begun; a version that serves stays available."""
         record = self.versions.setdefault(version, VersionRecord(self.name, version))
+        record.kind = self.kind
         if record.instance is None:
             record.state, record.error_code, record.reason = VersionState.LOADING, OK, ""
             self._announce(record)
@@ -168,13 +173,14 @@ class ModelRecord:
         replaced, record.instance = record.instance, instance
         record.state, record.error_code, record.reason = VersionState.AVAILABLE, OK, ""
         record.failure, record.load_seconds = None, seconds
+        record.loads += 1
         self._route()
         self._announce(record)
         return replaced
 
     def load_fails(self, record: VersionRecord, reason: str, failure: Failure, seconds: float) -> None:
         """Note why a load failed; what was served goes on."""
-        record.error_code, record.reason, record.failure = GRAPH_FAILED if self.is_graph else FAILED, reason, failure
+        record.error_code, record.reason, record.failure = self.kind.failed, reason, failure
         record.load_seconds = seconds
         self._announce(record)
 
@@ -217,11 +223,3 @@ class ModelRecord:
             default = serving[str(max(map(int, serving)))]
             serving |= {"": default, str(DEFAULT_VERSION): default}
         self.serving = serving
-
-
-def _graph_refusal(record: VersionRecord) -> ServerError:
-    if record.state >= VersionState.UNLOADING:
-        return VersionRetired(_GRAPH_RETIRED)
-    if record.is_pending:
-        return GraphLoading(_GRAPH_LOADING)
-    return GraphLoading(f"{_GRAPH_LOADING}: its last load failed: {record.reason}")

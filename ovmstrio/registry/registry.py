@@ -1,6 +1,7 @@
 """Name and version to servable: what is served, in which state, and how it changes while calls are in flight.
 
-Servables are models and graphs; a graph is a name with one version, which answers whatever version is asked for.
+Servables are models, pipelines and graphs; the latter are names with one version, which answers whatever version is
+asked for.
 
 ::
 
@@ -22,6 +23,7 @@ from ovmstrio.registry.instances import RetiredInstances
 from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.leases import Instance, Lease
 from ovmstrio.registry.loading import LoadServable, VersionLoader
+from ovmstrio.registry.marks import Marks
 from ovmstrio.registry.readiness import readiness_at_start, readiness_of
 from ovmstrio.registry.reconcile import Reconciler
 from ovmstrio.registry.records import DEFAULT_VERSION, VERSION_MISSING, ModelRecord
@@ -52,7 +54,7 @@ class Registry:
         concurrent_loads: how many versions may be loading at once.
         load_wait_seconds: how long a lease waits for a version that is being loaded.
         shutdown_seconds: how long calls in flight may hold up the end of :meth:`run`.
-        ready_when_failed: be ready even if a model or graph has no version that works (as OVMS is).
+        ready_when_failed: be ready even if something has no version that works (as OVMS is).
         ready_when_empty: be ready with nothing configured.
     """
 
@@ -73,7 +75,8 @@ class Registry:
         self._readiness_options = {"when_failed": ready_when_failed, "when_empty": ready_when_empty}
         self._models: dict[str, ModelRecord] = {}
         self._retired = RetiredInstances()
-        self._reconciler = Reconciler(VersionLoader(load, concurrent_loads), self._retire)
+        marks = Marks(self._models)
+        self._reconciler = Reconciler(VersionLoader(load, marks, concurrent_loads), marks, self._retire)
         self._jobs = JobQueue()
         self._queued_rescan: Job | None = None
         self._nursery: trio.Nursery | None = None
@@ -140,10 +143,10 @@ class Registry:
     # Calls
 
     async def lease(self, name: str, version: str = "", *, missing: str = NOTHING_MISSING) -> Lease:
-        """Take a lease of a version, or of the default one, for use in a ``with`` statement; a graph has only one.
+        """Take a lease of a version, or of the default one, for use in a ``with`` statement.
 
-        An available version is leased without a checkpoint.  One that is being loaded is waited for.  ``missing`` is
-        what is said of an unknown name.
+        Pipelines and graphs have only one.  An available version is leased without a checkpoint; one that is being
+        loaded is waited for.  ``missing`` is what is said of an unknown name.
 
         Raises:
             NotFound: the name or version is unknown.
@@ -280,18 +283,27 @@ class Registry:
         return result
 
     async def _reconcile_all(self, *, forced: bool) -> ApplyResult:
+        """Bring everything in line: models before what may call them, and what is not served any more last."""
+        results: list[ApplyResult] = []
+        for stage in _stages(self._models.values()):
+            results += await self._reconcile(stage, forced=forced)
+        gone = await self._reconcile([model for model in self._models.values() if model.spec is None], forced=forced)
+        if any(result.changed for result in gone):
+            callers = [model for model in self._models.values() if model.spec and not model.kind.has_versions]
+            results += await self._reconcile(callers, forced=False)
+        self._announce_readiness()
+        return _sum_up([*results, *gone])
+
+    async def _reconcile(self, models: Iterable[ModelRecord], *, forced: bool) -> list[ApplyResult]:
         results: list[ApplyResult] = []
 
         async def reconcile(model: ModelRecord) -> None:
             results.append(await self._reconciler.reconcile(model, forced=forced))
 
-        for models in _in_order(self._models.values()):
-            async with trio.open_nursery() as nursery:
-                for model in models:
-                    nursery.start_soon(reconcile, model)
-        self._announce_readiness()
-        failures = sorted((status for result in results for status in result.failures), key=_name_and_version)
-        return ApplyResult(any(result.changed for result in results), tuple(failures))
+        async with trio.open_nursery() as nursery:
+            for model in models:
+                nursery.start_soon(reconcile, model)
+        return results
 
     async def _watch(self) -> None:
         await self.wait_loaded()
@@ -341,15 +353,14 @@ def _parse(version: str) -> int:
     return number
 
 
-def _in_order(models: Iterable[ModelRecord]) -> tuple[list[ModelRecord], ...]:
-    """Put models before the graphs that may call them, and what is not served any more last."""
+def _stages(models: Iterable[ModelRecord]) -> list[list[ModelRecord]]:
+    """Group what is configured by its kind, in the order of loading."""
     configured = [model for model in models if model.spec is not None]
-    return (
-        [model for model in configured if not model.is_graph],
-        [model for model in configured if model.is_graph],
-        [model for model in models if model.spec is None],
-    )
+    ranks = sorted({model.kind.rank for model in configured})
+    return [[model for model in configured if model.kind.rank == rank] for rank in ranks]
 
 
-def _name_and_version(status: VersionStatus) -> tuple[str, int]:
-    return status.name, status.version
+def _sum_up(results: Iterable[ApplyResult]) -> ApplyResult:
+    results = tuple(results)
+    failures = {(status.name, status.version): status for result in results for status in result.failures}
+    return ApplyResult(any(result.changed for result in results), tuple(failures[key] for key in sorted(failures)))

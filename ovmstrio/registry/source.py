@@ -17,7 +17,7 @@ import trio
 
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError
-from ovmstrio.registry.states import GRAPH_FAILED
+from ovmstrio.registry.kinds import MODEL
 from ovmstrio.repository.fingerprints import content_mark
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class ConfigSource:
             "config applied",
             path=str(self._path),
             models=len(spec.models),
+            pipelines=len(spec.pipelines),
             graphs=len(spec.graphs),
             failures=len(result.failures),
         )
@@ -171,9 +172,8 @@ def _check(result: ApplyResult, text: str) -> None:
 
 
 def _name_of(status: VersionStatus) -> str:
-    if status.error_code == GRAPH_FAILED:
-        return f'graph "{status.name}"'
-    return f'model "{status.name}"' + (f" version {status.version}" if status.version else "")
+    version = f" version {status.version}" if status.kind == MODEL.name and status.version else ""
+    return f'{status.kind} "{status.name}"{version}'
 
 
 def _check_problems(problems: Iterable[Problem]) -> None:

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["FAILED", "GRAPH_FAILED", "OK", "ApplyResult", "Readiness", "VersionState", "VersionStatus"]
+__all__ = ["OK", "ApplyResult", "Readiness", "VersionState", "VersionStatus"]
 
 OK: Final = "OK"
-FAILED: Final = "UNKNOWN"
-"""The code that OVMS gives a version of a model whose load failed, whatever the reason."""
-GRAPH_FAILED: Final = "FAILED_PRECONDITION"
-"""The same of a graph."""
 
 
 class VersionState(IntEnum):
@@ -29,9 +25,10 @@ class VersionState(IntEnum):
 class VersionStatus:
     """One version at one moment.
 
-    ``error_code`` is ``"OK"``, ``"UNKNOWN"`` (a model's load failed) or ``"FAILED_PRECONDITION"`` (a graph's);
-    ``reason`` says in words why it failed.  A version that is AVAILABLE with an error code serves what was loaded
-    before the failure.  ``load_seconds`` is the time that the last load took, None before the first has ended.
+    ``error_code`` is ``"OK"``, ``"UNKNOWN"`` (a model's load failed) or ``"FAILED_PRECONDITION"`` (a pipeline's
+    or a graph's); ``reason`` says in words why it failed.  A version that is AVAILABLE with an error code serves what
+    was loaded before the failure.  ``load_seconds`` is the time that the last load took, None before the first has
+    ended.  ``kind`` is ``"model"``, ``"pipeline"`` or ``"graph"``.
     """
 
     name: str
@@ -40,6 +37,7 @@ class VersionStatus:
     error_code: str = OK
     reason: str = ""
     load_seconds: float | None = None
+    kind: str = "model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import GraphSpec
 
-__all__ = ["graph_mark"]
+__all__ = ["graph_mark", "python_files"]
 
 # A file that cannot be parsed has to be watched as well, hence no parser.
 _HANDLER: Final = re.compile(r"""\bhandler_path\s*:\s*(?:"([^"\n]+)"|'([^'\n]+)')""")
@@ -31,7 +31,7 @@ def graph_mark(spec: GraphSpec) -> str:
         content = b""
     digest = hashlib.sha256(content_mark(content).encode())
     for directory in sorted(_handler_directories(content.decode(errors="replace"), spec.base_path)):
-        for path in sorted(_python_files(directory)):
+        for path in sorted(python_files(directory)):
             digest.update(f"{path}\0{tree_mark(path)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
@@ -41,7 +41,8 @@ def _handler_directories(text: str, base_path: Path) -> set[Path]:
     return {(base_path / path.replace("\\", "/")).parent for path in written}
 
 
-def _python_files(directory: Path) -> Iterator[Path]:
+def python_files(directory: Path) -> Iterator[Path]:
+    """Give the Python files of a directory and of the packages in it; none of one that cannot be read."""
     try:
         entries = list(directory.iterdir())
     except OSError:
@@ -50,4 +51,4 @@ def _python_files(directory: Path) -> Iterator[Path]:
         if entry.suffix == ".py":
             yield entry
         elif (entry / "__init__.py").is_file():
-            yield from _python_files(entry)
+            yield from python_files(entry)

@@ -11,13 +11,14 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from ovmstrio.graphs.calculator import DefinitionScope, InstanceContext, LeaseServable
+from ovmstrio.graphs.calculator import DefinitionScope, InstanceContext
 from ovmstrio.graphs.calculators import find_kind
 from ovmstrio.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
 from ovmstrio.graphs.instance import GraphInstance, running
 from ovmstrio.graphs.packets import Packet
 from ovmstrio.graphs.plan import LoadedNode, make_plan
 from ovmstrio.graphs.worker_threads import WorkerThreads
+from ovmstrio.servable import LeaseServable
 
 __all__ = ["Feed", "options", "refs", "run_nodes"]
 

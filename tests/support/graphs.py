@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ovmstrio.graphs.calculator import LeasedServable
     from ovmstrio.graphs.servable import GraphServable
     from ovmstrio.request import ParameterValue, StreamReply
-    from ovmstrio.servable import InferStream
+    from ovmstrio.servable import InferStream, LeasedServable
 
 __all__ = ["LOOPBACK", "Answers", "ask", "graph_text", "loaded", "python_node", "stamps", "stream", "texts"]
 

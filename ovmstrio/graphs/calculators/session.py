@@ -11,7 +11,6 @@ from ovmstrio.graphs.calculator import (
     CalculatorKind,
     ContractError,
     DefinitionScope,
-    LeaseServable,
     NodeContext,
     NodeContract,
 )
@@ -20,6 +19,7 @@ from ovmstrio.graphs.config.values import NodeConfig, Port
 
 if TYPE_CHECKING:
     from ovmstrio.request import InferRequest, InferResponse
+    from ovmstrio.servable import LeaseServable
 
 __all__ = ["SESSION", "SESSION_PORT", "Session"]
 

@@ -6,29 +6,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from typing import Any, Final
+from typing import Any
 
 from ovmstrio.graphs.worker_threads import WorkerThreads
+from ovmstrio.user_code.calls import UserCodeRaisedError, call_here, call_on_loop, is_async
 from pyovms.context import CURRENT
 
-__all__ = ["UserCodeRaisedError", "call_user_code", "is_async", "node_context"]
-
-
-_ASYNC_CODE: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
-
-
-class UserCodeRaisedError(Exception):
-    """User code raised ``error``, which may be of any class, ``SystemExit`` too."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def is_async(method: Any) -> bool:
-    """Tell whether a method belongs on the event loop, as far as its code shows; asked at every call."""
-    code = getattr(getattr(method, "__func__", method), "__code__", None)
-    return code is not None and bool(code.co_flags & _ASYNC_CODE)
+__all__ = ["UserCodeRaisedError", "call_user_code", "node_context"]
 
 
 @contextmanager
@@ -68,26 +52,11 @@ async def call_user_code(
     """
     if is_async(method):
         with node_context(context):
-            return await _on_loop(method, args)
-    result = await threads.call(_caught, method, args, on_cancel=on_cancel, context=context.copy())
+            return await call_on_loop(method, args)
+    result = await threads.call(call_here, method, args, on_cancel=on_cancel, context=context.copy())
     if isinstance(result, UserCodeRaisedError):
         raise result
     if inspect.iscoroutine(result):
         with node_context(context):
-            return await _on_loop(lambda: result, ())
+            return await call_on_loop(lambda: result, ())
     return result
-
-
-def _caught(method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    try:
-        return method(*args)
-    except BaseException as error:  # noqa: BLE001 - the border of user code
-        return UserCodeRaisedError(error)
-
-
-async def _on_loop(method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    try:
-        result = method(*args)
-        return await result if inspect.isawaitable(result) else result
-    except (Exception, SystemExit) as error:
-        raise UserCodeRaisedError(error) from error

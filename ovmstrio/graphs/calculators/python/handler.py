@@ -15,11 +15,12 @@ from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.graphs.calculator import DefinitionScope, NodeContext
 from ovmstrio.graphs.calculators.python.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.graphs.calculators.python.contract import has_loopback
-from ovmstrio.graphs.calculators.python.failures import Place, UserCode, describe
-from ovmstrio.graphs.calculators.python.importing import HandlerPackage
+from ovmstrio.graphs.calculators.python.failures import UserCode
 from ovmstrio.graphs.calculators.python.instance import PythonCalculator
 from ovmstrio.graphs.calculators.python.outputs import output_ports
 from ovmstrio.graphs.config.values import NodeConfig
+from ovmstrio.user_code.importing import HandlerPackage
+from ovmstrio.user_code.places import Place, describe
 
 __all__ = ["FINALIZE_SECONDS", "Handler"]
 

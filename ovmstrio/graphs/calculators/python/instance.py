@@ -14,9 +14,9 @@ import trio
 from ovmstrio.graphs.calculator import NodeContext, NodeFailure
 from ovmstrio.graphs.calculators.python.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.graphs.calculators.python.contract import LOOPBACK
-from ovmstrio.graphs.calculators.python.failures import place_of
 from ovmstrio.graphs.calculators.python.outputs import WrongOutputError, routed, unexpected_result
 from ovmstrio.graphs.calculators.python.pumps import AsyncPump, End, Failed, Pump, ThreadPump
+from ovmstrio.user_code.places import place_of
 from pyovms import Context
 from pyovms.context import CURRENT
 

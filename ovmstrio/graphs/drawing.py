@@ -1,56 +1,11 @@
-"""The boxes of a picture, layer by layer, and the edges between them.
-
-A box is a node, or a stream or side packet that enters or leaves the graph.  It is below everything that feeds it, but
-for back edges, which lead up.
-"""
+"""Graphs as pictures: a box for each node, and for each stream or side packet that enters or leaves the graph."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
+from ovmstrio.drawing import Box, BoxKind, Drawing, Edge, arrange
 from ovmstrio.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
 
-__all__ = ["Box", "BoxKind", "Drawing", "Edge", "draw"]
-
-BoxKind = Literal["input", "node", "output"]
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A node by its name, with its calculator and what is special about it; or a stream at the border by its name."""
-
-    key: str
-    kind: BoxKind
-    title: str
-    subtitle: str = ""
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A stream or side packet from box to box; tags are empty where there are none."""
-
-    source: str
-    target: str
-    stream: str
-    source_tag: str = ""
-    target_tag: str = ""
-    is_back: bool = False
-    is_side: bool = False
-
-    @property
-    def label(self) -> str:
-        """The stream with its tags on both ends."""
-        return " ".join(part for part in (self.source_tag, self.stream, self.target_tag) if part)
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """Boxes from top to bottom, and edges in the order of the file."""
-
-    layers: tuple[tuple[Box, ...], ...]
-    edges: tuple[Edge, ...]
+__all__ = ["draw"]
 
 
 def draw(graph: GraphConfig) -> Drawing:
@@ -60,12 +15,7 @@ def draw(graph: GraphConfig) -> Drawing:
     inputs += [_border(ref, f"s{number}", "input", "side packet") for number, ref in enumerate(graph.side_inputs)]
     nodes = [_node(node, key) for node, key in zip(graph.nodes, keys, strict=True)]
     outputs = [_border(ref, f"o{number}", "output") for number, ref in enumerate(graph.outputs)]
-    edges = _edges(graph, keys)
-    inner = _layers(keys, [edge for edge in edges if edge.source in keys and edge.target in keys and not edge.is_back])
-    by_key = dict(zip(keys, nodes, strict=True))
-    middle = [tuple(by_key[key] for key in layer) for layer in inner]
-    layers = [tuple(inputs), *middle, tuple(outputs)]
-    return Drawing(tuple(layer for layer in layers if layer), tuple(edges))
+    return arrange(inputs, nodes, outputs, _edges(graph, keys))
 
 
 def _border(ref: StreamRef, key: str, kind: BoxKind, what: str = "") -> Box:
@@ -117,14 +67,3 @@ def _edge(
         is_back=not is_side and node is not None and ref.port in node.back_edges,
         is_side=is_side,
     )
-
-
-def _layers(keys: list[str], edges: list[Edge]) -> list[list[str]]:
-    """Put each below all that feed it; where a cycle leaves nobody, the first of the file goes."""
-    feeders = {key: {edge.source for edge in edges if edge.target == key} - {key} for key in keys}
-    layers: list[list[str]] = []
-    while feeders:
-        layer = [key for key, wanted in feeders.items() if not wanted] or [next(iter(feeders))]
-        layers.append(layer)
-        feeders = {key: wanted - set(layer) for key, wanted in feeders.items() if key not in layer}
-    return layers

@@ -1,4 +1,4 @@
-"""A graph in the terminal: the boxes of each layer side by side, each with what comes in and goes out."""
+"""A picture in the terminal: the boxes of each layer side by side, each with what comes in and goes out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from ovms_cli.console import stdout
 
 if TYPE_CHECKING:
-    from ovmstrio.graphs.drawing import Box, Drawing, Edge
+    from ovmstrio.drawing import Box, Drawing, Edge
 
 __all__ = ["to_text"]
 

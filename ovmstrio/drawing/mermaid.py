@@ -1,10 +1,10 @@
-"""Graphs as Mermaid flowcharts, which forges and many editors show in Markdown."""
+"""Pictures as Mermaid flowcharts, which forges and many editors show in Markdown."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from ovmstrio.graphs.drawing.layers import Box, Drawing, Edge
+from ovmstrio.drawing.boxes import Box, Drawing, Edge
 
 __all__ = ["to_mermaid"]
 

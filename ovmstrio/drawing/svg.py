@@ -1,11 +1,11 @@
-"""Graphs as SVG pictures that need nothing else."""
+"""Pictures as SVG that need nothing else."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import Final, NamedTuple
 
-from ovmstrio.graphs.drawing.layers import Box, Drawing, Edge
+from ovmstrio.drawing.boxes import Box, Drawing, Edge
 
 __all__ = ["to_svg"]
 

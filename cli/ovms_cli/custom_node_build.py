@@ -1,0 +1,107 @@
+"""Compile the library of a custom node with the compiler of the system."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+__all__ = ["BuildError", "NothingToBuildError", "build_library"]
+
+_C: Final = ".c"
+_CPP: Final = (".cc", ".cpp", ".cxx")
+_PREFIX: Final = "libcustom_node_"
+_HEADER: Final = "custom_node_interface.h"
+
+
+class BuildError(Exception):
+    """The library could not be built; the text says why."""
+
+
+class NothingToBuildError(BuildError):
+    """There is no source to compile."""
+
+
+def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Path:
+    """Compile a file, or all files of a directory, and give the library.
+
+    Args:
+        source: the file or directory.
+        output: the library; named after the source and beside it by default.
+        flags: for the compiler, after all others.
+
+    Raises:
+        NothingToBuildError: there is no such source.
+        BuildError: there is no compiler, or it found errors.
+    """
+    sources = _sources(source)
+    library = output or _default_output(source)
+    has_cpp = any(each.suffix in _CPP for each in sources)
+    command = [
+        *_compiler(has_cpp=has_cpp),
+        *("-shared", "-fPIC", "-O2", "-Wall", f"-I{files('ovmstrio.dataflow.custom_nodes') / 'include'}"),
+        *_flags_of_environment("CXXFLAGS" if has_cpp else "CFLAGS"),
+        *("-o", str(library)),
+        *_with_languages(sources, has_cpp=has_cpp),
+        *_flags_of_environment("LDFLAGS"),
+        *flags,
+    ]
+    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 - the user's own compiler
+    if done.returncode:
+        raise BuildError(_explained(command, done.stderr))
+    if done.stderr:
+        os.write(2, done.stderr.encode())
+    return library
+
+
+def _sources(source: Path) -> list[Path]:
+    if source.is_dir():
+        found = sorted(each for each in source.iterdir() if each.suffix in (_C, *_CPP))
+        if not found:
+            raise NothingToBuildError(f"{source}: there is no C or C++ file in this directory")
+        return found
+    if not source.is_file():
+        raise NothingToBuildError(f"{source}: no such file or directory; give a C or C++ file, or a directory of them")
+    if source.suffix not in (_C, *_CPP):
+        raise NothingToBuildError(f"{source}: expected a file that ends with {', '.join((_C, *_CPP))}")
+    return [source]
+
+
+def _default_output(source: Path) -> Path:
+    folder, name = (source, source.resolve().name) if source.is_dir() else (source.parent, source.stem)
+    return folder / f"{_PREFIX}{name}.so"
+
+
+def _compiler(*, has_cpp: bool) -> list[str]:
+    variable, usual = ("CXX", "c++") if has_cpp else ("CC", "cc")
+    command = shlex.split(os.environ.get(variable, "")) or [usual]
+    if shutil.which(command[0]) is None:
+        package = "g++" if has_cpp else "gcc"
+        raise BuildError(f"there is no compiler {command[0]!r}: install {package}, or set {variable} to another one")
+    return command
+
+
+def _flags_of_environment(variable: str) -> list[str]:
+    return shlex.split(os.environ.get(variable, ""))
+
+
+def _with_languages(sources: Iterable[Path], *, has_cpp: bool) -> list[str]:
+    """Name the language of each file: a C++ compiler would take C for C++."""
+    if not has_cpp:
+        return [str(each) for each in sources]
+    return [part for each in sources for part in ("-x", "c" if each.suffix == _C else "c++", str(each))] + [
+        "-x",
+        "none",
+    ]
+
+
+def _explained(command: Sequence[str], messages: str) -> str:
+    hint = ""
+    if f"{_HEADER}: No such file" in messages:
+        hint = f'\nhint: the interface is found by its name alone: #include "{_HEADER}"'
+    return f"{shlex.join(command)}\n{messages.rstrip()}{hint}"

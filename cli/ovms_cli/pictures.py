@@ -1,0 +1,52 @@
+"""How commands show what is wired together: in the terminal, as Mermaid text or as SVG."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ovms_cli.console import fail
+
+if TYPE_CHECKING:
+    from ovmstrio.drawing import Drawing
+
+__all__ = ["FormatOption", "OutputOption", "PictureFormat", "render", "write_picture"]
+
+
+class PictureFormat(StrEnum):
+    """How something is shown."""
+
+    TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
+
+
+FormatOption = Annotated[PictureFormat, typer.Option("--format", help="how to show it")]
+OutputOption = Annotated[
+    Path | None, typer.Option(help="write to this file instead of standard output", show_default=False)
+]
+
+
+def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
+    """Give a picture; that of the terminal has no colours if ``plain``."""
+    if picture is PictureFormat.TEXT:
+        from ovms_cli.drawing_text import to_text
+
+        return to_text(drawing, plain=plain)
+    from ovmstrio.drawing import to_mermaid, to_svg
+
+    return to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)
+
+
+def write_picture(text: str, output: Path | None) -> None:
+    """Write to a file, or else to standard output."""
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{output}: {error.strerror or error}")

@@ -1,0 +1,137 @@
+"""``ovms pipeline``: check and show the pipelines of a configuration file, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ovms_cli.console import EX_USAGE, fail, stderr, stdout
+from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render, write_picture
+from ovms_cli.problems import count, count_problems, problem_facts, safe, show_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.checking import CheckReport
+    from ovmstrio.config.specs import PipelineSpec
+    from ovmstrio.errors import Problem
+
+__all__ = ["register"]
+
+_DEFAULT_NAME = "config.json"
+
+_ConfigPath = Annotated[
+    Path, typer.Argument(help="config.json, or the directory that it is in", show_default=False, metavar="CONFIG")
+]
+_PipelineName = Annotated[
+    str, typer.Argument(help="one pipeline, all if not given", show_default=False, metavar="NAME")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help="Check and show the pipelines of a configuration file.")
+    group.command()(check)
+    group.command()(show)
+    app.add_typer(group, name="pipeline")
+
+
+def check(
+    config: _ConfigPath,
+    name: _PipelineName = "",
+    *,
+    no_models: Annotated[
+        bool, typer.Option("--no-models", help="load no models and open no custom nodes: check the structure alone")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+) -> None:
+    """Tell every problem of pipelines with its line and the way out: exits with 1 if there is an error."""
+    import json
+
+    import trio
+
+    from ovmstrio.checking import check_pipelines
+    from ovmstrio.observability.logs import configure_logs
+
+    file = _find(config)
+    configure_logs(level="ERROR")
+    pipelines, problems = _read(file, name)
+    with stderr().status(f"checking {file} ..."):
+        report = trio.run(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
+    if not pipelines and not problems:
+        fail(f"{file}: there are no pipelines; they are in pipeline_config_list")
+    names = [pipeline.name for pipeline in pipelines]
+    if as_json:
+        typer.echo(json.dumps({"pipelines": names, **problem_facts(report.problems)}, indent=2))
+    else:
+        show_problems(report.problems)
+        stdout().print(_summary(report, names), highlight=False)
+    raise typer.Exit(1 if report.errors else 0)
+
+
+def show(
+    config: _ConfigPath,
+    name: _PipelineName = "",
+    *,
+    picture: FormatOption = PictureFormat.TEXT,
+    output: OutputOption = None,
+) -> None:
+    """Draw pipelines: nodes in layers with what they call, what is split and gathered where, and what goes where."""
+    from ovmstrio.dataflow.drawing import draw
+
+    file = _find(config)
+    pipelines, problems = _read(file, name)
+    if not pipelines:
+        show_problems(problems)
+        fail(f"{file}: there is no pipeline to show")
+    if len(pipelines) > 1 and picture is not PictureFormat.TEXT:
+        fail(f"name one of the pipelines: {', '.join(each.name for each in pipelines)}", EX_USAGE)
+    parts = []
+    for spec in pipelines:
+        title = f"{spec.name}\n" if len(pipelines) > 1 else ""
+        parts.append(title + render(draw(spec), picture, plain=output is not None))
+    write_picture("\n".join(parts), output)
+    if any(problem.severity == "error" for problem in problems):
+        hint = f"see: ovms pipeline check {config}{f' {name}' if name else ''}"
+        stderr().print(f"{count_problems(problems)}; {safe(hint)}", highlight=False, soft_wrap=True)
+
+
+def _find(config: Path) -> Path:
+    file = config / _DEFAULT_NAME if config.is_dir() else config
+    if not file.is_file():
+        fail(f"{file}: no such file; give a config.json, or the directory that it is in", EX_USAGE)
+    return file
+
+
+def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
+    """Give the pipelines that are asked for, and what is wrong with the file and with them as far as it can be seen."""
+    from ovmstrio.config.findings import did_you_mean
+    from ovmstrio.config.ovms_json import examine_config
+    from ovmstrio.dataflow.examining import examine_pipeline
+    from ovmstrio.errors import ConfigError
+
+    try:
+        examined = examine_config(file.read_bytes(), file)
+    except ConfigError as error:
+        return [], list(error.problems)
+    except OSError as error:
+        fail(f"{file}: {error.strerror or error}")
+    problems = [*examined.fatal, *examined.spec.problems]
+    known = [spec.name for spec in examined.spec.pipelines]
+    if name and name not in known and not problems:
+        hint = did_you_mean(name, known, otherwise=f"known are {', '.join(known) or 'none'}")
+        fail(f"{file}: there is no pipeline {name!r}; {hint}", EX_USAGE)
+    found = [spec for spec in examined.spec.pipelines if name in ("", spec.name)]
+    configured = [servable.name for servable in examined.spec.servables]
+    for spec in found:
+        problems += examine_pipeline(spec, configured)
+    return found, problems
+
+
+def _summary(report: CheckReport, names: Sequence[str]) -> str:
+    if report.problems:
+        mark = "[bold red]not ok[/]" if report.errors else "[bold green]ok[/]"
+        return f"{mark}: {count_problems(report.problems)}"
+    return f"[bold green]ok[/]: {count(len(names), 'pipeline')}, no problem found"

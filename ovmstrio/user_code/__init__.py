@@ -1,0 +1,1 @@
+"""What every part of the server that runs Python code of users has in common."""

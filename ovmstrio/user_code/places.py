@@ -1,0 +1,74 @@
+"""Where in a user's code an error comes from, and how it is told."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import trio
+
+import ovmstrio
+import pyovms
+
+__all__ = ["Place", "describe", "place_in", "place_of", "trimmed"]
+
+_MACHINERY: Final = tuple(
+    str(Path(module.__file__).parent) + "/" for module in (ovmstrio, trio, pyovms) if module.__file__ is not None
+)
+
+
+class Place(NamedTuple):
+    """A line of a file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+def describe(error: BaseException) -> str:
+    """Give an error's type and text."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def place_of(method: Callable[..., Any]) -> Place | None:
+    """Give the line where a method is defined."""
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return None if code is None else Place(code.co_filename, code.co_firstlineno)
+
+
+def place_in(folder: Path, error: BaseException) -> Place | None:
+    """Give the line of the user's that an error comes from: the innermost in the folder of the user's code."""
+    if isinstance(error, SyntaxError) and error.filename is not None and _is_in(folder, error.filename):
+        return Place(error.filename, error.lineno or 0)
+    places: list[Place] = []
+    frames = trimmed(error)
+    while frames is not None:
+        places.append(Place(frames.tb_frame.f_code.co_filename, frames.tb_lineno))
+        frames = frames.tb_next
+    theirs = [place for place in places if _is_in(folder, place.file)]
+    return theirs[-1] if theirs else places[-1] if places else None
+
+
+def _is_in(folder: Path, file: str) -> bool:
+    return Path(file).is_relative_to(folder)
+
+
+def trimmed(error: BaseException) -> TracebackType | None:
+    """Give a traceback without the frames of the server and of the import system."""
+    kept: list[TracebackType] = []
+    frame = error.__traceback__
+    while frame is not None:
+        file = frame.tb_frame.f_code.co_filename
+        if not file.startswith((*_MACHINERY, "<frozen importlib")):
+            kept.append(frame)
+        frame = frame.tb_next
+    result: TracebackType | None = None
+    for each in reversed(kept):
+        result = TracebackType(result, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return result

@@ -1,0 +1,1 @@
+../ovmstrio/dataflow/custom_nodes/include/custom_node_interface.h

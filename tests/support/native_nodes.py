@@ -1,0 +1,68 @@
+"""Custom nodes in C, compiled by the tests that need them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+__all__ = ["FIXTURE_SOURCE", "INCLUDE", "Account", "compiled", "copy_of_fixture"]
+
+INCLUDE: Final = Path(str(files("ovmstrio.dataflow.custom_nodes") / "include"))
+FIXTURE_SOURCE: Final = Path(__file__).parents[1] / "dataflow/custom_nodes/native/fixture_node.c"
+
+
+def compiled(source: Path, output: Path, *flags: str) -> Path:
+    """Compile a shared library; skips the test where there is no C compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    command = [compiler, "-shared", "-fPIC", "-pthread", "-g", f"-I{INCLUDE}", *flags, str(source), "-o", str(output)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return output
+
+
+@cache
+def _fixture() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return compiled(FIXTURE_SOURCE, Path(folder) / "fixture.so", "-Wall", "-Werror").read_bytes()
+
+
+def copy_of_fixture(folder: Path, name: str = "libfixture.so") -> Path:
+    """Put the fixture library into a folder; each file that is loaded has an account of its own."""
+    path = folder / name
+    path.write_bytes(_fixture())
+    return path
+
+
+class Account:
+    """What a fixture library in this process says of its memory.
+
+    Args:
+        path: its file, which is loaded already or will be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+
+    def count(self, what: str) -> int:
+        """Read a counter, such as ``made``."""
+        number: int = self._library[f"fixture_{what}"]()
+        return number
+
+    def open(self) -> None:
+        """Let all calls go on that wait, and all that will."""
+        self._library["fixture_open"]()
+
+    def check(self, *, unknown: int = 0) -> None:
+        """Fail unless each buffer was released once, and nothing else, and nothing after the node's end."""
+        assert self.count("released") == self.count("made")
+        assert self.count("unknown") == unknown
+        assert self.count("released_too_late") == 0

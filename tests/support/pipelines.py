@@ -1,0 +1,155 @@
+"""Pipelines without a server: loaded as the server loads them, with what they call beside them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+
+from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
+from ovmstrio.dataflow.loading import load_pipeline
+from ovmstrio.dataflow.servable import DagServable
+from ovmstrio.errors import NotFound
+from ovmstrio.request import InferResponse
+from ovmstrio.servable import LeasedServable, Servable
+from ovmstrio.tensor import Tensor
+from tests.support.servables import raw_request
+
+__all__ = ["ARITHMETIC", "answers", "call", "make_node", "make_pipeline", "serving_pipeline", "write_library"]
+
+ARITHMETIC = '''
+    """Adds up its inputs; ``op`` says what to make of the sum."""
+
+    import numpy as np
+    import trio
+
+
+    def get_inputs_info(params):
+        shape = [-1, *_shape(params)] if params["op"] == "gather" else _shape(params)
+        return {name: ("FP32", shape) for name in params["inputs"].split(",")}
+
+
+    def get_outputs_info(params):
+        shape = [-1, *_shape(params)] if params["op"] == "split" else _shape(params)
+        return {"y": ("FP32", shape)}
+
+
+    def _shape(params):
+        return [int(size) for size in params.get("shape", "1,2").split(",")]
+
+
+    async def execute(inputs, params):
+        for _ in range(int(params.get("steps", 0))):
+            await trio.lowlevel.checkpoint()
+        constant = np.float32(params.get("constant", 0))
+        total = sum(array * np.float32(index + 1) for index, (_, array) in enumerate(sorted(inputs.items())))
+        if params["op"] == "fail":
+            raise ValueError("told to fail")
+        if params["op"] == "gather":
+            return {"y": total.sum(axis=0) + constant}
+        if params["op"] == "split":
+            shards = [total * np.float32(index + 1) + constant for index in range(int(params["parts"]))]
+            return {"y": np.stack(shards) if shards else np.zeros((0, *total.shape), np.float32)}
+        return {"y": total + constant}
+'''
+"""A Python library whose nodes add up their inputs, each times its place among them."""
+
+
+def write_library(folder: Path, source: str = ARITHMETIC, name: str = "arithmetic") -> Path:
+    """Write a Python library."""
+    path = folder / f"{name}.py"
+    path.write_text(dedent(source).lstrip("\n"))
+    return path
+
+
+def make_node(
+    name: str,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str] | Sequence[str] = ("y",),
+    **settings: Any,
+) -> PipelineNode:
+    """Make a node; inputs are ``{"input": "source.item"}``, outputs ``{"alias": "output"}`` or names without alias.
+
+    It is one of the library ``arithmetic`` unless the settings say otherwise; their ``params`` may hold anything.
+    """
+    settings.setdefault("origin", f"config.json:{len(name)}")
+    if "model_name" not in settings:
+        settings.setdefault("library", "arithmetic")
+    params = {key: str(value) for key, value in settings.pop("params", {}).items()}
+    if settings.get("library") == "arithmetic":
+        params = {"op": "add", "inputs": ",".join(inputs), **params}
+    aliases = outputs if isinstance(outputs, Mapping) else {output: output for output in outputs}
+    return PipelineNode(
+        name=name,
+        inputs=_sources(inputs),
+        outputs=tuple(NodeOutput(data_item=item, alias=alias) for alias, item in aliases.items()),
+        params=params,
+        **settings,
+    )
+
+
+def make_pipeline(
+    nodes: Sequence[PipelineNode],
+    outputs: Mapping[str, str],
+    *,
+    inputs: Sequence[str] = ("x",),
+    demultiply_count: int | None = None,
+    libraries: Mapping[str, Path] | None = None,
+) -> PipelineSpec:
+    """Make a pipeline; outputs are ``{"output": "source.item"}``."""
+    return PipelineSpec(
+        name="pipeline",
+        base_path=Path("/"),
+        origin="config.json:1",
+        inputs=tuple(inputs),
+        outputs=_sources(outputs),
+        nodes=tuple(nodes),
+        demultiply_count=demultiply_count,
+        libraries=dict(libraries or {}),
+    )
+
+
+def _sources(given: Mapping[str, str]) -> tuple[NodeInput, ...]:
+    found = []
+    for name, source in given.items():
+        node, _, item = source.partition(".")
+        found.append(NodeInput(name=name, node=node, data_item=item))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    servable: Servable
+
+
+@asynccontextmanager
+async def serving_pipeline(spec: PipelineSpec, **servables: Servable) -> AsyncIterator[DagServable]:
+    """Load a pipeline that may call these servables, and close it at the end."""
+
+    async def lease(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
+        if name not in servables or version not in ("", "1"):
+            raise NotFound("Model with requested name is not found")
+        return nullcontext(_Held(servables[name]))
+
+    pipeline = await load_pipeline(spec, lease=lease)
+    try:
+        yield pipeline
+    finally:
+        await pipeline.aclose()
+
+
+async def call(pipeline: DagServable, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Call a pipeline and give its outputs by name; inputs are made ``FP32``."""
+    return answers(
+        await pipeline.infer(raw_request({name: np.asarray(each, np.float32) for name, each in arrays.items()}))
+    )
+
+
+def answers(response: InferResponse) -> dict[str, np.ndarray[Any, Any]]:
+    """Give the arrays of a response by name."""
+    return {output.name: output.array for output in response.outputs if isinstance(output, Tensor)}
