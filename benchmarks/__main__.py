@@ -7,7 +7,18 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import batching, footprint, graphs, grpc_unary, resnet, rest_json, stateful, text_generation
+from benchmarks import (
+    batching,
+    footprint,
+    graphs,
+    grpc_unary,
+    ocr_pipeline,
+    pipelines,
+    resnet,
+    rest_json,
+    stateful,
+    text_generation,
+)
 from benchmarks.report import RESULTS, machine, render
 
 MEASUREMENTS = {
@@ -16,9 +27,11 @@ MEASUREMENTS = {
     "resnet": resnet,
     "footprint": footprint,
     "graphs": graphs,
+    "pipelines": pipelines,
     "text_generation": text_generation,
     "stateful": stateful,
     "batching": batching,
+    "ocr_pipeline": ocr_pipeline,
 }
 
 _HEAD = """# Results

@@ -91,6 +91,7 @@ def write_repository(
                 }
             }
         )
+    root.mkdir(exist_ok=True)
     config = root / "config.json"
     config.write_text(json.dumps({"model_config_list": entries}))
     return config

@@ -6,10 +6,13 @@ import contextlib
 import re
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -17,9 +20,8 @@ import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
-__all__ = ["Server", "cpu_seconds", "free_ports", "h2load", "need", "ovms", "script"]
+__all__ = ["Server", "cpu_seconds", "free_ports", "h2load", "median_ms", "need", "ovms", "script"]
 
 READY_WITHIN_SECONDS = 60
 
@@ -39,16 +41,27 @@ def free_ports(count: int) -> list[int]:
         return [s.getsockname()[1] for s in held]
 
 
-def h2load(port: int, method: str, body: Path, *, calls: int, connections: int = 1, streams: int = 1) -> float:
+def h2load(
+    port: int, method: str, body: Path, *, calls: int, connections: int = 1, streams: int = 1,
+    options: Sequence[str] = (),
+) -> float:  # fmt: skip
     """Call a method of KServe's gRPC service so often, always with the same body; gives calls a second."""
     command = [need("h2load", "nghttp2-client"), "-n", str(calls), "-c", str(connections), "-m", str(streams)]
-    command += ["-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
+    command += [*options, "-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
     url = f"http://127.0.0.1:{port}/inference.GRPCInferenceService/{method}"
     out = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
     found = re.search(r"([\d.]+) req/s", out)
     if f"{calls} succeeded" not in out or found is None:
         sys.exit(f"not every call succeeded:\n{out}")
     return float(found[1])
+
+
+def median_ms(port: int, method: str, body: Path, *, calls: int) -> float:
+    """Call a method so often, one call at a time; gives the median of what a call takes, in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "calls"
+        h2load(port, method, body, calls=calls, options=["--log-file", str(log)])
+        return statistics.median(int(line.split("\t")[2]) for line in log.read_text().splitlines()) / 1e3
 
 
 class Server:

@@ -110,7 +110,7 @@ def _sample_facts(sample: Sample) -> dict[str, Any]:
         "purpose": sample.purpose,
         "licence": sample.licence,
         "tensors": sample.tensors,
-        "kind": "graph" if sample.graph else "model",
+        "kind": sample.kind,
         "models": list(sample.entries),
         "requirement": wheel.requirement if wheel else None,
         "file": wheel.filename if wheel else None,

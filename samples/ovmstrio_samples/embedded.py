@@ -29,8 +29,9 @@ def sources(sample: Sample) -> Path | None:
 
 
 def embedded_samples() -> list[Sample]:
-    """List the samples whose model is here already."""
-    return [sample for sample in BY_NAME.values() if sample.wheel is None and sources(sample) is not None]
+    """List the samples that are here already, with nothing to fetch and nothing to compile."""
+    here = [sample for sample in BY_NAME.values() if sample.wheel is None and not sample.compiled]
+    return [sample for sample in here if sources(sample) is not None]
 
 
 def _fingerprint(samples: list[Sample]) -> str:

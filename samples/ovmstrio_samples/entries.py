@@ -15,15 +15,19 @@ __all__ = ["write_config", "write_entries"]
 def write_entries(
     sample: Sample, files: Path, repository: Path, version: int = 1, *, force: bool = False
 ) -> list[Path]:
-    """Write ``<repository>/<model>/<version>`` for models and ``<repository>/<graph>`` for graphs; gives these folders.
+    """Write models as ``<repository>/<model>/<version>`` and all else as ``<repository>/<name>``; gives these folders.
 
     Raises:
         AlreadyExists: a folder exists and ``force`` is not set.
     """
     written = []
     for name, write in sample.entries.items():
-        target = repository / name if sample.graph else repository / name / str(version)
-        made = new_folder(target, force=force) if sample.graph else new_version(repository, name, version, force=force)
+        if sample.has_versions(name):
+            target = repository / name / str(version)
+            made = new_version(repository, name, version, force=force)
+        else:
+            target = repository / name
+            made = new_folder(target, force=force)
         with made as directory:
             write(files, directory)
         written.append(target)

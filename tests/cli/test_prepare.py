@@ -134,6 +134,28 @@ def test_a_graph_is_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["incrementer"]
 
 
+def test_a_pipeline_comes_with_its_models_and_a_configuration(run: Run, tmp_path: Path) -> None:
+    """Models have versions, custom nodes a folder, and the next command serves all of it."""
+    result = run("--sample", "ensemble", "--version", "3")
+    assert result.exit_code == 0, result.output
+    models = tmp_path / "models"
+    assert sorted(path.name for path in models.iterdir()) == [
+        "ensemble",
+        "ensemble.json",
+        "ensemble_bayes",
+        "ensemble_regression",
+    ]
+    assert (models / "ensemble_bayes" / "3" / "model.xml").is_file()
+    assert [path.name for path in (models / "ensemble").iterdir()] == ["vote.py"]
+    assert list(json.loads((models / "ensemble.json").read_text())) == [
+        "model_config_list",
+        "custom_node_library_config_list",
+        "pipeline_config_list",
+    ]
+    assert "ovms serve --config_path models/ensemble.json" in result.stderr
+    assert "models/ensemble" in run("--sample", "ensemble", "--version", "4").stderr
+
+
 def test_offline_a_fetched_sample_says_what_to_put_where(run: Run, tmp_path: Path) -> None:
     """Without an index the message holds file, checksum and folder; nothing is written."""
     result = run("--sample", "orientation")

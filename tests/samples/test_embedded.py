@@ -83,7 +83,8 @@ def test_the_repository_is_written_once_and_found_again(tmp_path: Path) -> None:
         entry["config"]["name"]: entry["config"]["base_path"]
         for entry in json.loads(config.read_text())["model_config_list"]
     }
-    assert models == {"add_one": "add_one", "iris": "iris", "file_type": "file_type"}
+    names = ["add_one", "iris", "file_type", "ensemble_regression", "ensemble_bayes"]
+    assert models == {name: name for name in names}
     for base_path in models.values():
         assert any((config.parent / base_path / "1").iterdir())
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -97,7 +98,7 @@ def test_without_the_extra_the_other_samples_are_served(tmp_path: Path, monkeypa
     monkeypatch.setattr(embedded, "installed_files", lambda: None)
     config = prepare_repository(tmp_path)
     models = json.loads(config.read_text())["model_config_list"]
-    assert [entry["config"]["name"] for entry in models] == ["add_one", "iris"]
+    assert [entry["config"]["name"] for entry in models] == ["add_one", "iris", "ensemble_regression", "ensemble_bayes"]
     with pytest.raises(WheelUnavailable, match=r"pip install 'ovmstrio\[samples\]'"):
         prepare_sample(BY_NAME["file_type"], tmp_path / "models", 1, tmp_path)
 

@@ -10,17 +10,21 @@ import openvino as ov
 
 from ovmstrio_samples.copying import copy
 
-__all__ = ["CHARACTERS", "ENTRIES"]
+__all__ = ["CHARACTERS", "ENTRIES", "read_characters_of"]
 
 CHARACTERS: Final = "characters.txt"
 _READER: Final = "PP-OCRv6_rec_small.onnx"
 
 
+def read_characters_of(reader: Path) -> str:
+    """Read the characters that a reader knows, one a line, out of its file."""
+    listed: Any = ov.Core().read_model(reader).get_rt_info(["framework", "character"])
+    return str(getattr(listed, "value", listed))
+
+
 def write_reader(files: Path, directory: Path) -> None:
     """Write the version directory of the reader, and for clients the characters that its outputs stand for."""
-    model = ov.Core().read_model(files / _READER)
-    listed: Any = model.get_rt_info(["framework", "character"])
-    (directory / CHARACTERS).write_text(str(getattr(listed, "value", listed)), encoding="utf-8")
+    (directory / CHARACTERS).write_text(read_characters_of(files / _READER), encoding="utf-8")
     shutil.copyfile(files / _READER, directory / "model.onnx")
 
 

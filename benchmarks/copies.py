@@ -1,0 +1,71 @@
+"""Count what is copied of a tensor on its way through a pipeline of one custom node; run with ``counting.c`` preloaded.
+
+python -m benchmarks.copies config.json library
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+import numpy as np
+import trio
+
+from benchmarks.requests import framed_infer_request
+from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.specs import PipelineSpec
+from ovmstrio.dataflow.loading import load_pipeline
+from ovmstrio.errors import NotFound
+from ovmstrio.frontends.grpc.request_decoding import decode_request
+from ovmstrio.frontends.grpc.response_encoding import encode_response
+
+TENSOR_BYTES: Final = 1 << 20
+_FRAME: Final = 5
+
+
+def _counter(library: ctypes.CDLL, name: str) -> Callable[[], int]:
+    function = library[name]
+    function.restype = ctypes.c_uint64
+    return function
+
+
+def _check(copied: Callable[[], int]) -> None:
+    """See that copies of Python's and of numpy's are counted."""
+    data, array = bytearray(TENSOR_BYTES), np.zeros(TENSOR_BYTES, np.uint8)
+    for copy in (lambda: bytes(data), lambda: b"".join([data, b""]), array.copy, lambda: np.array(memoryview(data))):
+        before = copied()
+        copy()
+        if copied() - before != TENSOR_BYTES:
+            sys.exit(f"a copy of {TENSOR_BYTES} bytes was counted as {copied() - before}")
+
+
+async def _nothing(name: str, version: str = "", /) -> NoReturn:
+    raise NotFound(f"{name} {version}")
+
+
+async def main(spec: PipelineSpec, library: Path) -> None:
+    """Print what is copied before the node is called and behind it, the latter with the message being written."""
+    copied = _counter(ctypes.CDLL(None), "copied_bytes")
+    before_node = _counter(ctypes.CDLL(str(library)), "copied_before_node")
+    _check(copied)
+    pipeline = await load_pipeline(spec, lease=_nothing)
+    message = framed_infer_request(spec.name, "x", np.zeros((1, TENSOR_BYTES // 4), np.float32))[_FRAME:]
+    ways = []
+    for _ in range(3):
+        start = copied()
+        body = encode_response(await pipeline.infer(decode_request(message)))
+        ways.append((before_node() - start, copied() - before_node()))
+        if len(body) < TENSOR_BYTES:
+            sys.exit("the answer has no tensor")
+    await pipeline.aclose()
+    print(json.dumps(ways))
+
+
+if __name__ == "__main__":
+    config = Path(sys.argv[1])
+    (only,) = parse_config(config.read_bytes(), config).pipelines
+    trio.run(main, only, Path(sys.argv[2]))

@@ -1,0 +1,26 @@
+"""Compile what a sample has in C, with the command that users have for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["CompilationFailed", "compile_node"]
+
+
+class CompilationFailed(OSError):
+    """A custom node could not be compiled; the message has what the compiler said."""
+
+
+def compile_node(source: Path) -> Path:
+    """Run ``ovms custom-node build`` and give the library, which is beside the source.
+
+    Raises:
+        CompilationFailed: there is no compiler, or it failed.
+    """
+    command = [sys.executable, "-m", "ovms_cli", "custom_node", "build", str(source)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - this package's own command
+    if done.returncode:
+        raise CompilationFailed(f"{source.name} is a custom node in C that has to be compiled. {done.stderr.strip()}")
+    return source.with_name(f"libcustom_node_{source.stem}.so")

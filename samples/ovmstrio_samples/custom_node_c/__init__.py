@@ -1,0 +1,1 @@
+"""Custom nodes in C around a model, with demultiplexing and gathering."""

@@ -1,0 +1,28 @@
+"""Let nodes in C try several variants of ten numbers: ``python -m ovmstrio_samples.custom_node_c.client``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ovmstrio_samples.asking import arguments, main
+from ovmstrio_samples.question import Arrays, Question
+
+__all__ = ["questions"]
+
+
+def _read(outputs: Arrays) -> str:
+    (which,) = outputs["which"]
+    return f"variant {which}: {' '.join(f'{value:g}' for value in outputs['best'].reshape(-1))}"
+
+
+def questions() -> list[Question]:
+    """Give two calls: the numbers times 1, -1 and 0.5, all plus one, and of these what has the largest sum."""
+    counted = np.arange(10, dtype=np.float32).reshape(1, 10)
+    return [
+        Question("custom_node_c", "0 1 2 ... 9", {"numbers": counted}, "variant 0: 1 2 3 4 5 6 7 8 9 10", _read),
+        Question("custom_node_c", "0 -1 -2 ... -9", {"numbers": -counted}, "variant 1: 1 2 3 4 5 6 7 8 9 10", _read),
+    ]
+
+
+if __name__ == "__main__":
+    main(arguments("Which variant has the largest sum?"), questions())

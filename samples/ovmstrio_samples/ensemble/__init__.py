@@ -1,0 +1,1 @@
+"""Two classifiers that vote."""

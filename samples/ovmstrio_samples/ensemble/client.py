@@ -1,0 +1,38 @@
+"""Ask two classifiers at once: ``python -m ovmstrio_samples.ensemble.client``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ovmstrio_samples.asking import arguments, main
+from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.question import Arrays, Question
+
+__all__ = ["DOUBTFUL", "questions"]
+
+DOUBTFUL = (4.9, 2.5, 4.5, 1.7)
+"""Row 107 of Fisher's data set, a virginica that naive Bayes alone takes for a versicolor."""
+
+
+def _read(outputs: Arrays) -> str:
+    (name,), (agreed,) = outputs["species"], outputs["agreed"]
+    return f"{name.decode()}{'' if agreed else ', disputed'}"
+
+
+def questions() -> list[Question]:
+    """Give one call for each of four flowers; about the last one the models disagree."""
+    flowers = [*FLOWERS, (DOUBTFUL, "virginica, disputed")]
+    return [
+        Question(
+            model="ensemble",
+            subject=f"{' x '.join(map(str, sizes))} cm",
+            inputs={"features": np.array([sizes], np.float32)},
+            expected=answer,
+            read=_read,
+        )
+        for sizes, answer in flowers
+    ]
+
+
+if __name__ == "__main__":
+    main(arguments("Which flower is it, by two opinions?"), questions())

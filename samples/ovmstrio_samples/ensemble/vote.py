@@ -1,0 +1,54 @@
+"""The custom node: two models' probabilities become one vote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Voting:
+    """What the parameters say: the names of the classes, each a row of bytes, and what each model's vote weighs."""
+
+    names: Array
+    weights: tuple[float, float]
+
+
+def initialize(params: Mapping[str, str]) -> Voting:
+    """Read the parameters once; what this gives is the last argument of the other functions."""
+    names = [name.strip().encode() for name in params["names"].split(",")]
+    longest = max(map(len, names)) + 1
+    rows = np.array([list(name.ljust(longest, b"\0")) for name in names], np.uint8)
+    first, second = map(float, params.get("weights", "0.5,0.5").split(","))
+    return Voting(rows, (first, second))
+
+
+def get_inputs_info(_params: Mapping[str, str], voting: Voting) -> dict[str, tuple[str, list[int]]]:
+    """Take a row of probabilities for each thing to classify, from either model."""
+    shape = [-1, len(voting.names)]
+    return {"first": ("FP32", shape), "second": ("FP32", shape)}
+
+
+def get_outputs_info(_params: Mapping[str, str], voting: Voting) -> dict[str, tuple[str, list[int]]]:
+    """Give names as rows of bytes, which clients get as strings because the output's name ends in ``_string``."""
+    return {
+        "name_string": ("UINT8", [-1, -1]),
+        "probabilities": ("FP32", [-1, len(voting.names)]),
+        "agreed": ("BOOL", [-1]),
+    }
+
+
+def execute(inputs: Mapping[str, Array], _params: Mapping[str, str], voting: Voting) -> dict[str, Array]:
+    """Weigh the probabilities, name the likeliest class, and tell whether the models alone would have agreed."""
+    first, second = inputs["first"], inputs["second"]
+    weighed = np.average([first, second], axis=0, weights=voting.weights).astype(np.float32)
+    return {
+        "name_string": voting.names[weighed.argmax(axis=1)],
+        "probabilities": weighed,
+        "agreed": first.argmax(axis=1) == second.argmax(axis=1),
+    }

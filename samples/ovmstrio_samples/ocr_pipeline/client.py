@@ -1,0 +1,45 @@
+"""Read the text in picture files: ``python -m ovmstrio_samples.ocr_pipeline.client [PICTURE...]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from ovmstrio_samples.triton import arguments, as_input, failures_end_the_program
+
+__all__ = ["PAGE", "WORDS", "read_text"]
+
+PAGE = Path(__file__).with_name("page.png")
+"""A photograph of a printed page, from scikit-image (BSD-3-Clause)."""
+WORDS = (
+    "Region-based segmentation",
+    "Let us first determine markers of the coins and the",
+    "background. These markers are pixels that we can label",
+    "unambiguously as either object or background. Here,",
+    "the markers are found at the two extreme parts of the",
+    "histogram of grey values:",
+)
+"""What is printed on the page; the line of code below it lies half outside of the picture."""
+_NO_LINE = "StatusCode.ABORTED"
+
+
+def read_text(client: InferenceServerClient, picture: Path) -> list[str]:
+    """Send a picture file as it is; give the lines of text in it, none where there are none."""
+    try:
+        result = client.infer("ocr_pipeline", [as_input("file", picture.read_bytes())])
+    except InferenceServerException as error:
+        # A demultiplexer with nothing to split ends the request so.
+        if error.status() == _NO_LINE:
+            return []
+        raise
+    return [text.decode() for text in np.asarray(result.as_numpy("texts"))]
+
+
+if __name__ == "__main__":
+    options = arguments("What do these pictures say?", ("pictures", {"metavar": "PICTURE", "type": Path, "nargs": "*"}))
+    with failures_end_the_program(), InferenceServerClient(options.url) as server:
+        for path in options.pictures or [PAGE]:
+            print("\n".join(read_text(server, path)))
