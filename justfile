@@ -16,9 +16,9 @@ setup:
 demo *args:
     {{ bin }}/ovms demo {{ args }}
 
-# Run the tests; `just test --run-slow` for all of them.
+# Run the tests on two cores; `just test --run-slow` for all of them.
 test *args:
-    {{ bin }}/pytest {{ args }}
+    {{ bin }}/pytest -n 2 --dist loadfile {{ args }}
 
 # Check form, types and the direction of imports.
 lint:

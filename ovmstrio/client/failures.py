@@ -27,8 +27,11 @@ _GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
     "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
     "UNIMPLEMENTED": errors.NotSupported,
     "INTERNAL": errors.ModelFailure,
+    "ABORTED": errors.NothingToGather,
+    "UNKNOWN": errors.PipelineFailure,
 }
 _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
+    204: errors.NothingToGather,
     400: errors.InvalidRequest,
     404: errors.NotFound,
     406: errors.MethodNotAllowed,

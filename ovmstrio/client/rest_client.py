@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -29,6 +30,8 @@ __all__ = ["RestClient"]
 _HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 _NO_SEGMENTS: Final = frozenset({"", ".", ".."})
 """Names that a URL loses on the way."""
+_UNTOLD: Final[dict[int, str]] = {HTTPStatus.NO_CONTENT: "a demultiplexer of the pipeline had nothing to split"}
+"""Why, where an answer must not have a body that says it."""
 
 
 class RestClient(Closing):
@@ -128,7 +131,7 @@ class RestClient(Closing):
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         answer = self._ask(path, method, **options)
-        if not answer.is_success:
+        if not answer.is_success or answer.status_code == HTTPStatus.NO_CONTENT:
             raise error_of_http(answer.status_code, _reason(answer))
         return answer
 
@@ -152,7 +155,7 @@ def _reason(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"])
     except (ValueError, LookupError, TypeError):
-        return answer.text or answer.reason_phrase
+        return answer.text or _UNTOLD.get(answer.status_code, answer.reason_phrase)
 
 
 def _health(answer: httpx.Response) -> Health:

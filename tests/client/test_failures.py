@@ -50,6 +50,14 @@ class _Page(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+class _Nothing(_Page):
+    """Answers everything with nothing."""
+
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+
 @contextlib.contextmanager
 def _silence() -> Iterator[str]:
     """Listen, and never accept: what is behind the address is not known until a timeout."""
@@ -91,20 +99,36 @@ def test_a_name_that_no_one_has_is_absent(rest: bool) -> None:
         client.server_live()
 
 
-def test_a_page_in_place_of_an_answer_is_said() -> None:
-    """Another program behind the port gives an error of ours, not a parser's."""
-    server = HTTPServer(("127.0.0.1", 0), _Page)
+@contextlib.contextmanager
+def _behind_a_port(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve with a handler, and give the address."""
+    server = HTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with open_client(f"127.0.0.1:{server.server_port}", rest=True) as client:
-            for call in (client.models, lambda: client.metadata("m"), lambda: client.infer("m", {"x": np.zeros(1)})):
-                with pytest.raises(errors.ServerError, match="does not answer as a KServe v2 server"):
-                    call()
+        yield f"127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_a_page_in_place_of_an_answer_is_said() -> None:
+    """Another program behind the port gives an error of ours, not a parser's."""
+    with _behind_a_port(_Page) as address, open_client(address, rest=True) as client:
+        for call in (client.models, lambda: client.metadata("m"), lambda: client.infer("m", {"x": np.zeros(1)})):
+            with pytest.raises(errors.ServerError, match="does not answer as a KServe v2 server"):
+                call()
+
+
+def test_an_answer_of_nothing_is_no_answer() -> None:
+    """OVMS's status for a pipeline whose demultiplexer got nothing is an error that says so."""
+    with (
+        _behind_a_port(_Nothing) as address,
+        open_client(address, rest=True) as client,
+        pytest.raises(errors.NothingToGather, match="nothing to split"),
+    ):
+        client.infer("m", {"x": np.zeros(1)})
 
 
 @pytest.mark.parametrize("rest", [False, True])

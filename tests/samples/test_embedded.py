@@ -32,7 +32,11 @@ _FLOWERS = [
 ]
 
 
-@pytest.mark.parametrize("question", [*add_one.questions(), *iris.questions(), *file_type.questions()], ids=str)
+def _title(question: Question) -> str:
+    return f"{question.model}: {question.subject}"
+
+
+@pytest.mark.parametrize("question", [*add_one.questions(), *iris.questions(), *file_type.questions()], ids=_title)
 def test_every_question_of_the_demo_is_answered_rightly(ask: Ask, question: Question) -> None:
     """The models give the answers that the demo expects."""
     assert question.read(ask(question.model, question.inputs)) == question.expected

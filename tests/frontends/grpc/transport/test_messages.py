@@ -54,6 +54,7 @@ def test_gunzip_reads_up_to_its_limit() -> None:
         (gzip.compress(b"a" * 500)[:-6], Status.INVALID_ARGUMENT),
         (b"", Status.INVALID_ARGUMENT),
     ],
+    ids=["one byte too long", "a bomb", "no gzip", "cut off", "empty"],
 )
 def test_gunzip_refuses(data: bytes, status: Status) -> None:
     """Bombs, garbage and cut-off data have their status."""
