@@ -256,11 +256,10 @@ class _Check:
         from ovmstrio.dataflow.loading import load_pipeline  # noqa: PLC0415
         from ovmstrio.dataflow.structure import examine_structure  # noqa: PLC0415
 
-        self.add(*spec.problems)
+        # Loading tells errors of the structure again, as the same problems, and logs its warnings.
+        self.add(*spec.problems, *examine_structure(spec)[1])
         if spec.errors:
-            self.add(*examine_structure(spec)[1])
             return
-
         try:
             servable = await load_pipeline(spec, lease=self._lease_kept)
         except ServerError as error:

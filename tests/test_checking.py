@@ -309,13 +309,32 @@ async def test_pipelines_may_call_graphs_and_each_other(tmp_path: Path, names: t
 
 
 async def test_pipelines_that_call_each_other_cannot_be_loaded(tmp_path: Path) -> None:
-    """The first of them misses the second."""
+    """Whichever it is called by, each would call itself."""
     node = {"name": "n", "type": "DL model", "inputs": [{"x": {"node_name": "request", "data_item": "x"}}]}
     node["outputs"] = [{"data_item": "y", "alias": "y"}]
     given = {"inputs": ["x"], "outputs": [{"y": {"node_name": "n", "data_item": "y"}}]}
     pairs = [("p", "q"), ("q", "p")]
     pipelines = [{"name": name, "nodes": [{**node, "model_name": called}], **given} for name, called in pairs]
     report = await check_pipelines(_config(tmp_path, pipeline_config_list=pipelines))
-    assert [problem.message.partition(":")[0] for problem in report.problems] == [
-        "PIPELINE_NODE_REFERING_TO_MISSING_MODEL"
-    ] * 2
+    assert [problem.message for problem in report.problems] == [
+        "PIPELINE_CALLS_ITSELF: it calls itself through others: p -> q -> p",
+        "PIPELINE_CALLS_ITSELF: it calls itself through others: q -> p -> q",
+    ]
+
+
+async def test_an_input_that_goes_nowhere_is_only_a_warning(tmp_path: Path) -> None:
+    """The pipeline is loaded, and clients have to send it."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    node = {"name": "n", "type": "DL model", "model_name": "m", "outputs": [{"data_item": "a", "alias": "a"}]}
+    node["inputs"] = [{"b": {"node_name": "request", "data_item": "x"}}]
+    pipeline = {"name": "p", "inputs": ["x", "z"], "nodes": [node]}
+    pipeline["outputs"] = [{"a": {"node_name": "n", "data_item": "a"}}]
+    config = _config(tmp_path, {"name": "m", "base_path": "m"}, pipeline_config_list=[pipeline])
+    report = await check_config(config)
+    (problem,) = report.problems
+    assert (problem.severity, problem.message) == (
+        "warning",
+        "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'request': the input 'z' goes nowhere",
+    )
+    assert [each.model for each in report.loaded] == ["m", "p"]
+    assert (await check_pipelines(config, load=False)).problems == report.problems

@@ -18,6 +18,7 @@ from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find
 from ovmstrio.config.json_locations import JsonDocument, Located
 from ovmstrio.config.model_entries import ModelEntries, Place
 from ovmstrio.config.node_libraries import NodeLibraries
+from ovmstrio.config.pipeline_circles import refuse_circles
 from ovmstrio.config.pipeline_entries import PipelineEntries
 from ovmstrio.config.specs import GraphSpec, MetricsSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.config.subconfigs import Subconfigs
@@ -142,7 +143,7 @@ class _Reader:
             self._findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is left out")
         known = self._models.known
         taken: dict[str, ServableSpec] = {name: model.spec for name, model in known.items()}
-        pipelines = self._free(pipelines, taken, self._pipelines.places)
+        pipelines = refuse_circles(self._free(pipelines, taken, self._pipelines.places))
         taken |= {pipeline.name: pipeline for pipeline in pipelines}
         graphs = self._free(graphs, taken, self._graph_places)
         spec = ServerSpec(

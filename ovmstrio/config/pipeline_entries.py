@@ -68,12 +68,20 @@ class PipelineEntries:
             base_path=self.directory,
             origin=f"{self.findings.file}:{entry.line}",
             problems=tuple(problems),
-            inputs=tuple(members["inputs"].plain()),
+            inputs=self._read_inputs(members["inputs"]),
             outputs=outputs,
             nodes=tuple(nodes),
             demultiply_count=read_demultiply_count(members, self.findings),
             libraries=libraries,
         )
+
+    def _read_inputs(self, named: Located) -> tuple[str, ...]:
+        names: list[str] = named.plain()
+        inputs = tuple(dict.fromkeys(names))
+        if len(inputs) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            self.findings.warn(named, f"the input {twice!r} is given twice", "remove one of them")
+        return inputs
 
     def _is_first(self, entry: Located, named: Located) -> bool:
         name = named.value

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 
 from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import CustomNodeFailure, GraphFailure, InvalidRequest, ModelFailure, PipelineFailure
+from ovmstrio.errors import (
+    CustomNodeFailure,
+    GraphFailure,
+    InvalidRequest,
+    ModelFailure,
+    NotFound,
+    NotReady,
+    PipelineFailure,
+)
 from ovmstrio.models.buffers import buffer_of
 from ovmstrio.models.validation import InputValidator
 from ovmstrio.request import InferInput, InferRequest
@@ -56,6 +64,7 @@ class ServableCall:
 
         Raises:
             NotFound: nothing is served under the name or version any more.
+            NotReady: nor will it be in time.
             InvalidRequest: the inputs do not fit.
             ServerError: as the servable's own ``infer``.
         """
@@ -70,12 +79,14 @@ class ServableCall:
             request.deadline,
             keeps_rows=True,
         )
-        with await self._lease(self._servable, self._version) as lease:
-            try:
+        try:
+            with await self._lease(self._servable, self._version) as lease:
                 response = await lease.servable.infer(call)
-            except _TOLD_WITH_NODE as error:
-                kind = next(each for each in _TOLD_WITH_NODE if isinstance(error, each))
-                raise kind(f"{error.message}; node: {self._node}") from error
+        except (NotFound, NotReady) as error:
+            raise type(error)(f"{error.message}; node: {self._node}, which calls {self._servable!r}") from error
+        except _TOLD_WITH_NODE as error:
+            kind = next(each for each in _TOLD_WITH_NODE if isinstance(error, each))
+            raise kind(f"{error.message}; node: {self._node}") from error
         return {
             output.name: output if isinstance(output, Tensor) else self._typed(output) for output in response.outputs
         }

@@ -20,7 +20,7 @@ from ovmstrio.dataflow.problems import Code, placed, problem_of
 from ovmstrio.dataflow.servable import DagServable
 from ovmstrio.dataflow.signatures import Signature, signature_of_custom_node, signature_of_servable
 from ovmstrio.dataflow.structure import examine_structure
-from ovmstrio.dataflow.validation import check_nodes
+from ovmstrio.dataflow.validation import check_entry, check_nodes
 from ovmstrio.errors import ConfigError, NotFound, NotReady, Problem
 from ovmstrio.models.model import ModelServable
 from ovmstrio.servable import SequenceServable
@@ -66,7 +66,7 @@ async def load_pipeline(
             await nodes.add(node)
         problems += nodes.problems + check_nodes(structure, nodes.signatures)
         inputs, ambiguous = describe_inputs(structure, nodes.signatures)
-        problems += ambiguous
+        problems += ambiguous + check_entry(structure, inputs)
         _raise_errors(spec.name, problems)
         outputs = describe_outputs(structure, nodes.signatures, inputs)
         servable = DagServable(spec.name, make_plan(structure, nodes.calls), inputs, outputs, tuple(nodes.custom))

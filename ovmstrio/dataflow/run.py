@@ -8,7 +8,8 @@ or gathered on the way::
                                        └─> gathering, until all shards are there ─> inputs ─> ready
 
 A run of which only one session is ready at a time, as in a chain, stays in the caller's task; from where it branches on
-it is a nursery with a task for each further session.
+it is a nursery with a task for each further session, up to ``MAX_TASKS``.  Sessions beyond that wait for a task to be
+free, so that ten thousand shards leave the event loop to other requests in between.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ Session = tuple["NodePlan", Path, dict[str, Tensor]]
 
 MAX_SHARDS = 10_000
 
+MAX_TASKS = 64
+"""How many sessions of one request may be under way."""
+
 
 class Run:
     """Takes one request through a plan; used once.
@@ -45,7 +49,7 @@ class Run:
         request: the call, for its id and deadline.
     """
 
-    __slots__ = ("_answer", "_counts", "_failure", "_gathering", "_plan", "_request", "_waiting")
+    __slots__ = ("_answer", "_backlog", "_counts", "_failure", "_gathering", "_plan", "_request", "_tasks", "_waiting")
 
     def __init__(self, plan: PipelinePlan, request: InferRequest) -> None:
         self._plan = plan
@@ -53,6 +57,8 @@ class Run:
         self._waiting: dict[tuple[str, Path], dict[str, Tensor]] = {}
         self._gathering: dict[tuple[Link, int, Path], dict[int, Tensor]] = {}
         self._counts: dict[tuple[str, Path], int] = {}
+        self._tasks = 0
+        self._backlog: list[Session] = []
         self._failure: Exception | None = None
         self._answer: dict[str, Tensor] = {}
 
@@ -64,7 +70,7 @@ class Run:
             NothingToGather: a demultiplexer had nothing to split.
             PipelineFailure: what a node gave cannot be split or gathered.
 
-        Ownership: the tasks of all sessions, until this returns.
+        Ownership: the tasks of the sessions, at most ``MAX_TASKS``, until this returns.
         Cancellation: at any checkpoint; every session is cancelled first.
         """
         ready = self._deliver(self._plan.entry, (), inputs)
@@ -78,6 +84,7 @@ class Run:
     async def _branch(self, ready: Sequence[Session]) -> dict[str, Tensor]:
         # Nothing here may come to refer to itself: tensors would be kept until the garbage collector looks.
         async with trio.open_nursery() as nursery:
+            self._tasks = 1
             nursery.start_soon(self._work, nursery, self._start(nursery, ready))
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -90,19 +97,35 @@ class Run:
     async def _work(self, nursery: trio.Nursery, session: Session | None) -> None:
         try:
             while session is not None:
-                session = self._start(nursery, await self._call(session))
+                session = self._start(nursery, await self._call(session)) or await self._next()
         except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised by _branch
             self._failure = self._failure or error
             nursery.cancel_scope.cancel()
+        finally:
+            self._tasks -= 1
 
     def _start(self, nursery: trio.Nursery, sessions: Sequence[Session]) -> Session | None:
-        """Start a task for each session but the last, which is the caller's to go on with."""
+        """Start a task for each session but the last, which is the caller's to go on with; some may have to wait."""
         if sessions and sessions[0][0].name == EXIT:
             self._answer = sessions[0][2]
             return None
         for session in sessions[:-1]:
-            nursery.start_soon(self._work, nursery, session)
+            if self._tasks < MAX_TASKS:
+                self._tasks += 1
+                nursery.start_soon(self._work, nursery, session)
+            else:
+                self._backlog.append(session)
         return sessions[-1] if sessions else None
+
+    async def _next(self) -> Session | None:
+        """Take a session that waits for a task, if there is one: the latest, which brings what is deepest to its end.
+
+        Cancellation: at once; the session goes on waiting.
+        """
+        if not self._backlog:
+            return None
+        await trio.lowlevel.checkpoint()  # other requests get their turn, even if no node ever waits
+        return self._backlog.pop() if self._backlog else None
 
     async def _call(self, session: Session) -> list[Session]:
         """Run one session and give those that are ready now."""

@@ -83,6 +83,8 @@ def examine_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Proble
         first, message = nodes[order.args[1][0]], f"the nodes need each other: {names}"
         return None, [*problems, problem_of(first, Code.CYCLE, message, "remove one of these connections")]
     problems += _find_loose(nodes, edges)
+    if not wrong:
+        problems += _find_unused_inputs(nodes[ENTRY], edges)
     levels, edges, wrong = _level(order, nodes, edges)
     return Structure({name: nodes[name] for name in order}, tuple(edges), levels), problems + wrong
 
@@ -207,6 +209,16 @@ def _find_loose(nodes: Mapping[str, PipelineNode], edges: Iterable[Edge]) -> lis
         problem_of(node, Code.UNCONNECTED, "nothing that it gives is used", hint)
         for node in nodes.values()
         if node.name not in needed
+    ]
+
+
+def _find_unused_inputs(entry: PipelineNode, edges: Iterable[Edge]) -> list[Problem]:
+    used = {edge.item for edge in edges if edge.source == ENTRY}
+    hint = "connect it to a node, or remove it: clients must send it all the same"
+    return [
+        problem_of(entry, Code.UNCONNECTED, f"the input {output.alias!r} goes nowhere", hint, warning=True)
+        for output in entry.outputs
+        if output.data_item not in used
     ]
 
 

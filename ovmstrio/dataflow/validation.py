@@ -12,11 +12,11 @@ from ovmstrio.config.findings import did_you_mean
 from ovmstrio.dataflow.problems import Code, problem_of
 from ovmstrio.dataflow.shapes import fits, shown_dims
 from ovmstrio.dataflow.signatures import is_open
-from ovmstrio.dataflow.structure import DYNAMIC
+from ovmstrio.dataflow.structure import DYNAMIC, ENTRY
 from ovmstrio.datatypes import BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ovmstrio.config.specs import PipelineNode
     from ovmstrio.dataflow.signatures import Signature
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.errors import Problem
     from ovmstrio.tensor import Dim, TensorSpec
 
-__all__ = ["MIN_RANK_TO_SPLIT", "check_nodes"]
+__all__ = ["MIN_RANK_TO_SPLIT", "check_entry", "check_nodes"]
 
 MIN_RANK_TO_SPLIT = 3
 """What is split needs a dimension to split, and must be a batch of something behind it."""
@@ -43,6 +43,14 @@ def check_nodes(structure: Structure, signatures: Mapping[str, Signature]) -> li
     return problems
 
 
+def check_entry(structure: Structure, inputs: Iterable[TensorSpec]) -> list[Problem]:
+    """Check whether the pipeline's inputs, as clients see them, can be split if they are to be."""
+    entry = structure.nodes[ENTRY]
+    if entry.demultiply_count is None:
+        return []
+    return [problem for spec in inputs if not is_open(spec) for problem in _check_split(entry, spec)]
+
+
 def _check_outputs(node: PipelineNode, signature: Signature) -> list[Problem]:
     problems = []
     for output in node.outputs:
@@ -57,18 +65,19 @@ def _check_outputs(node: PipelineNode, signature: Signature) -> list[Problem]:
 
 
 def _check_split(node: PipelineNode, spec: TensorSpec) -> list[Problem]:
+    what = f"{'the input' if node.name == ENTRY else 'its output'} {spec.name!r}"
     if spec.datatype is BYTES:
-        message = f"its output {spec.name!r} is of strings, which are not split"
+        message = f"{what} is of strings, which are not split"
         return [problem_of(node, Code.STRINGS_SPLIT, message, "remove demultiply_count")]
     if len(spec.shape) < MIN_RANK_TO_SPLIT:
-        message = f"its output {spec.name!r} of shape {shown_dims(spec.shape)} has too few dimensions to be split"
+        message = f"{what} of shape {shown_dims(spec.shape)} has too few dimensions to be split"
         fix = f"give it at least {MIN_RANK_TO_SPLIT}: the one to split, a batch, and what that is of"
         return [problem_of(node, Code.TOO_FLAT, message, fix)]
     first, count = spec.shape[0], node.demultiply_count
     if count in (None, DYNAMIC) or not first.is_fixed:
         return []
     if first.low != count:
-        message = f"its demultiply_count is {count}, and its output {spec.name!r} is {shown_dims(spec.shape)}"
+        message = f"its demultiply_count is {count}, and {what} is {shown_dims(spec.shape)}"
         return [problem_of(node, Code.COUNT, message, f"make both the same, or demultiply_count {DYNAMIC}")]
     return []
 

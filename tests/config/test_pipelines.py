@@ -324,6 +324,34 @@ def test_a_wrong_form_of_a_library_makes_the_file_unusable(library: Any) -> None
     assert problem.path.startswith("custom_node_library_config_list[0]")
 
 
+def test_an_input_that_is_given_twice_counts_once() -> None:
+    """With a warning, for OVMS takes it as well."""
+    spec = _parse(_pipeline(inputs=["image", "mask", "image"]))
+    (problem,) = spec.problems
+    assert spec.pipelines[0].inputs == ("image", "mask")
+    assert (problem.severity, problem.path) == ("warning", "pipeline_config_list[0].inputs")
+    assert problem.message == "the input 'image' is given twice"
+
+
+def test_pipelines_that_call_each_other_in_a_circle_are_refused() -> None:
+    """Each of the circle says how; those that lead into it, and what is called twice without one, do not."""
+    calls = {"a": "b", "b": "c", "c": "b", "d": "m", "e": "d"}
+    pipelines = [_pipeline(_node(model_name=called), name=name) for name, called in calls.items()]
+    both = _pipeline(_node(model_name="d"), _node(name="second", model_name="e"), name="f")
+    spec = _parse(*pipelines, both)
+    told = {pipeline.name: [problem.message for problem in pipeline.problems] for pipeline in spec.pipelines}
+    assert told == {
+        "a": [],
+        "b": ["PIPELINE_CALLS_ITSELF: it calls itself through others: b -> c -> b"],
+        "c": ["PIPELINE_CALLS_ITSELF: it calls itself through others: c -> b -> c"],
+        "d": [],
+        "e": [],
+        "f": [],
+    }
+    (problem,) = spec.pipelines[1].problems
+    assert f"{problem.file}:{problem.line}" == spec.pipelines[1].origin
+
+
 def test_places_tell_where_a_pipeline_is_configured() -> None:
     """As they do of models and graphs."""
     place = examine_config(_content(_pipeline()), _FILE).places["p"]

@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovmstrio.errors import GraphFailure, InvalidRequest, NotFound, PipelineFailure
+from ovmstrio.dataflow.calls import ServableCall
+from ovmstrio.errors import (
+    GraphFailure,
+    InvalidRequest,
+    NotFound,
+    PipelineFailure,
+    PipelineLoading,
+    ServerError,
+    VersionRetired,
+)
+from ovmstrio.request import InferRequest
 from ovmstrio.servable import LeasedServable, Servable
 from tests.support import ir
 from tests.support.graphs import graph_text, loaded, python_node
@@ -110,6 +120,18 @@ async def test_a_graph_that_fails_is_told_with_the_pipelines_node(tmp_path: Path
     ):
         with pytest.raises(GraphFailure, match=r'node "node" failed: .*ValueError: no.*; node: calls$'):
             await pipeline.infer(raw_request({"x": np.zeros((1, 2), np.float32)}))
+
+
+@pytest.mark.parametrize("kind", [NotFound, VersionRetired, PipelineLoading])
+async def test_what_cannot_be_called_any_more_is_told_with_the_pipelines_node(kind: type[ServerError]) -> None:
+    """The client has never heard of it; the error is of the kind that a direct call would get."""
+
+    async def lease(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
+        raise kind(f"{name} {version} is gone")
+
+    with pytest.raises(kind, match=r"^m 2 is gone; node: reads, which calls 'm'$") as caught:
+        await ServableCall(lease, "reads", "m", 2)({}, InferRequest("pipeline"))
+    assert type(caught.value) is kind
 
 
 async def test_what_a_graph_calls_a_tensor_must_be_one(tmp_path: Path) -> None:

@@ -143,6 +143,19 @@ async def test_a_flat_output_cannot_be_split(tmp_path: Path) -> None:
     await model.aclose()
 
 
+async def test_an_entry_that_could_never_be_split_is_refused(tmp_path: Path) -> None:
+    """What a client sends has too few dimensions, or another first one than the count."""
+    flat = make_node("one", {"i": "request.x"}, params={"shape": "2"})
+    library = {"arithmetic": write_library(tmp_path)}
+    spec = make_pipeline([flat], {"y": "one.y"}, libraries=library, demultiply_count=-1)
+    with pytest.raises(ConfigError, match=r"node 'request': the input 'x' of shape \[-1,2\] has too few dimensions"):
+        async with serving_pipeline(spec):
+            pass  # pragma: no cover
+    gathers = make_node("one", {"i": "request.x"}, params={"shape": "3,1,2"}, gather_from_node="request")
+    spec = make_pipeline([gathers], {"y": "one.y"}, libraries=library, demultiply_count=2)
+    assert await _codes(spec) == ["PIPELINE_DEMULTIPLY_COUNT_DOES_NOT_MATCH_TENSOR_SHARD_COUNT"]
+
+
 async def test_a_count_must_be_that_of_the_output(tmp_path: Path) -> None:
     """Where the first dimension is fixed the count is compared with it."""
     model = await load(_plus(1, [3, 1, 2]), tmp_path)

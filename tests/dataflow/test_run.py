@@ -15,7 +15,7 @@ import trio
 from ovmstrio.config.specs import PipelineNode
 from ovmstrio.dataflow.calls import NodeCall
 from ovmstrio.dataflow.plan import make_plan
-from ovmstrio.dataflow.run import MAX_SHARDS, Run
+from ovmstrio.dataflow.run import MAX_SHARDS, MAX_TASKS, Run
 from ovmstrio.dataflow.structure import examine_structure
 from ovmstrio.datatypes import BY_NAME
 from ovmstrio.errors import CustomNodeFailure, NothingToGather, PipelineFailure
@@ -121,6 +121,46 @@ async def test_all_shards_run_at_the_same_time() -> None:
     found = await _run(there, {"y": "one.y"}, {"one": nodes.gives(lambda i: i + 1, 3)}, x, -1)
     np.testing.assert_array_equal(found["y"], x + 1)
     assert nodes.most == 20
+
+
+async def test_many_shards_wait_for_each_other_in_nested_demultiplexers_too() -> None:
+    """Only so many are under way at once; all come to be gathered, in their order."""
+    nodes = Nodes()
+    there = [
+        make_node("one", {"i": "request.x"}, demultiply_count=10),
+        make_node("two", {"i": "one.y"}, gather_from_node="one"),
+        make_node("three", {"i": "two.y"}),
+    ]
+    calls = {
+        "one": nodes.gives(lambda i: np.stack([i + shard for shard in range(10)]), 1),
+        "two": nodes.gives(lambda i: i.sum(axis=0), 2),
+        "three": nodes.gives(lambda i: i * 2),
+    }
+    x = np.arange(300, dtype=np.float32).reshape(300, 1, 1)
+    found = await _run(there, {"y": "three.y"}, calls, x, 300)
+    np.testing.assert_array_equal(found["y"], (x * 10 + 45) * 2)
+    assert (nodes.most, nodes.calls) == (MAX_TASKS, 900)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+async def test_a_request_of_many_shards_leaves_the_loop_to_others(steps: int) -> None:
+    """They get their turn all along, even if no node of it ever waits."""
+    nodes = Nodes()
+    x = np.zeros((2000, 1, 1), np.float32)
+    most = seen = 0
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            nonlocal most, seen
+            while True:
+                most, seen = max(most, nodes.calls - seen), nodes.calls
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(watch)
+        await _run([TWO[0]], {"y": "one.y"}, {"one": nodes.gives(lambda i: i, steps)}, x, -1)
+        nursery.cancel_scope.cancel()
+    assert nodes.calls == 2000
+    assert most <= 2 * MAX_TASKS
 
 
 @pytest.mark.parametrize("first", ["one", "two"])

@@ -140,6 +140,15 @@ def test_an_input_connected_twice_is_refused() -> None:
     assert _codes([twice], {"o": "one.y"}) == ["PIPELINE_MODEL_INPUT_CONNECTED_TO_MULTIPLE_DATA_SOURCES"]
 
 
+def test_an_input_that_goes_nowhere_is_a_warning() -> None:
+    """Clients have to send it, for nothing."""
+    structure, problems = examine_structure(make_pipeline([ONE], {"o": "one.y"}, inputs=("x", "z")))
+    assert structure is not None
+    assert [(problem.severity, problem.message) for problem in problems] == [
+        ("warning", "PIPELINE_CONTAINS_UNCONNECTED_NODES: node 'request': the input 'z' goes nowhere")
+    ]
+
+
 def test_everything_wrong_is_told_at_once_with_its_place() -> None:
     """Each problem has file, line and the way out."""
     nodes = [make_node("one", {"i": "requst.x"}), make_node("three", {"i": "one.z"})]
