@@ -1,4 +1,4 @@
-"""``ovms custom_node``: build and check the libraries of custom nodes."""
+"""``ovms custom-node``: build and check the libraries of custom nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True, help="Build and check custom nodes of pipelines.")
     group.command()(build)
     group.command()(check)
-    app.add_typer(group, name="custom_node")
+    app.add_typer(group, name="custom-node")
 
 
 def build(
@@ -48,7 +48,7 @@ def build(
         fail(str(error), EX_USAGE)
     except BuildError as error:
         fail(str(error))
-    shown = safe(f"built {made}; try it: ovms custom_node check {made}")
+    shown = safe(f"built {made}; try it: ovms custom-node check {made}")
     stdout().print(f"[bold green]ok[/]: {shown}", highlight=False, soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""The process in which ``ovms custom_node check`` tries a library; it writes down what it does before it does it."""
+"""The process in which ``ovms custom-node check`` tries a library; it writes down what it does before it does it."""
 
 from __future__ import annotations
 

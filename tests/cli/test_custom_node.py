@@ -32,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     stderr.cache_clear()
     app = typer.Typer()
     custom_node.register(app)
-    return lambda *arguments: CliRunner().invoke(app, ["custom_node", *arguments])
+    return lambda *arguments: CliRunner().invoke(app, ["custom-node", *arguments])
 
 
 def rows(result: Result) -> list[list[str]]:
@@ -50,7 +50,7 @@ def test_a_file_is_built_beside_itself_and_can_be_checked(run: Run) -> None:
     result = run("build", "node.c")
     assert (result.exit_code, result.stdout) == (
         0,
-        "ok: built libcustom_node_node.so; try it: ovms custom_node check libcustom_node_node.so\n",
+        "ok: built libcustom_node_node.so; try it: ovms custom-node check libcustom_node_node.so\n",
     )
     result = run("check", "libcustom_node_node.so")
     assert result.exit_code == 0
