@@ -1,12 +1,10 @@
-"""The way between the server and a worker process: a socket that carries descriptors of memory files."""
+"""The way between the server and a worker process: a socket that carries memory files."""
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -14,38 +12,31 @@ import trio
 
 from ovmstrio.dataflow.custom_nodes.isolation import memory_files
 from ovmstrio.dataflow.custom_nodes.isolation.memory_files import Message
+from ovmstrio.user_code.processes import PacketSocket
 
-__all__ = ["Channel", "channel_pair"]
+__all__ = ["Channel"]
 
 Ndarray = np.ndarray[Any, Any]
 
 _MARK: Final = b"m"
-_DESCRIPTOR: Final = "i"
-_DESCRIPTOR_BYTES: Final = array.array(_DESCRIPTOR).itemsize
-
-
-def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """Make the two ends; messages have borders, so that none is ever cut."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Channel:
     """One end.
 
     Args:
-        end: a socket of :func:`channel_pair`, which belongs to the channel from now on.
+        end: a socket of a pair for packets, which belongs to the channel from now on.
     """
 
     def __init__(self, end: socket.socket) -> None:
-        self._socket = trio.socket.from_stdlib_socket(end)
+        self._packets = PacketSocket(end)
         self._sending = trio.Lock()
 
     async def send(self, message: Message, arrays: Mapping[str, Ndarray]) -> None:
         """Send a message with arrays, which are copied.
 
         Raises:
-            BrokenResourceError: the other end is gone.
-            ClosedResourceError: this end is closed.
+            BrokenResourceError: the other end is gone, or this end is closed.
             OSError: there is no memory left.
 
         Ownership: nothing afterwards.
@@ -54,11 +45,8 @@ class Channel:
         """
         file = await trio.to_thread.run_sync(memory_files.write, message, arrays)
         try:
-            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(_DESCRIPTOR, [file]))]
             async with self._sending:
-                await self._socket.sendmsg([_MARK], ancillary)
-        except OSError as error:
-            raise trio.BrokenResourceError("the other end is gone") from error
+                await self._packets.send(_MARK, file)
         finally:
             os.close(file)
 
@@ -72,24 +60,18 @@ class Channel:
 
         Cancellation: at once; nothing is lost.
         """
-        space = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
-        try:
-            mark, ancillary, _, _ = await self._socket.recvmsg(len(_MARK), space, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError:
+        received = await self._packets.receive(len(_MARK))
+        if received is None:
             return None
-        if not mark:
-            return None
-        files = array.array(_DESCRIPTOR)
-        for _, _, data in ancillary:
-            files.frombytes(data)
-        (file,) = files
+        _, file = received
+        if file is None:
+            raise ValueError("a message without a file")
         return memory_files.read(file)
 
     def finish(self) -> None:
         """Tell the other end that nothing more will come; what it still sends can be received."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+        self._packets.finish()
 
     def close(self) -> None:
         """Close this end."""
-        self._socket.close()
+        self._packets.close()

@@ -11,10 +11,8 @@ mad can take memory away that is in use.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
-import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,6 +21,7 @@ import orjson
 
 from ovmstrio.dataflow.custom_nodes.native.abi import DATATYPES, PRECISIONS
 from ovmstrio.datatypes import BY_NAME
+from ovmstrio.user_code.processes import make_file, map_file
 
 __all__ = ["Message", "read", "write"]
 
@@ -50,17 +49,14 @@ def write(message: Message, arrays: Mapping[str, Ndarray]) -> int:
         end = start + array.nbytes
     text = orjson.dumps([message, rows])
     base = _aligned(_LENGTH_BYTES + len(text))
-    file = os.memfd_create("custom-node-call", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(file, base + end)
-        os.pwrite(file, len(text).to_bytes(_LENGTH_BYTES, "little") + text, 0)
-        mapped = mmap.mmap(file, base + end)
+
+    def fill(mapped: mmap.mmap) -> None:
+        head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        mapped[: len(head)] = head
         for (_, _, shape, start), array in zip(rows, arrays.values(), strict=True):
             np.ndarray(shape, array.dtype, mapped, base + start)[...] = array
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+
+    return make_file("custom-node-call", base + end, fill)
 
 
 def read(file: int) -> tuple[Message, dict[str, Ndarray]]:
@@ -70,11 +66,7 @@ def read(file: int) -> tuple[Message, dict[str, Ndarray]]:
         ValueError: the file is no message.
         OSError: it cannot be mapped.
     """
-    try:
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        mapped = mmap.mmap(file, os.fstat(file).st_size)
-    finally:
-        os.close(file)
+    mapped = map_file(file)
     length = int.from_bytes(mapped[:_LENGTH_BYTES], "little")
     message, rows = orjson.loads(memoryview(mapped)[_LENGTH_BYTES : _LENGTH_BYTES + length])
     base = _aligned(_LENGTH_BYTES + length)

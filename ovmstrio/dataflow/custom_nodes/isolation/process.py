@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import structlog
 import trio
 
-import ovmstrio
-from ovmstrio.dataflow.custom_nodes.isolation.channel import Channel, channel_pair
+from ovmstrio.dataflow.custom_nodes.isolation.channel import Channel
 from ovmstrio.dataflow.custom_nodes.isolation.memory_files import Message
 from ovmstrio.dataflow.custom_nodes.native import CALLS_AT_ONCE
 from ovmstrio.dataflow.custom_nodes.native.failures import NodeIdentity
+from ovmstrio.user_code.processes import describe_end, packet_pair, start_program
 
 __all__ = ["WorkerEnded", "WorkerProcess"]
 
@@ -105,11 +99,11 @@ class WorkerProcess:
 
         Cancellation: at once; the process is killed.
         """
-        ours, theirs = channel_pair()
+        ours, theirs = packet_pair()
         channel = self._channel = Channel(ours)
         try:
             with theirs:
-                self._process = await _start(theirs)
+                self._process = await start_program(_PROGRAM, theirs)
             if self.is_retired:
                 self.kill()
             async with trio.open_nursery() as nursery:
@@ -155,7 +149,7 @@ class WorkerProcess:
     async def _bury(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self.why = self.why or _fate(await self._process.wait())
+            self.why = self.why or describe_end(await self._process.wait())
 
     def kill(self) -> None:
         """End the process at once."""
@@ -213,7 +207,7 @@ class WorkerProcess:
             raise WorkerEnded(self.why, was_called=False)
         try:
             await self._channel.send({"number": number}, inputs)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except trio.BrokenResourceError:
             await self.ended.wait()
             raise WorkerEnded(self.why, was_called=False) from None
 
@@ -247,27 +241,3 @@ class WorkerProcess:
     def _kill_if_unneeded(self) -> None:
         if self._is_stuck and all(call.is_abandoned for call in self._calls.values()):
             self.kill()
-
-
-async def _start(theirs: socket.socket) -> trio.Process:
-    """Start the program with its end of a channel.
-
-    Cancellation: none happens while it starts.
-    """
-    root = str(Path(ovmstrio.__file__).parents[1])
-    search_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return await trio.lowlevel.open_process(
-        [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
-        env={**os.environ, "PYTHONPATH": search_path},
-    )
-
-
-def _fate(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"

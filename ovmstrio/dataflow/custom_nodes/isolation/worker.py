@@ -11,10 +11,7 @@ meant for the whole group of processes must not take it from a server that is st
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -30,6 +27,7 @@ from ovmstrio.dataflow.custom_nodes.native import NativeNode, open_native_node
 from ovmstrio.dataflow.custom_nodes.ports import ItemInfo
 from ovmstrio.errors import ConfigError, ServerError
 from ovmstrio.observability.logs import configure_logs
+from ovmstrio.user_code.processes import serve_descriptor
 
 __all__ = ["main", "serve"]
 
@@ -88,23 +86,18 @@ async def _answer(
             await channel.send({"number": number}, outputs)
 
 
-def main() -> None:
-    """Serve the channel whose descriptor is the first argument."""
-    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(meant_for_the_server, signal.SIG_IGN)
-    configure_logs(level="WARNING")
-    trio.run(_serve_descriptor, int(sys.argv[1]))
-    sys.stdout.flush()
-    # Threads may still be in the library, whose own exit handlers had better not run beside them.
-    os._exit(0)
-
-
-async def _serve_descriptor(descriptor: int) -> None:
-    channel = Channel(socket.socket(fileno=descriptor))
+async def _serve_socket(end: socket.socket) -> None:
+    channel = Channel(end)
     try:
         await serve(channel)
     finally:
         channel.close()
+
+
+def main() -> None:
+    """Serve the channel whose descriptor is the first argument."""
+    configure_logs(level="WARNING")
+    serve_descriptor(_serve_socket)
 
 
 if __name__ == "__main__":
