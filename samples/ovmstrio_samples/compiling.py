@@ -19,7 +19,7 @@ def compile_node(source: Path) -> Path:
     Raises:
         CompilationFailed: there is no compiler, or it failed.
     """
-    command = [sys.executable, "-m", "ovms_cli", "custom_node", "build", str(source)]
+    command = [sys.executable, "-m", "ovms_cli", "custom-node", "build", str(source)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - this package's own command
     if done.returncode:
         raise CompilationFailed(f"{source.name} is a custom node in C that has to be compiled. {done.stderr.strip()}")

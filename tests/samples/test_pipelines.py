@@ -152,9 +152,9 @@ def test_the_best_variant_is_chosen(c_server: OvmsProcess, protocol: Any) -> Non
 def test_a_library_in_c_refuses_parameters_that_it_cannot_use(c_config: Path, library: str, param: str) -> None:
     """The check finds what would keep the pipeline from loading."""
     file = c_config.parent / "custom_node_c" / f"libcustom_node_{library}.so"
-    result = run_ovms("custom_node", "check", str(file), "--param", param)
+    result = run_ovms("custom-node", "check", str(file), "--param", param)
     assert result.returncode == 1
-    assert run_ovms("custom_node", "check", str(file)).returncode == 0
+    assert run_ovms("custom-node", "check", str(file)).returncode == 0
 
 
 def test_without_a_compiler_the_sample_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
