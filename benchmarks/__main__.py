@@ -12,6 +12,8 @@ from benchmarks import (
     footprint,
     graphs,
     grpc_unary,
+    handlers_http,
+    handlers_models,
     ocr_pipeline,
     pipelines,
     resnet,
@@ -32,6 +34,8 @@ MEASUREMENTS = {
     "stateful": stateful,
     "batching": batching,
     "ocr_pipeline": ocr_pipeline,
+    "handlers": handlers_http,
+    "handler_models": handlers_models,
 }
 
 _HEAD = """# Results

@@ -4,7 +4,8 @@
 
     config.json ─┬> models ─> versions on disk ─> model file, mapping ─> load, unload
                  ├> graphs ─> graph file, contracts, wiring ───────────> load, unload
-                 └> pipelines ─> nodes against the models they call ───> load, unload
+                 ├> pipelines ─> nodes against the models they call ───> load, unload
+                └> handlers ──> project file ─────────────────────────> import, in a process of its own
                          └──────────────── problems of each step, by file and line
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +32,7 @@ from ovmstrio.config.settings import ServeSettings
 from ovmstrio.config.specs import (
     AllVersions,
     GraphSpec,
+    HandlerSpec,
     ModelSpec,
     PipelineSpec,
     ServableSpec,
@@ -37,6 +40,8 @@ from ovmstrio.config.specs import (
     SpecificVersions,
 )
 from ovmstrio.errors import ConfigError, NotFound, Problem, ServerError
+from ovmstrio.handlers.config.project_file import find_project_file, read_project
+from ovmstrio.handlers.trial import try_handler
 from ovmstrio.models import load_model
 from ovmstrio.repository.versions import Listing, find_model_file, scan
 from ovmstrio.servable import Servable
@@ -48,7 +53,7 @@ _CONFIG_NAME: Final = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class LoadedVersion:
-    """A version of a model, pipeline or graph that was loaded, and unloaded again."""
+    """A version of a model, pipeline or graph that was loaded, and unloaded again; of a handler that was imported."""
 
     model: str
     version: int
@@ -72,16 +77,22 @@ class CheckReport:
         return tuple(problem for problem in self.problems if problem.severity != "error")
 
 
-async def check_config(path: Path) -> CheckReport:
-    """Check a configuration file, a model's directory with all its versions, or a graph's.
+async def check_config(path: Path, *, imports: bool = True) -> CheckReport:
+    """Check a configuration file, a model's directory with all its versions, a graph's, or a handler's project.
+
+    Args:
+        path: the file or directory.
+        imports: whether handlers are imported, in a process of their own.
 
     Owns what it loads: each is unloaded before this returns.  Raises nothing for what is wrong with the
     files; that is the report.
 
     Cancellation: at any checkpoint; a load that has begun is dropped.
     """
-    check = _Check()
-    if await trio.Path(path).is_dir():
+    check = _Check(imports)
+    if project := await trio.to_thread.run_sync(find_project_file, path):
+        await check.project(project)
+    elif await trio.Path(path).is_dir():
         await check.directory(path)
     else:
         await check.file(path)
@@ -96,7 +107,7 @@ async def check_pipelines(path: Path, names: Collection[str] = (), *, load: bool
 
     Cancellation: at any checkpoint; a load that has begun is dropped.
     """
-    check = _Check()
+    check = _Check(imports=False)
     examined = await check.read(path)
     if examined is not None:
         spec = _with_pipelines_only(examined.spec, names)
@@ -173,6 +184,7 @@ class _Kept(AbstractContextManager["_Kept"]):
 
 @dataclass(slots=True)
 class _Check:
+    imports: bool
     loaded: list[LoadedVersion] = field(default_factory=list)
     _problems: list[Problem] = field(default_factory=list)
     _called: frozenset[str] = frozenset()
@@ -242,6 +254,8 @@ class _Check:
                         nursery.start_soon(self.model, model, _place(file, places.get(model.name)), tasks)
                     for graph in spec.graphs:
                         nursery.start_soon(self.graph, graph, _place(file, places.get(graph.name)), tasks)
+                    for handler in spec.handlers:
+                        nursery.start_soon(self.handler, handler, _place(file, places.get(handler.name)))
                 for pipeline in _callees_first(spec.pipelines):
                     await self.pipeline(pipeline, _place(file, places.get(pipeline.name)))
             finally:
@@ -283,6 +297,31 @@ class _Check:
             if kept.is_only or int(kept.version) == number:
                 return kept
         raise NotFound(f'"{name}" version "{version}" is not served, or could not be loaded')
+
+    async def handler(self, spec: HandlerSpec, place: _Place) -> None:
+        """Check a handler's settings, and its project if nothing is wrong with them."""
+        self.add(*spec.problems)
+        if spec.errors:
+            return
+        if await trio.Path(spec.path).exists():
+            await self.project(spec.path, mounted_as=spec.name)
+        else:
+            self.add(place.of(Problem("the project does not exist", path="path", found=str(spec.path))))
+
+    async def project(self, path: Path, mounted_as: str = "") -> None:
+        """Check a project's file, and import its handler if nothing is wrong with it."""
+        try:
+            project, warnings = await trio.to_thread.run_sync(partial(read_project, path, mounted_as=mounted_as))
+        except ConfigError as error:
+            self.add(*error.problems)
+            return
+        self.add(*warnings)
+        if not self.imports:
+            return
+        problems = await try_handler(project)
+        self.add(*problems)
+        if all(problem.severity != "error" for problem in problems):
+            self.loaded.append(LoadedVersion(project.name, 1))
 
     async def graph(self, spec: GraphSpec, place: _Place, tasks: trio.Nursery) -> None:
         """Check a graph's settings and its file, and load it if nothing is wrong with them."""

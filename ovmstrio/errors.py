@@ -5,6 +5,7 @@
     ServerError
     ├── InvalidRequest (ValueError)            the caller sent something that cannot be served
     │   ├── MalformedJson                      a body that is not JSON at all
+    │   ├── MalformedPayload                   a body that is not what its content type says, for a handler
     │   ├── MethodNotAllowed                   a known path, the wrong verb
     │   └── PayloadTooLarge                    a message above the configured limit
     ├── NotFound (LookupError)                 nothing of that name or version is known
@@ -17,13 +18,17 @@
     ├── NotReady                               the server or servable cannot answer yet, or not any more
     │   ├── VersionLoading                     the version is being loaded
     │   │   ├── GraphLoading                   the same of a graph
+    │   │   ├── HandlerLoading                 the same of a handler
     │   │   └── PipelineLoading                the same of a pipeline
+    │   ├── StorageFailure                     a storage of models cannot be read or written now
     │   └── TooManySequences                   no sequence can be started before another one ends
     ├── Overloaded                             a queue or pool is full; try again later
+    │   └── TooManyRequests                    as many requests as a handler may have are in flight
     ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
     ├── NotSupported (NotImplementedError)     the servable has no such operation
     ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
     ├── GraphFailure (RuntimeError)            a node of a graph failed on its input
+    ├── UserCodeError (RuntimeError)           a handler raised something of its own
     ├── PipelineFailure (RuntimeError)         what flows between the nodes of a pipeline does not fit together
     │   └── CustomNodeFailure                  a custom node failed, or gave what cannot be used
     ├── NothingToGather                        a demultiplexer of a pipeline had nothing to split
@@ -49,8 +54,10 @@ __all__ = [
     "FailedPrecondition",
     "GraphFailure",
     "GraphLoading",
+    "HandlerLoading",
     "InvalidRequest",
     "MalformedJson",
+    "MalformedPayload",
     "MethodNotAllowed",
     "ModelFailure",
     "NotFound",
@@ -66,7 +73,10 @@ __all__ = [
     "SequenceExists",
     "SequenceMissing",
     "ServerError",
+    "StorageFailure",
+    "TooManyRequests",
     "TooManySequences",
+    "UserCodeError",
     "VersionLoading",
     "VersionRetired",
 ]
@@ -89,6 +99,14 @@ class InvalidRequest(ServerError, ValueError):
 
 class MalformedJson(InvalidRequest):
     """The body is not JSON; OVMS answers this with a status of its own (412)."""
+
+
+class MalformedPayload(InvalidRequest):
+    """The body for a handler is not what its content type says; ``is_json`` if that is JSON."""
+
+    def __init__(self, message: str, *, is_json: bool = False) -> None:
+        super().__init__(message)
+        self.is_json = is_json
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -139,8 +157,16 @@ class GraphLoading(VersionLoading):
     """The graph exists and is still being loaded, or failed to load."""
 
 
+class HandlerLoading(VersionLoading):
+    """The handler exists and is still being loaded, or failed to load."""
+
+
 class PipelineLoading(VersionLoading):
     """The pipeline exists and is still being loaded, or failed to load."""
+
+
+class StorageFailure(NotReady):
+    """A storage of models could not be read, or the local disk not be written; it may be possible later."""
 
 
 class TooManySequences(NotReady):
@@ -156,6 +182,10 @@ class Overloaded(ServerError):
     def __init__(self, message: str, *, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class TooManyRequests(Overloaded):
+    """As many requests as the ``max_concurrency`` of a handler's project allows are in flight."""
 
 
 class DeadlineExceeded(ServerError, TimeoutError):
@@ -175,6 +205,14 @@ class GraphFailure(ServerError, RuntimeError):
 
     OVMS blames the caller's input for it, whatever the cause, and clients have come to expect that status.
     """
+
+
+class UserCodeError(ServerError, RuntimeError):
+    """A handler raised; ``detail`` is what the server may log but the caller need not know."""
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 class PipelineFailure(ServerError, RuntimeError):

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -30,9 +29,9 @@ from ovmstrio.config.command_line import (
     single_servable,
 )
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.specs import GraphSpec, PipelineSpec, ServerSpec
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, PipelineSpec, ServerSpec
 from ovmstrio.dataplane import DataPlane
-from ovmstrio.errors import ConfigError, NotReady, Problem, ServerError
+from ovmstrio.errors import ConfigError, FailedPrecondition, NotReady, Problem, ServerError
 from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
 from ovmstrio.frontends.grpc.transport.limits import TransportLimits
 from ovmstrio.frontends.grpc.transport.listeners import tls_context
@@ -47,6 +46,7 @@ from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
+from ovmstrio.signals import obey_signals
 
 if TYPE_CHECKING:
     import ssl
@@ -55,13 +55,16 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.settings import ServeSettings
     from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.handlers.grpc.project import GrpcProject
+    from ovmstrio.handlers.servable import HandlerServable
     from ovmstrio.servable import Servable
 
 __all__ = ["Running", "serve"]
 
 log = structlog.get_logger(__name__)
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_HTTP: Final = "http/1.1"
+_HTTP2: Final = "h2"
 
 
 class FrontEnd(Protocol):
@@ -114,7 +117,9 @@ async def serve(
     async with trio.open_nursery() as nursery:
         await nursery.start(server.run_registry)
         if handle_signals:
-            await nursery.start(server.obey_signals, nursery.cancel_scope)
+            drain = partial(server.drain, nursery.cancel_scope)
+            await nursery.start(obey_signals, drain, nursery.cancel_scope)
+        await server.open_front_ends()
         addresses = {name: await nursery.start(end.serve) for name, end in server.front_ends.items()}
         server.plane.begin_serving()
         nursery.start_soon(server.first_load)
@@ -170,7 +175,9 @@ class _Server:
             self.registry.on_poll(self._source.poll)
             reload = self._source.reload
         self.plane = DataPlane(self.registry, reload=reload, observers=(RequestLog(),), metrics=self._metrics)
-        self.front_ends = _front_ends(self.plane, settings)
+        self._tls = {protocol: _tls(settings, protocol) for protocol in (_HTTP, _HTTP2)}
+        self._grpc_handlers: dict[str, HandlerServable | ServerError] = {}
+        self.front_ends: dict[str, FrontEnd] = {}
 
     async def run_registry(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the registry until cancelled, in a nursery for what servables run in the background.
@@ -184,7 +191,73 @@ class _Server:
             finally:
                 self._background.cancel_scope.cancel()
 
-    async def _load(self, spec: ModelSpec | PipelineSpec | GraphSpec, version: int, directory: Path) -> Servable:
+    async def open_front_ends(self) -> None:
+        """Make the front end of each protocol that has a port; handlers with services of their own are loaded before.
+
+        Those that cannot be loaded are a state of the registry later.
+
+        Raises:
+            ConfigError: several have the same service.
+
+        Cancellation: while handlers are loaded.
+        """
+        settings = self._settings
+        projects = await self._open_services()
+        size = settings.max_message_size
+        grpc = listen_addresses(settings.grpc_bind_address, settings.port)
+        if grpc:
+            limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
+            tls = self._tls[_HTTP2]
+            self.front_ends["gRPC"] = GrpcFrontEnd(self.plane, grpc, tls=tls, limits=limits, projects=projects)
+        rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
+        if rest:
+            self.front_ends["REST"] = RestFrontEnd(
+                self.plane,
+                rest,
+                tls=self._tls[_HTTP],
+                max_body_bytes=size,
+                cors=_cors(settings),
+                shows_details=settings.debug,
+            )
+
+    async def _open_services(self) -> list[GrpcProject]:
+        projects = []
+        for spec in self._spec.handlers:
+            # As with graphs.
+            from ovmstrio.handlers.mounting import is_grpc, load_handler  # noqa: PLC0415
+
+            if self._background is None or not await is_grpc(spec):
+                continue
+            try:
+                servable = await load_handler(spec, tasks=self._background)
+            except ServerError as error:
+                self._grpc_handlers[spec.name] = error
+            else:
+                self._grpc_handlers[spec.name] = servable
+                projects += [servable.grpc] if servable.grpc is not None else []
+        return projects
+
+    async def _load_handler(self, spec: HandlerSpec) -> Servable:
+        # As with graphs.
+        from ovmstrio.handlers.mounting import load_handler  # noqa: PLC0415
+
+        if self._background is None:
+            raise NotReady("the server is not running")
+        opened = self._grpc_handlers.pop(spec.name, None)
+        if isinstance(opened, ServerError):
+            raise opened
+        servable = opened or await load_handler(spec, tasks=self._background)
+        if opened is None and servable.grpc is not None:
+            await servable.aclose()
+            text = f"the gRPC service of {spec.name!r} can only be loaded when the server starts; restart it"
+            raise FailedPrecondition(text)
+        return servable
+
+    async def _load(
+        self, spec: ModelSpec | PipelineSpec | GraphSpec | HandlerSpec, version: int, directory: Path
+    ) -> Servable:
+        if isinstance(spec, HandlerSpec):
+            return await self._load_handler(spec)
         if isinstance(spec, GraphSpec):
             return await self._load_graph(spec)
         if isinstance(spec, PipelineSpec):
@@ -242,22 +315,8 @@ class _Server:
         except ServerError as error:
             log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
 
-    async def obey_signals(
-        self, everything: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Drain at the first signal, stop at once at the second."""
-        with trio.open_signal_receiver(*_SIGNALS) as signals:
-            task_status.started()
-            async with trio.open_nursery() as nursery:
-                async for number in signals:
-                    if nursery.child_tasks:
-                        log.warning("stopping at once", signal=signal.Signals(number).name)
-                        everything.cancel()
-                        return
-                    log.info("draining", signal=signal.Signals(number).name, seconds=self._settings.drain_seconds)
-                    nursery.start_soon(self._drain, everything)
-
-    async def _drain(self, everything: trio.CancelScope) -> None:
+    async def drain(self, everything: trio.CancelScope) -> None:
+        """End gently: turn not ready, close listeners, let calls end, keep sequences; then end everything."""
         self.plane.begin_drain()
         await trio.sleep(self._settings.drain_delay)
         async with trio.open_nursery() as nursery:
@@ -274,21 +333,6 @@ def _metrics_of(settings: ServeSettings, spec: ServerSpec) -> Metrics | None:
     if spec.metrics is not None:
         return Metrics(spec.metrics.families) if spec.metrics.enable else None
     return Metrics(metric_families(settings)) if settings.metrics_enable else None
-
-
-def _front_ends(plane: DataPlane, settings: ServeSettings) -> dict[str, FrontEnd]:
-    """Make the front end of each protocol that has a port."""
-    ends: dict[str, FrontEnd] = {}
-    size = settings.max_message_size
-    grpc = listen_addresses(settings.grpc_bind_address, settings.port)
-    if grpc:
-        limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
-        ends["gRPC"] = GrpcFrontEnd(plane, grpc, tls=_tls(settings, "h2"), limits=limits)
-    rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
-    if rest:
-        tls = _tls(settings, "http/1.1")
-        ends["REST"] = RestFrontEnd(plane, rest, tls=tls, max_body_bytes=size, cors=_cors(settings))
-    return ends
 
 
 def _cors(settings: ServeSettings) -> Cors | None:

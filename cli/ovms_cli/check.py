@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_WANTED: Final = "a config.json or nucleus.yaml, or the directory of a model, graph or handler"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -23,22 +25,28 @@ def register(app: typer.Typer) -> None:
 
 def check(
     config: Annotated[
-        Path, typer.Argument(help="config.json, or the directory of one model or graph", show_default=False)
+        Path,
+        typer.Argument(
+            help="config.json, nucleus.yaml, or the directory of one model, graph or handler", show_default=False
+        ),
     ],
     *,
+    no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
 ) -> None:
     """Load everything without serving, and tell every problem of every file: exits with 1 if there is an error."""
+    from functools import partial
+
     import trio
 
     from ovmstrio.checking import check_config
     from ovmstrio.observability.logs import configure_logs
 
     if not config.exists():
-        fail(f"{config}: no such file or directory; give a config.json, or the directory of a model or graph")
+        fail(f"{config}: no such file or directory; give {_WANTED}")
     configure_logs(level="ERROR")
     with stderr().status(f"checking {config} ..."):
-        report = trio.run(check_config, config)
+        report = trio.run(partial(check_config, config, imports=not no_import))
     if as_json:
         _print_json(report)
     else:

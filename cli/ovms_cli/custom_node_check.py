@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.errors import Problem
+from ovmstrio.user_code.exits import describe_exit
 
 __all__ = ["Item", "Verdict", "check_library"]
 
@@ -64,7 +64,7 @@ def check_library(library: str, params: Mapping[str, str], timeout: float) -> Ve
         except subprocess.TimeoutExpired:
             return _verdict(library, _told(report), f"had not come to an end after {timeout:g} seconds")
         told = _told(report)
-    return _verdict(library, told, "" if told.get("step") == "done" else _end_of(done.returncode))
+    return _verdict(library, told, "" if told.get("step") == "done" else describe_exit(done.returncode))
 
 
 def _told(report: Path) -> dict[str, Any]:
@@ -73,12 +73,6 @@ def _told(report: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return told
-
-
-def _end_of(code: int) -> str:
-    if code < 0:
-        return f"crashed with {signal.Signals(-code).name}"
-    return f"ended the process with exit code {code}"
 
 
 def _verdict(library: str, told: Mapping[str, Any], end: str) -> Verdict:

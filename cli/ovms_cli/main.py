@@ -14,6 +14,7 @@ from ovms_cli import (
     check,
     custom_node,
     demo,
+    generate,
     graph,
     health,
     infer,
@@ -75,6 +76,7 @@ _COMMANDS = (
     graph,
     pipeline,
     custom_node,
+    generate,
     prepare,
 )
 for module in _COMMANDS:

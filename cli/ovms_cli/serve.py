@@ -6,15 +6,16 @@ The options are made from the fields of ``ServeSettings``, so that a setting is 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr
+from ovms_cli.serve_project import run_project
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pydantic.fields import FieldInfo
 
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "run_server"]
 
-HELP = """Serve models over gRPC and REST.
+HELP = """Serve models over gRPC and REST, or a handler project.
 
-Give [bold]--config_path[/] for many models, [bold]--model_name[/] and [bold]--model_path[/] for one, or nothing for the
-embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. Options may be spelled with _ or with -.
+Give the folder or the [bold]nucleus.yaml[/] of a project, [bold]--config_path[/] for many models, [bold]--model_name[/]
+and [bold]--model_path[/] for one, or nothing for the embedded samples. The first Ctrl-C or SIGTERM drains, the second
+stops at once. Options may be spelled with _ or with -.
 """
 
 
@@ -38,13 +40,24 @@ def register(app: typer.Typer) -> None:
 def _command() -> Callable[..., None]:
     from ovmstrio.config.settings import ServeSettings
 
-    def serve(**options: Any) -> None:
-        run_server({name: value for name, value in options.items() if value is not None})
+    def serve(project: Path | None = None, **options: Any) -> None:
+        given = {name: value for name, value in options.items() if value is not None}
+        if project is None:
+            run_server(given)
+        else:
+            run_project(project, given)
 
-    parameters = [_parameter(name, field) for name, field in ServeSettings.model_fields.items()]
+    parameters = [_project_parameter()]
+    parameters += [_parameter(name, field) for name, field in ServeSettings.model_fields.items()]
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return serve
+
+
+def _project_parameter() -> inspect.Parameter:
+    argument = typer.Argument(help="A handler project: its folder, or its nucleus.yaml.", show_default=False)
+    kind = Annotated[Path | None, argument]
+    return inspect.Parameter("project", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
@@ -75,6 +88,8 @@ def run_server(options: dict[str, Any]) -> None:
         settings = read_settings(options)
     except UsageProblems as problems:
         fail("\n       ".join(problems.lines), EX_USAGE)
+    if settings.readiness_file is not None:
+        fail("--readiness_file is for a handler project; models tell their readiness at /v2/health/ready", EX_USAGE)
     if settings.config_path is None and settings.model_name is None:
         settings = settings.model_copy(update={"config_path": _embedded_samples()})
     try:

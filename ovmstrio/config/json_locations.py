@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["JsonDocument", "JsonSyntaxError", "Located", "parse_json"]
+__all__ = ["JsonDocument", "JsonSyntaxError", "Located", "below", "parse_json"]
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _PLAIN_KEY: Final = re.compile(r"[\w-]+")
@@ -125,7 +125,7 @@ class _Scanner:
                 raise self._error("expected a key in double quotes")
             key = str(self._scalar("a key"))
             self._expect(":", f'after the key "{key}"')
-            member = self._value(_below(path, key), line, depth + 1)
+            member = self._value(below(path, key), line, depth + 1)
             if key in members:
                 self.repeated.append(member)
             members.setdefault(key, member)
@@ -197,7 +197,8 @@ class _Scanner:
         return JsonSyntaxError(message + before, self._line(at), suggestion)
 
 
-def _below(path: str, key: str) -> str:
+def below(path: str, key: str) -> str:
+    """Give the path of a member of the object at ``path``."""
     if not _PLAIN_KEY.fullmatch(key):
         return f"{path}[{json.dumps(key)}]"
     return f"{path}.{key}" if path else key

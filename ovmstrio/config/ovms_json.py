@@ -1,8 +1,8 @@
 """OVMS's ``config.json``, read into specs with every problem of the file at once.
 
 Two kinds of problem are told apart.  What breaks the form of the file (no JSON, an unknown key, a wrong type, a wrong
-metric family) makes all of it unusable.  What is wrong with the settings of one model, pipeline or graph stays with
-it; it then fails to load while the rest is served.
+metric family) makes all of it unusable.  What is wrong with the settings of one model, pipeline, graph or handler
+stays with it; it then fails to load while the rest is served.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Final, TypeVar
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, items_of, load_document
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
+from ovmstrio.config.handler_entries import HandlerEntries
 from ovmstrio.config.json_locations import JsonDocument, Located
 from ovmstrio.config.model_entries import ModelEntries, Place
 from ovmstrio.config.node_libraries import NodeLibraries
 from ovmstrio.config.pipeline_circles import refuse_circles
 from ovmstrio.config.pipeline_entries import PipelineEntries
-from ovmstrio.config.specs import GraphSpec, MetricsSpec, PipelineSpec, ServableSpec, ServerSpec
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, MetricsSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.config.subconfigs import Subconfigs
 from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.observability.families import FAMILIES
@@ -31,8 +32,9 @@ _NOT_SERVED: Final = "is not served by this version"
 _OCCUPIED: Final = {
     PipelineSpec.kind: "Pipeline has the same name as model",
     GraphSpec.kind: "Given mediapipe graph name is already occupied",
+    HandlerSpec.kind: "Handler has a name that is taken",
 }
-"""What OVMS says of a name that something else has taken."""
+"""What OVMS says of a name that something else has taken; handlers are unknown to it."""
 
 _Single = TypeVar("_Single", bound=ServableSpec)
 
@@ -45,6 +47,7 @@ class _File(Schema):
     custom_node_library_config_list: list[Object] = OPTIONAL
     custom_loader_config_list: list[Object] = OPTIONAL
     mediapipe_config_list: list[Object] = OPTIONAL
+    handler_config_list: list[Object] = OPTIONAL
     monitoring: Object = OPTIONAL
 
 
@@ -63,7 +66,7 @@ class _Metrics(Schema):
 class Examined:
     """What was understood of a file: ``fatal`` problems make it unusable, whatever ``spec`` holds.
 
-    ``places`` tells where each model, pipeline and graph is configured, by its name.
+    ``places`` tells where each model, pipeline, graph and handler is configured, by its name.
     """
 
     spec: ServerSpec
@@ -90,8 +93,9 @@ def parse_config(content: bytes, path: Path, *, cache_dir: Path | None = None) -
     """
     examined = examine_config(content, path, cache_dir=cache_dir)
     if examined.fatal:
-        own = [problem for servable in examined.spec.servables for problem in servable.problems]
-        raise ConfigError(by_line([*examined.fatal, *examined.spec.problems, *own]))
+        spec = examined.spec
+        own = [problem for servable in (*spec.servables, *spec.handlers) for problem in servable.problems]
+        raise ConfigError(by_line([*examined.fatal, *spec.problems, *own]))
     return examined.spec
 
 
@@ -130,6 +134,7 @@ class _Reader:
         self._subconfigs = Subconfigs(cache_dir, self._models.known)
         self._libraries = NodeLibraries(self._findings, self._directory)
         self._pipelines = PipelineEntries(self._findings, self._directory, self._libraries)
+        self._handlers = HandlerEntries(self._findings, self._directory)
         self._graph_places: dict[str, Place] = {}
 
     def read(self) -> Examined:
@@ -138,6 +143,7 @@ class _Reader:
         graphs = self._graphs(items_of(top, "mediapipe_config_list"))
         self._libraries.read(items_of(top, "custom_node_library_config_list"))
         pipelines = self._pipelines.read(items_of(top, "pipeline_config_list"))
+        handlers = self._handlers.read(items_of(top, "handler_config_list"))
         metrics = self._monitoring(top["monitoring"]) if "monitoring" in top else None
         for item in items_of(top, "custom_loader_config_list"):
             self._findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is left out")
@@ -146,16 +152,19 @@ class _Reader:
         pipelines = refuse_circles(self._free(pipelines, taken, self._pipelines.places))
         taken |= {pipeline.name: pipeline for pipeline in pipelines}
         graphs = self._free(graphs, taken, self._graph_places)
+        taken |= {graph.name: graph for graph in graphs}
+        handlers = self._free(handlers, taken, self._handlers.places)
         spec = ServerSpec(
             models=tuple(model.spec for model in known.values()),
             pipelines=tuple(pipelines),
             graphs=tuple(graphs),
+            handlers=tuple(handlers),
             metrics=metrics,
             problems=(*by_line(self._findings.problems), *self._subconfigs.problems),
             further_files=self._subconfigs.contents,
         )
         places = {name: model.place for name, model in known.items()}
-        places |= self._pipelines.places | self._graph_places
+        places |= self._pipelines.places | self._graph_places | self._handlers.places
         return Examined(spec, by_line(self._findings.fatal), places)
 
     def _graphs(self, items: Sequence[Located]) -> list[GraphSpec]:

@@ -19,8 +19,9 @@ MODEL: Final = "One model"
 LIMITS: Final = "Limits and draining"
 SECURITY: Final = "Security"
 OBSERVABILITY: Final = "Logs and metrics"
+PROJECT: Final = "Handler projects"
 IGNORED_GROUP: Final = "Accepted for compatibility"
-GROUPS: Final = (SERVER, MODEL, LIMITS, SECURITY, OBSERVABILITY, IGNORED_GROUP)
+GROUPS: Final = (SERVER, MODEL, PROJECT, LIMITS, SECURITY, OBSERVABILITY, IGNORED_GROUP)
 
 IGNORED: Final = {
     "grpc_workers": "one event loop serves every connection",
@@ -102,6 +103,11 @@ class ServeSettings(BaseModel):
     sequence_migration: bool | None = _setting(
         None, MODEL, "Let sequences go on when the model is loaded again; needs --stateful."
     )
+
+    readiness_file: Path | None = _setting(
+        None, PROJECT, "File that exists while the project can be called; /run/workspace/api_readiness.txt by default."
+    )
+    debug: bool = _setting(False, PROJECT, "Tell callers what a handler's code raised.")
 
     max_message_size: Annotated[int, Field(ge=1024, le=2**31 - 1)] = _setting(
         64 * 2**20, LIMITS, "Largest message, both ways and for both protocols."

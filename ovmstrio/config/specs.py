@@ -22,6 +22,7 @@ __all__ = [
     "BatchSpec",
     "BatchingSpec",
     "GraphSpec",
+    "HandlerSpec",
     "LatestVersions",
     "LayoutSpec",
     "MetricsSpec",
@@ -181,6 +182,18 @@ class GraphSpec(ServableSpec):
     subconfig: Path | None = None
 
 
+class HandlerSpec(ServableSpec):
+    """One handler project of the configuration, which has the one version 1.
+
+    ``path`` is its folder, or its file, absolute; what the file says is read when the project is loaded.
+    ``base_path`` is the folder in either case.
+    """
+
+    kind: ClassVar[str] = "handler"
+
+    path: Path
+
+
 class NodeInput(_Spec):
     """Where an input comes from: an item of a node, or of ``request``, whose items are the pipeline's inputs."""
 
@@ -249,11 +262,12 @@ class ServerSpec(_Spec):
     models: tuple[ModelSpec, ...] = ()
     graphs: tuple[GraphSpec, ...] = ()
     pipelines: tuple[PipelineSpec, ...] = ()
+    handlers: tuple[HandlerSpec, ...] = ()
     metrics: MetricsSpec | None = None
     problems: tuple[Problem, ...] = ()
     further_files: dict[Path, bytes | None] = {}
 
     @property
     def servables(self) -> tuple[ServableSpec, ...]:
-        """Everything that is to be served, each under a name of its own."""
+        """Everything that is to be served from versions, each under a name of its own; handlers are not."""
         return (*self.models, *self.pipelines, *self.graphs)

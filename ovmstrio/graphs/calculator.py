@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ovmstrio.graphs.config.values import NodeConfig, Port
 
 if TYPE_CHECKING:
-    from ovmstrio.graphs.worker_threads import WorkerThreads
     from ovmstrio.request import ParameterValue
     from ovmstrio.servable import LeaseServable
+    from ovmstrio.user_code.worker_threads import WorkerThreads
 
 __all__ = [
     "Calculator",

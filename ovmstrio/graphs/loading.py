@@ -15,9 +15,9 @@ from ovmstrio.graphs.calculators import find_kind
 from ovmstrio.graphs.examining import examine_graph
 from ovmstrio.graphs.plan import GraphPlan, LoadedNode, make_plan
 from ovmstrio.graphs.servable import GraphServable
-from ovmstrio.graphs.worker_threads import WorkerThreads
 from ovmstrio.observability.hooks import NULL_GRAPH_HOOKS
 from ovmstrio.placement import run_load
+from ovmstrio.user_code.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

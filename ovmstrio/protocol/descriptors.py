@@ -6,6 +6,7 @@ library that the same process imports, for the messages have the same names.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-__all__ = ["FILES", "POOL", "message_class"]
+__all__ = ["FILES", "POOL", "Descriptors", "message_class"]
 
 
 def _read_files() -> dict[str, FileDescriptorProto]:
@@ -40,6 +41,46 @@ def _build_pool(descriptors: Mapping[str, FileDescriptorProto]) -> DescriptorPoo
     for file in descriptors.values():
         add(file)
     return pool
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Source files that belong together, and a pool of what they declare."""
+
+    files: Mapping[str, FileDescriptorProto]
+    pool: DescriptorPool
+
+    @classmethod
+    def of(cls, descriptors: Mapping[str, FileDescriptorProto]) -> Descriptors:
+        """Put files, with all that they import, into a pool of their own."""
+        return cls(descriptors, _build_pool(descriptors))
+
+    def file_of(self, symbol: str) -> str | None:
+        """Find the file that declares a symbol; methods are declared by their service."""
+        service, _, method = symbol.rpartition(".")
+        try:
+            name: str = self.pool.FindFileContainingSymbol(symbol).name
+        except KeyError:
+            try:
+                name = self.pool.FindServiceByName(service).methods_by_name[method].containing_service.file.name
+            except KeyError:
+                return None
+        return name
+
+    def has_message(self, name: str) -> bool:
+        """Tell whether there is a message of that full name."""
+        try:
+            self.pool.FindMessageTypeByName(name)
+        except KeyError:
+            return False
+        return True
+
+    def with_imports(self, name: str) -> list[FileDescriptorProto]:
+        """List a file and all that it imports, each once, itself first."""
+        names = [name]
+        for each in names:
+            names += [dependency for dependency in self.files[each].dependency if dependency not in names]
+        return [self.files[each] for each in names]
 
 
 FILES: Final[Mapping[str, FileDescriptorProto]] = _read_files()

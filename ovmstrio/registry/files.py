@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.config.specs import GraphSpec, PipelineSpec
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, PipelineSpec
 from ovmstrio.errors import ConfigError
 from ovmstrio.registry.kinds import ONLY_VERSION
 from ovmstrio.repository.fingerprints import tree_mark
 from ovmstrio.repository.graph_files import graph_mark
+from ovmstrio.repository.handler_files import handler_mark
 from ovmstrio.repository.pipeline_files import pipeline_mark
 from ovmstrio.repository.versions import Listing, scan
 
@@ -30,6 +31,8 @@ def list_versions(spec: ServableSpec) -> Listing:
         return Listing({ONLY_VERSION: spec.graph_path.parent}, mark=graph_mark(spec))
     if isinstance(spec, PipelineSpec):
         return Listing({ONLY_VERSION: spec.base_path}, mark=pipeline_mark(spec))
+    if isinstance(spec, HandlerSpec):
+        return Listing({ONLY_VERSION: spec.base_path}, mark=handler_mark(spec))
     if spec.errors:
         raise ConfigError(spec.errors)
     return scan(spec.base_path)
@@ -39,4 +42,6 @@ def files_mark(spec: ServableSpec, directory: Path) -> str:
     """Give a mark of all that a version is loaded from."""
     if isinstance(spec, GraphSpec):
         return graph_mark(spec)
+    if isinstance(spec, HandlerSpec):
+        return handler_mark(spec)
     return pipeline_mark(spec) if isinstance(spec, PipelineSpec) else tree_mark(directory)

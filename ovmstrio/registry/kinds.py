@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.config.specs import GraphSpec, ModelSpec, PipelineSpec
-from ovmstrio.errors import GraphLoading, PipelineLoading, VersionLoading
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, PipelineSpec
+from ovmstrio.errors import GraphLoading, HandlerLoading, PipelineLoading, VersionLoading
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
@@ -62,7 +62,16 @@ _GRAPH: Final = Kind(
     loading="Mediapipe is not loaded yet",
     refusal=GraphLoading,
 )
-_KINDS: Final = {kind.name: kind for kind in (MODEL, _PIPELINE, _GRAPH)}
+_HANDLER: Final = Kind(
+    HandlerSpec.kind,
+    rank=3,
+    has_versions=False,
+    failed="FAILED_PRECONDITION",
+    retired="Handler is retired",
+    loading="Handler is not loaded yet",
+    refusal=HandlerLoading,
+)
+_KINDS: Final = {kind.name: kind for kind in (MODEL, _PIPELINE, _GRAPH, _HANDLER)}
 
 
 def kind_of(spec: ServableSpec) -> Kind:

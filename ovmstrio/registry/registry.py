@@ -216,6 +216,11 @@ class Registry:
             raise NotFound(VERSION_MISSING)
         return [record.status]
 
+    def names_of(self, kind: str) -> frozenset[str]:
+        """Give the names that are configured for servables of a kind, loaded or not."""
+        models = self._models.items()
+        return frozenset(name for name, model in models if model.spec is not None and model.kind.name == kind)
+
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the state of every version ever seen, by name."""
         return {name: model.statuses() for name, model in self._models.items()}

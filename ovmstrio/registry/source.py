@@ -112,13 +112,14 @@ class ConfigSource:
         except ConfigError as error:
             raise FailedPrecondition(f"{_FILE_FAILED}: {error.message}") from error
         self._further = spec.further_files
-        result = await self._registry.apply(spec.servables)
+        result = await self._registry.apply((*spec.servables, *spec.handlers))
         log.info(
             "config applied",
             path=str(self._path),
             models=len(spec.models),
             pipelines=len(spec.pipelines),
             graphs=len(spec.graphs),
+            handlers=len(spec.handlers),
             failures=len(result.failures),
         )
         _check(result, _FILE_FAILED)

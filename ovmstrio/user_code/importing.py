@@ -1,7 +1,7 @@
 """Import handler files so that none can get in another's way.
 
-Each load gets a package of its own in ``sys.modules`` whose path is the handler's folder, and the handler is a module
-of that package.  Modules loaded for it have an ``__import__`` of their own that looks into the folder first: so
+Each load gets a package of its own in ``sys.modules`` whose path is the handler's folders, and the handler is a module
+of that package.  Modules loaded for it have an ``__import__`` of their own that looks into the folders first: so
 ``from config import x`` finds the handler's own ``config.py``, however many other handlers have one, and neither
 ``sys.path`` nor a module of the server or of the standard library changes for anybody else.
 """
@@ -31,16 +31,20 @@ class HandlerPackage:
     """The modules of one loaded handler.
 
     Args:
-        folder: where the handler's file lies.
+        folders: where the handler's modules lie, usually only the folder of its file; the first one comes first.
+        is_public: whether its modules bear their plain names, too, where nobody else has them: for what looks classes
+            up by the names of their modules, as pickles do.  Only one handler of a process can have this.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, *folders: Path, is_public: bool = False) -> None:
         _ensure_root()
         self.name = f"{ROOT}.n{next(_numbers)}"
-        self._folder = folder
+        self._is_public = is_public
+        self._public: dict[str, ModuleType] = {}
+        self._folders = [str(folder) for folder in folders]
         self._builtins = {**vars(builtins), "__import__": self._import}
         package = ModuleType(self.name, "The modules of one loaded handler.")
-        package.__path__ = [str(folder)]
+        package.__path__ = list(self._folders)
         package.__package__ = self.name
         package.__spec__ = ModuleSpec(self.name, None, is_package=True)
         self._package = package
@@ -48,7 +52,7 @@ class HandlerPackage:
         _packages[self.name] = self
 
     def load(self, file: Path) -> ModuleType:
-        """Run a file of the folder as a module and give it; blocking.
+        """Run a file of the folders as a module and give it; blocking.
 
         Raises:
             BaseException: whatever the file raises.
@@ -67,11 +71,32 @@ class HandlerPackage:
             raise
         return module
 
+    def provide(self, name: str, module: ModuleType) -> None:
+        """Let the modules of this package import a module that is none of their folders'; ``name`` may have dots."""
+        sys.modules[f"{self.name}.{name}"] = module
+        parent, _, leaf = name.rpartition(".")
+        if parent:
+            setattr(self._parent(parent), leaf, module)
+
+    def _parent(self, name: str) -> ModuleType:
+        """Give a package of the folders by its name; an empty one if there is none."""
+        full = f"{self.name}.{name}"
+        try:
+            return importlib.import_module(full)
+        except ModuleNotFoundError:
+            package = ModuleType(full, "Holds modules that were provided.")
+            package.__path__ = []
+            self.provide(name, package)
+            return package
+
     def unload(self) -> None:
         """Forget all modules of the package."""
         _packages.pop(self.name, None)
         for name in [each for each in sys.modules if each == self.name or each.startswith(f"{self.name}.")]:
             del sys.modules[name]
+        for name, module in self._public.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
 
     def builtins_of(self) -> dict[str, Any]:
         """Give what the modules of this package have as ``__builtins__``."""
@@ -89,16 +114,26 @@ class HandlerPackage:
         if level or not self._is_sibling(top, "" if globals is None else globals.get("__name__", "")):
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         module = builtins.__import__(f"{self.name}.{name}", globals, locals, fromlist or ("__name__",), 0)
+        if self._is_public:
+            self._publish(name)
         return module if fromlist else sys.modules[f"{self.name}.{top}"]
 
+    def _publish(self, name: str) -> None:
+        """Let a module and the packages that it is in be found by their plain names."""
+        while name:
+            module = sys.modules[f"{self.name}.{name}"]
+            if sys.modules.setdefault(name, module) is module:
+                self._public[name] = module
+            name = name.rpartition(".")[0]
+
     def _is_sibling(self, top: str, importer: str) -> bool:
-        """Tell whether the folder has such a module; one that imports its own name means another."""
+        """Tell whether the folders have such a module; one that imports its own name means another."""
         name = f"{self.name}.{top}"
         if name == importer:
             return False
         if name in sys.modules:
             return True
-        spec = PathFinder.find_spec(name, [str(self._folder)])
+        spec = PathFinder.find_spec(name, self._folders)
         if spec is None or spec.origin is not None:
             return spec is not None
         # Any folder could be a package without __init__.py, so that it comes after everything that is installed.

@@ -13,7 +13,7 @@ import trio
 import ovmstrio
 import pyovms
 
-__all__ = ["Place", "describe", "place_in", "place_of", "trimmed"]
+__all__ = ["Place", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
 
 _MACHINERY: Final = tuple(
     str(Path(module.__file__).parent) + "/" for module in (ovmstrio, trio, pyovms) if module.__file__ is not None
@@ -34,6 +34,14 @@ def describe(error: BaseException) -> str:
     """Give an error's type and text."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def missing_module_fix(error: BaseException) -> str:
+    """Tell what to do about an import of a module that is not there; empty for other errors."""
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        top = error.name.partition(".")[0]
+        return f"install what brings {top!r}, or put {top}.py beside the handler"
+    return ""
 
 
 def place_of(method: Callable[..., Any]) -> Place | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 if TYPE_CHECKING:
     from ovmstrio_samples.question import Question
 
-__all__ = ["BY_NAME", "SAMPLES", "Entries", "Sample", "Wheel"]
+__all__ = ["BY_NAME", "HANDLERS", "SAMPLES", "Entries", "HandlerSample", "Sample", "Wheel"]
 
 Entries = Mapping[str, Callable[[Path, Path], None]]
 """Model name -> what writes its version directory: called with the folder of source files and the folder to fill."""
@@ -92,6 +92,26 @@ _SILERO: Final = Wheel(
     sha256="7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
     megabytes=11.3,
     members=("silero_vad/data/silero_vad_openvino_16k.onnx",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerSample:
+    """One sample of a handler, which is a project that ``ovms serve FOLDER`` serves as it is."""
+
+    name: str
+    purpose: str
+    licence: str = "Apache-2.0"
+
+    @property
+    def folder(self) -> Path:
+        """The project."""
+        return Path(__file__).with_name(self.name)
+
+
+HANDLERS: Final = (
+    HandlerSample("handler_iris", "a classifier in several versions, over plain HTTP"),
+    HandlerSample("handler_batching", "requests that are gathered, so that one call answers many clients"),
 )
 
 _EFFICIENTNET: Final = Wheel(

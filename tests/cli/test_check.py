@@ -112,5 +112,6 @@ def test_a_path_that_does_not_exist_is_one_clear_line(run: Run) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == (
-        "error: nowhere.json: no such file or directory; give a config.json, or the directory of a model or graph\n"
+        "error: nowhere.json: no such file or directory; "
+        "give a config.json or nucleus.yaml, or the directory of a model, graph or handler\n"
     )

@@ -17,8 +17,8 @@ from ovmstrio.graphs.config.values import GraphConfig, NodeConfig, Port, StreamR
 from ovmstrio.graphs.instance import GraphInstance, running
 from ovmstrio.graphs.packets import Packet
 from ovmstrio.graphs.plan import LoadedNode, make_plan
-from ovmstrio.graphs.worker_threads import WorkerThreads
 from ovmstrio.servable import LeaseServable
+from ovmstrio.user_code.worker_threads import WorkerThreads
 
 __all__ = ["Feed", "options", "refs", "run_nodes"]
 

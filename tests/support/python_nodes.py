@@ -14,7 +14,7 @@ import trio
 from ovmstrio.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeResources
 from ovmstrio.graphs.calculators import find_kind
 from ovmstrio.graphs.config.values import NodeConfig, Port
-from ovmstrio.graphs.worker_threads import WorkerThreads
+from ovmstrio.user_code.worker_threads import WorkerThreads
 from pyovms import Tensor
 from tests.support.graph_nodes import no_servables, options, refs
 

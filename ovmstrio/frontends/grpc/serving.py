@@ -8,7 +8,9 @@ import trio
 
 from ovmstrio.frontends.grpc.codec import Codec
 from ovmstrio.frontends.grpc.endless_calls import EndlessCalls
-from ovmstrio.frontends.grpc.health import HealthService
+from ovmstrio.frontends.grpc.handlers.codec import UserCodec
+from ovmstrio.frontends.grpc.handlers.projects import service_names, user_descriptors, user_services
+from ovmstrio.frontends.grpc.health import HealthService, PlaneHealth
 from ovmstrio.frontends.grpc.kserve import InferenceService
 from ovmstrio.frontends.grpc.reflection import ReflectionService
 from ovmstrio.frontends.grpc.status_mapping import map_error
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane import DataPlane
     from ovmstrio.frontends.grpc.transport.limits import TransportLimits
     from ovmstrio.frontends.grpc.transport.server import Service
+    from ovmstrio.handlers.grpc import GrpcProject
 
 __all__ = ["GrpcFrontEnd"]
 
@@ -35,6 +38,10 @@ class GrpcFrontEnd:
         addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
         tls: the server's TLS settings, None for plain connections.
         limits: what peers may do.
+        projects: what else is served: services of users.
+
+    Raises:
+        ConfigError: two projects, or a project and the server, have a service of the same name.
     """
 
     def __init__(
@@ -44,18 +51,19 @@ class GrpcFrontEnd:
         *,
         tls: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
+        projects: Sequence[GrpcProject] = (),
     ) -> None:
         self._addresses = addresses
         self._tls = tls
         self._endless = EndlessCalls()
-        services: list[Service] = [
-            InferenceService(plane),
-            PredictionService(plane),
-            ModelService(plane),
-            HealthService(plane, self._endless),
-        ]
-        reflection = ReflectionService(_service_names(services), self._endless)
-        self._server = GrpcServer([*services, reflection], Codec(), limits=limits, map_error=map_error)
+        names = [service.name for project in projects for service in project.proto.services]
+        health = HealthService(PlaneHealth(plane, names), self._endless)
+        services: list[Service] = [InferenceService(plane), PredictionService(plane), ModelService(plane), health]
+        listed = {*names, *service_names(services)}
+        reflection = ReflectionService(listed, self._endless, user_descriptors(projects))
+        services += [reflection, *user_services(projects, service_names([*services, reflection]))]
+        codec = UserCodec() if projects else Codec()
+        self._server = GrpcServer(services, codec, limits=limits, map_error=map_error)
 
     async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until :meth:`drain` has ended the last connection; may be run once.
@@ -82,7 +90,3 @@ class GrpcFrontEnd:
         """
         self._endless.end()
         await self._server.drain(grace_seconds)
-
-
-def _service_names(services: Sequence[Service]) -> set[str]:
-    return {path.split("/")[1] for service in services for path in service.__mapping__()}

@@ -12,7 +12,7 @@ from ovmstrio.errors import Overloaded, ServerError
 from ovmstrio.frontends.statuses import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["JSON", "Answer", "error_answer", "failure_answer", "json_answer"]
 
@@ -24,11 +24,17 @@ _MAX_TEXT: Final = 4096
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer: status, headers besides the length, and body."""
+    """A whole answer: status, headers besides the length, and body; ``after`` is called when it has been sent."""
 
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    after: Callable[[], None] | None = None
+
+    @property
+    def header_lines(self) -> Iterable[tuple[str, str]]:
+        """The headers one by one."""
+        return self.headers.items()
 
 
 def json_answer(value: Any, status: int = 200) -> Answer:

@@ -5,7 +5,6 @@ Paths and statuses are those of ``ovms_classic`` sections 1.8, 1.10, 2.2 and 3.5
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +17,16 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTo
 from ovmstrio import errors
 from ovmstrio.frontends.rest import admin, generate, kserve
 from ovmstrio.frontends.rest.answers import Answer, error_answer, failure_answer
+from ovmstrio.frontends.rest.handlers import mounts as handlers
+from ovmstrio.frontends.rest.handlers.quart_answers import finish
 from ovmstrio.frontends.rest.infer_route import size_refusal
 from ovmstrio.frontends.rest.quart_answers import to_quart
+from ovmstrio.frontends.rest.targets import origin_form
 from ovmstrio.frontends.rest.tensorflow import routes as tensorflow
 
 if TYPE_CHECKING:
     from ovmstrio.dataplane import DataPlane
+    from ovmstrio.frontends.rest.handlers.mounts import HandlerMounts
 
 __all__ = ["Cors", "make_application"]
 
@@ -33,8 +36,6 @@ INVALID_URL: Final = "Invalid request URL"
 UNSUPPORTED_METHOD: Final = "Unsupported method"
 
 _METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
-_AUTHORITY: Final = re.compile(r"https?://[^/]*", re.IGNORECASE)
-"""What a target has before its path when it is written in full, as to a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,12 @@ class _Application(QuartTrio):
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request; the framework would fail on a path that begins with no slash."""
-        path = _AUTHORITY.sub("", scope["path"], count=1)
-        scope["path"] = path if path.startswith("/") else f"/{path}"
+        path = scope["path"] = origin_form(scope["path"])
         if not path.rstrip("/").endswith(generate.STREAM_SUFFIX):
-            await super().asgi_app(scope, receive, send)
+            try:
+                await super().asgi_app(scope, receive, send)
+            finally:
+                await finish(scope)
             return
         async with trio.open_nursery() as tasks:
             scope[generate.TASKS] = tasks
@@ -88,13 +91,18 @@ class _Application(QuartTrio):
         return await super().handle_user_exception(error)
 
 
-def make_application(plane: DataPlane, *, max_body_bytes: int, cors: Cors | None = None) -> QuartTrio:
+def make_application(
+    plane: DataPlane, *, max_body_bytes: int, cors: Cors | None = None, mounts: HandlerMounts | None = None
+) -> QuartTrio:
     """Make the application of one server."""
     app = _Application(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body_bytes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
+    if mounts is not None:
+        # Before anything is judged by the rules of the server's own paths.
+        app.register_blueprint(handlers.make_blueprint(mounts))
     for calls in (kserve, generate, tensorflow):
         app.register_blueprint(calls.make_blueprint(plane, max_body_bytes))
     app.register_blueprint(admin.make_blueprint(plane))

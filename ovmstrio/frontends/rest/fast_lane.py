@@ -1,13 +1,12 @@
-"""The short way for inferences over HTTP/1.1: read the request, infer, write the answer, without any framework.
+"""The short way over HTTP/1.1: read the request, have it answered, write the answer, without any framework.
 
-Only the plainest well-formed request is taken: ``POST /v2/models/{m}[/versions/{v}]/infer`` or TensorFlow Serving's
-``POST /v1/models/{m}[/versions/{v}]:predict``, with one ``Content-Length`` and nothing unusual in its head.  At the
-first request that is anything else, the connection leaves the lane for good, with every byte that has been read, so
-that all judging of odd input is done by one careful parser.
+Only plain requests (:mod:`ovmstrio.frontends.rest.lane_head`) that the lane's routes take go this way.  At the first
+request that is anything else, the connection leaves the lane for good, with every byte that has been read, so that all
+judging of odd input is done by one careful parser.
 
 ::
 
-    socket ─> reader task ─> buffer ─> head, body ─> answer_infer, answer_predict ─> socket
+    socket ─> reader task ─> buffer ─> head, body ─> what the routes chose ─> socket
                  │ end of stream: the call in progress is cancelled
 
 A client that closes its sending side while it waits cannot be told from one that is gone; its call is cancelled.  A
@@ -16,30 +15,18 @@ request that was complete before that is answered.
 
 from __future__ import annotations
 
-import re
-import time
-from email.utils import formatdate
-from functools import lru_cache
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
-from ovmstrio.frontends.rest.infer_route import answer_infer
-from ovmstrio.frontends.rest.sending import send_bounded
-from ovmstrio.frontends.rest.tensorflow.predict_route import answer_predict
+from ovmstrio.frontends.rest.lane_answers import LaneAnswer, send_answer
+from ovmstrio.frontends.rest.lane_head import MAX_HEAD_BYTES, Head, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable
 
-    from ovmstrio.dataplane import DataPlane
-    from ovmstrio.frontends.rest.answers import Answer
-    from ovmstrio.observability.events import Api
+__all__ = ["FastLane", "LaneRoutes"]
 
-__all__ = ["FastLane", "InferHead", "parse_head"]
-
-MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024
 """Bytes of later, pipelined requests that may wait while one is answered."""
 
@@ -49,81 +36,35 @@ HEAD_SECONDS: Final = 30.0
 RECEIVE_SECONDS: Final = 30.0
 """Time that may pass between two pieces of a body."""
 
-_CACHED_HEAD_BYTES: Final = 1024
-_PREFIXES: Final = (b"POST /v1/models/", b"POST /v2/models/")
-_APIS: Final[Mapping[tuple[bytes, bytes], Api]] = {
-    (b"v2", b"/infer"): "KServe",
-    (b"v1", b":predict"): "TensorFlowServing",
-}
-_HEAD: Final = re.compile(
-    rb"POST /(v[12])/models/([^/?#\x00-\x20\x7f]+?)(?:/versions/([0-9]{1,19}))?(/infer|:predict) HTTP/1\.1\r\n"
-    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00]*\r\n)+)\r\n"
-)
-_LENGTH: Final = re.compile(r"[0-9]{1,15}")
-_UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te", "origin"})
-_SINGLE: Final = frozenset({"host", "content-length", "connection", "inference-header-content-length"})
 
+class LaneRoutes(Protocol):
+    """Chooses which requests the lane takes, and what answers them.
 
-class InferHead(NamedTuple):
-    """The head of a request that the lane takes."""
-
-    api: Api
-    model: str
-    version: str
-    body_length: int
-    json_length: str | None
-    keep_alive: bool
-
-
-def _parse_head(head: bytes) -> InferHead | None:
-    match = _HEAD.fullmatch(head)
-    api = _APIS.get((match[1], match[4])) if match is not None else None
-    if match is None or api is None:
-        return None
-    headers: dict[str, str] = {}
-    for line in match[5].decode("latin-1").split("\r\n")[:-1]:
-        name, _, value = line.partition(":")
-        name = name.lower()
-        if name in _UNUSUAL or (name in _SINGLE and name in headers):
-            return None
-        headers[name] = value.strip(" \t")
-    length = headers.get("content-length", "")
-    connection = headers.get("connection", "keep-alive").lower()
-    if "host" not in headers or not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
-        return None
-    try:
-        model = unquote(match[2].decode("ascii"), errors="strict")
-    except UnicodeDecodeError:
-        return None
-    if "/" in model or ".." in model:
-        return None
-    version = (match[3] or b"").decode()
-    json_length = headers.get("inference-header-content-length")
-    return InferHead(api, model, version, int(length), json_length, connection == "keep-alive")
-
-
-_parse_small_head = lru_cache(maxsize=1024)(_parse_head)
-
-
-def parse_head(head: bytes) -> InferHead | None:
-    """Read a head, blank line included; None for one that the lane does not take.
-
-    A client sends the same head again and again, so small ones are remembered.
+    ``prefixes`` are what a request must begin with, so that others leave before their head is complete.  What
+    :meth:`route` gives is called with the body; it turns every failure into an answer.
     """
-    return _parse_small_head(head) if len(head) <= _CACHED_HEAD_BYTES else _parse_head(head)
+
+    @property
+    def prefixes(self) -> tuple[bytes, ...]:
+        """The first bytes of requests that may be for the lane."""
+        ...
+
+    def route(self, head: Head) -> Callable[[bytes], Awaitable[LaneAnswer]] | None:
+        """Find what answers a request; None for one that is the application's."""
+        ...
 
 
 class FastLane:
     """One connection for as long as it stays in the lane.
 
     Args:
-        plane: what is served.
+        routes: which requests it takes, and what answers them.
         stream: the connection, which stays the caller's.
         max_body_bytes: larger bodies leave the lane.
     """
 
-    def __init__(self, plane: DataPlane, stream: trio.abc.Stream, max_body_bytes: int) -> None:
-        self._plane = plane
+    def __init__(self, routes: LaneRoutes, stream: trio.abc.Stream, max_body_bytes: int) -> None:
+        self._routes = routes
         self._stream = stream
         self._max_body_bytes = max_body_bytes
         self._buffer = bytearray()
@@ -199,37 +140,34 @@ class FastLane:
             if not self._buffer and not await self._more(trio.current_time() + IDLE_SECONDS):
                 return False
             self._idle = False
-            head = await self._head()
-            if head is None:
+            found = await self._head()
+            if found is None:
                 return True
+            head, call = found
             body = await self._body(head.body_length)
-            if body is None:
-                return False
-            answer = await self._answer(head, body)
-            if answer is None:
-                return False
-            keep_alive = head.keep_alive and not self._draining
-            await send_bounded(self._stream, _render(answer, keep_alive=keep_alive))
-            if not keep_alive:
+            if body is None or not await self._answer(call, body, keep_alive=head.keep_alive):
                 return False
 
-    async def _head(self) -> InferHead | None:
+    async def _head(self) -> tuple[Head, Callable[[bytes], Awaitable[LaneAnswer]]] | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
         buffer = self._buffer
         deadline = trio.current_time() + HEAD_SECONDS
         while True:
-            if not buffer.startswith(tuple(prefix[: len(buffer)] for prefix in _PREFIXES)):
+            if not buffer.startswith(tuple(prefix[: len(buffer)] for prefix in self._routes.prefixes)):
                 return None
             end = buffer.find(b"\r\n\r\n")
             if end >= 0:
                 break
             if len(buffer) > MAX_HEAD_BYTES or not await self._more(deadline):
                 return None
-        head = parse_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
+        head = read_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
         if head is None or head.body_length > self._max_body_bytes:
             return None
+        call = self._routes.route(head)
+        if call is None:
+            return None
         del buffer[: end + 4]
-        return head
+        return head, call
 
     async def _body(self, length: int) -> bytes | None:
         self._wanted = length
@@ -242,32 +180,30 @@ class FastLane:
         self._room.set()
         return body
 
-    async def _answer(self, head: InferHead, body: bytes) -> Answer | None:
-        """Infer; None when the client left meanwhile."""
+    async def _answer(self, call: Callable[[bytes], Awaitable[LaneAnswer]], body: bytes, *, keep_alive: bool) -> bool:
+        """Answer a request; False if the connection ends with it.
+
+        A stream of an answer ends with its client, as the call does that has not been answered.
+        """
         self._set_deadline(float("inf"))
-        with trio.CancelScope() as self._call:
-            if head.api == "KServe":
-                answer = await answer_infer(self._plane, head.model, head.version, body, head.json_length)
-            else:
-                answer = await answer_predict(self._plane, head.model, head.version, body)
-        gone = self._call.cancelled_caught
-        self._call = None
-        return None if gone else answer
+        answer = None
+        try:
+            with trio.CancelScope() as self._call:
+                answer = await call(body)
+                keep_alive = keep_alive and not self._draining
+                if not isinstance(answer.body, bytes):
+                    await send_answer(self._stream, answer, keep_alive=keep_alive)
+            gone = self._call.cancelled_caught
+            self._call = None
+            if gone or answer is None:
+                return False
+            if isinstance(answer.body, bytes):
+                await send_answer(self._stream, answer, keep_alive=keep_alive)
+        finally:
+            if answer is not None and answer.after is not None:
+                answer.after()
+        return keep_alive
 
     def _set_deadline(self, deadline: float) -> None:
         if self._lane is not None:
             self._lane.deadline = deadline
-
-
-def _render(answer: Answer, *, keep_alive: bool) -> bytes:
-    lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}", f"date: {_date(int(time.time()))}"]
-    lines += [f"{name.lower()}: {value}" for name, value in answer.headers.items()]
-    lines.append(f"content-length: {len(answer.body)}")
-    if not keep_alive:
-        lines.append("connection: close")
-    return "\r\n".join([*lines, "\r\n"]).encode("latin-1") + answer.body
-
-
-@lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    return formatdate(second, usegmt=True)

@@ -2,7 +2,7 @@
 
 ::
 
-    listener ─> connection ─> FastLane ─(anything but a plain inference)─> ApplicationServer
+    listener ─> connection ─> FastLane ─(anything but a plain request)─> ApplicationServer
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ import trio
 from ovmstrio.frontends.grpc.transport.listeners import address_of, open_listeners
 from ovmstrio.frontends.rest.application import Cors, make_application
 from ovmstrio.frontends.rest.fast_lane import FastLane
+from ovmstrio.frontends.rest.handlers.lane import MountedRoutes
+from ovmstrio.frontends.rest.handlers.mounts import HandlerMounts
 from ovmstrio.frontends.rest.hypercorn_connection import ApplicationServer
+from ovmstrio.frontends.rest.infer_lane import InferRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.dataplane import DataPlane
+    from quart_trio import QuartTrio
 
-__all__ = ["RestFrontEnd"]
+    from ovmstrio.dataplane import DataPlane
+    from ovmstrio.frontends.grpc.transport.listeners import Listener
+    from ovmstrio.frontends.rest.fast_lane import LaneRoutes
+
+__all__ = ["HttpFrontEnd", "RestFrontEnd"]
 
 log = structlog.get_logger(__name__)
 
@@ -34,31 +41,31 @@ MAX_CONNECTIONS: Final = 10_000
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
-class RestFrontEnd:
-    """Serves a data plane over HTTP/1.1.
+class HttpFrontEnd:
+    """Serves an application and the fast lane before it over HTTP/1.1.
 
     Args:
-        plane: what is served.
         addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
+        routes: which requests go the fast lane.
+        application: what answers all others.
         tls: the server's TLS settings, None for plain connections.
-        max_body_bytes: larger bodies are refused.
-        cors: what browsers of other origins may do, None for nothing.
+        max_body_bytes: larger bodies are left to the application.
     """
 
     def __init__(
         self,
-        plane: DataPlane,
         addresses: Sequence[str],
+        routes: LaneRoutes,
+        application: QuartTrio,
         *,
         tls: ssl.SSLContext | None = None,
         max_body_bytes: int = 64 * 2**20,
-        cors: Cors | None = None,
     ) -> None:
-        self._plane = plane
         self._addresses = addresses
+        self._routes = routes
         self._tls = tls
         self._max_body_bytes = max_body_bytes
-        self._application = ApplicationServer(make_application(plane, max_body_bytes=max_body_bytes, cors=cors))
+        self._application = ApplicationServer(application)
         self._accepting = trio.CancelScope()
         self._open: dict[Stream, FastLane] = {}
         self._nobody_left = trio.Event()
@@ -83,7 +90,14 @@ class RestFrontEnd:
 
         Cancellation: closes everything at once.
         """
-        async with open_listeners(self._addresses, self._tls) as listeners, trio.open_nursery() as connections:
+        async with open_listeners(self._addresses, self._tls) as listeners:
+            await self.serve_listeners(listeners, task_status=task_status)
+
+    async def serve_listeners(
+        self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Do as :meth:`serve` with listeners that are the caller's."""
+        async with trio.open_nursery() as connections:
             self._everything = connections.cancel_scope
             with self._accepting:
                 task_status.started([address_of(listener) for listener in listeners])
@@ -118,7 +132,7 @@ class RestFrontEnd:
             self._everything.cancel()
 
     async def _serve_connection(self, stream: Stream) -> None:
-        lane = FastLane(self._plane, stream, self._max_body_bytes)
+        lane = FastLane(self._routes, stream, self._max_body_bytes)
         self._open[stream] = lane
         try:
             if self._draining or len(self._open) > MAX_CONNECTIONS:
@@ -148,3 +162,31 @@ class RestFrontEnd:
             log.info("tls handshake failed", error=repr(error.__cause__ or error))
             return False
         return True
+
+
+class RestFrontEnd(HttpFrontEnd):
+    """Serves a data plane over HTTP/1.1.
+
+    Args:
+        plane: what is served.
+        addresses: where to listen.
+        tls: the server's TLS settings, None for plain connections.
+        max_body_bytes: larger bodies are refused.
+        cors: what browsers of other origins may do, None for nothing.
+        shows_details: whether callers of handlers may see what their code raised.
+    """
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        addresses: Sequence[str],
+        *,
+        tls: ssl.SSLContext | None = None,
+        max_body_bytes: int = 64 * 2**20,
+        cors: Cors | None = None,
+        shows_details: bool = False,
+    ) -> None:
+        mounts = HandlerMounts(plane.registry, shows_details=shows_details)
+        application = make_application(plane, max_body_bytes=max_body_bytes, cors=cors, mounts=mounts)
+        routes = MountedRoutes(mounts, InferRoutes(plane))
+        super().__init__(addresses, routes, application, tls=tls, max_body_bytes=max_body_bytes)

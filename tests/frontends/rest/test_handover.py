@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 from ovmstrio.frontends.rest.fast_lane import FastLane
+from ovmstrio.frontends.rest.infer_lane import InferRoutes
 from tests.frontends.rest.servers import stack
 
 
@@ -43,7 +44,7 @@ async def test_bytes_that_the_reader_holds_are_handed_over(tmp_path: Path) -> No
         for _ in range(50):
             stream = _InTwoPieces(b"GET /v2 HTTP/1.1\r\n", b"Host: h\r\n\r\n")
             with trio.fail_after(5):
-                left = await FastLane(plane, stream, 1000).run()
+                left = await FastLane(InferRoutes(plane), stream, 1000).run()
             assert left is not None
             taken = b"GET /v2 HTTP/1.1\r\n" + (b"" if stream._pieces else b"Host: h\r\n\r\n")
             assert left == taken

@@ -125,10 +125,12 @@ def peer_of(stream: trio.abc.Stream) -> Peer:
         with suppress(trio.NeedHandshakeError):
             certificate = stream.getpeercert()
         stream = stream.transport_stream
-    if not isinstance(stream, trio.SocketStream):
+    # Streams that only pass on a socket's have one, too.
+    sock = getattr(stream, "socket", None)
+    if sock is None:
         return Peer("unknown", certificate)
     with suppress(OSError):
-        return Peer(_format(stream.socket.getpeername()), certificate)
+        return Peer(_format(sock.getpeername()), certificate)
     return Peer("unknown", certificate)
 
 

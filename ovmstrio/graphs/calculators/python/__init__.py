@@ -7,7 +7,6 @@
     loading.py    from the node's options to its OvmsPythonModel
     handler.py    the loaded node: its object and its end
     instance.py   the node in one running graph
-    pumps.py      generators
     calls.py      user code on threads and on the event loop
     outputs.py    what execute may give back
     failures.py   what the log and the client are told of errors in user code

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from contextvars import Context
 from typing import Any
 
-from ovmstrio.graphs.worker_threads import WorkerThreads
 from ovmstrio.user_code.calls import UserCodeRaisedError, call_here, call_on_loop, is_async
+from ovmstrio.user_code.worker_threads import WorkerThreads
 from pyovms.context import CURRENT
 
 __all__ = ["UserCodeRaisedError", "call_user_code", "node_context"]

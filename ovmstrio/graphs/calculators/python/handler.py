@@ -20,7 +20,7 @@ from ovmstrio.graphs.calculators.python.instance import PythonCalculator
 from ovmstrio.graphs.calculators.python.outputs import output_ports
 from ovmstrio.graphs.config.values import NodeConfig
 from ovmstrio.user_code.importing import HandlerPackage
-from ovmstrio.user_code.places import Place, describe
+from ovmstrio.user_code.places import Place, describe, missing_module_fix
 
 __all__ = ["FINALIZE_SECONDS", "Handler"]
 
@@ -186,7 +186,7 @@ class Handler:
         package = "" if self._package is None else f"{self._package.name}."
         reason = describe(error).replace(package, "")
         message = f"Error during python node initialization for handler_path: {self._file} - {reason}"
-        return self._problem(message, place, _suggestion(error))
+        return self._problem(message, place, missing_module_fix(error))
 
     def _problem(self, message: str, place: Place | None = None, fix: str = "") -> ConfigError:
         file, line = (str(self._file), None) if place is None else place
@@ -195,10 +195,3 @@ class Handler:
 
     def _names(self) -> dict[str, str]:
         return {"graph": self.user_code.graph, "node": self.node.name}
-
-
-def _suggestion(error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        top = error.name.partition(".")[0]
-        return f"install what brings {top!r}, or put {top}.py beside the handler"
-    return ""

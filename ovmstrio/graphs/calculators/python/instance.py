@@ -6,17 +6,24 @@ import contextvars
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
 
 from ovmstrio.graphs.calculator import NodeContext, NodeFailure
-from ovmstrio.graphs.calculators.python.calls import UserCodeRaisedError, call_user_code
+from ovmstrio.graphs.calculators.python.calls import UserCodeRaisedError, call_user_code, node_context
 from ovmstrio.graphs.calculators.python.contract import LOOPBACK
-from ovmstrio.graphs.calculators.python.outputs import WrongOutputError, routed, unexpected_result
-from ovmstrio.graphs.calculators.python.pumps import AsyncPump, End, Failed, Pump, ThreadPump
+from ovmstrio.graphs.calculators.python.outputs import (
+    Outputs,
+    WrongOutputError,
+    routed,
+    routed_yield,
+    unexpected_result,
+)
 from ovmstrio.user_code.places import place_of
+from ovmstrio.user_code.pumps import AsyncPump, End, Failed, Pump, ThreadPump
 from pyovms import Context
 from pyovms.context import CURRENT
 
@@ -48,7 +55,7 @@ class PythonCalculator:
         self._context = Context(instance.parameters, instance.request_id, seconds, self._is_cancelled)
         self._variables = contextvars.copy_context()
         self._variables.run(CURRENT.set, self._context)
-        self._pump: Pump | None = None
+        self._pump: Pump[Outputs] | None = None
         self._timestamp = 0
         self._is_open = False
         self._is_stopped = False
@@ -138,18 +145,19 @@ class PythonCalculator:
         for port, tensor in outputs:
             context.emit(port, tensor)
 
-    def _make_pump(self, result: Any) -> Pump:
+    def _make_pump(self, result: Any) -> Pump[Outputs]:
         handler = self._handler
         is_async = inspect.isasyncgen(result)
         if not is_async and not hasattr(result, "__next__"):
             raise handler.user_code.wrong(unexpected_result(result))
         if not handler.has_loopback:
             raise handler.user_code.wrong(_NO_LOOPBACK)
+        convert = partial(routed_yield, ports=handler.ports)
         if is_async:
-            return AsyncPump(result, handler.ports, self._variables, handler.grace_seconds)
-        return ThreadPump(result, handler.ports, handler.threads, self._variables)
+            return AsyncPump(result, convert, handler.grace_seconds, partial(node_context, self._variables))
+        return ThreadPump(result, convert, handler.threads, self._variables)
 
-    async def _take(self, context: NodeContext, pump: Pump, *, is_first: bool = False) -> None:
+    async def _take(self, context: NodeContext, pump: Pump[Outputs], *, is_first: bool = False) -> None:
         """Send the next value of the generator, and call for the next run."""
         item = await pump.pull()
         if isinstance(item, End):

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from ovmstrio.errors import Overloaded
 from ovmstrio.graphs.calculator import NodeFailure
-from ovmstrio.graphs.calculators.python.pumps import CREDIT
 from ovmstrio.graphs.config.values import Port
+from ovmstrio.user_code.pumps import CREDIT
 from tests.support.python_nodes import LOOP, Call, Nodes, make_node, nodes
 from tests.support.python_nodes import Node as LoadedNode
 from tests.support.threads import until

@@ -92,21 +92,29 @@ class Job:
 
 
 class WorkerThreads:
-    """A pool of threads for the blocking calls of one loaded graph.
+    """A pool of threads for the blocking calls of one loaded graph or handler.
 
     Args:
-        limit: how many calls may run at once; others wait in a queue.
+        limit: how many calls may run at once; others wait in a queue, in the order in which they came.
         grace_seconds: how long a call whose caller has left is waited for.
-        idle_seconds: after how long without work a thread ends.
+        idle_seconds: after how long without work a thread ends; None for never.
+        is_strict: whether a thread that does not come back keeps its place, so that there are never more threads than
+            ``limit``, and always the same ones if none goes idle.
 
     Attributes:
         stuck: threads that were given up and still run; with them there are at most twice ``limit``.
     """
 
     def __init__(
-        self, limit: int = _LIMIT, grace_seconds: float = GRACE_SECONDS, idle_seconds: float = _IDLE_SECONDS
+        self,
+        limit: int = _LIMIT,
+        grace_seconds: float = GRACE_SECONDS,
+        idle_seconds: float | None = _IDLE_SECONDS,
+        *,
+        is_strict: bool = False,
     ) -> None:
         self.stuck = 0
+        self._is_strict = is_strict
         self._limit = limit
         self.grace_seconds = grace_seconds
         self._idle_seconds = idle_seconds
@@ -171,6 +179,7 @@ class WorkerThreads:
         *args: *_Ts,
         on_cancel: Callable[[], None] | None = None,
         context: contextvars.Context | None = None,
+        may_leave: bool = False,
     ) -> _T:
         """Call ``fn`` in a thread and give what it returns.
 
@@ -178,16 +187,17 @@ class WorkerThreads:
             fn: the blocking function.
             args: its arguments.
             on_cancel: called when the caller is cancelled while ``fn`` runs; should make ``fn`` end.
+            may_leave: whether a caller that is cancelled leaves ``fn`` running in its thread, and its result to nobody.
             context: the context that ``fn`` runs in, a copy of the caller's by default.
 
         Raises:
             BaseException: whatever ``fn`` raises.
             RuntimeError: the pool does not run.
 
-        Ownership: the call; it has ended, or its thread was given up, when this returns.
+        Ownership: the call; it has ended, or its thread was given up, when this returns, unless it ``may_leave``.
 
         Cancellation: a call that waits for a thread is dropped; one that runs is waited for, shielded, for
-        ``grace_seconds``.
+        ``grace_seconds``, or left.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         job = self.start(fn, *args, context=context)
@@ -197,7 +207,8 @@ class WorkerThreads:
             if not self._withdraw(job):
                 if on_cancel is not None:
                     on_cancel()
-                await self.finish(job)
+                if not may_leave:
+                    await self.finish(job)
             raise
         if job.error is not None:
             raise job.error
@@ -218,7 +229,7 @@ class WorkerThreads:
             RuntimeError: the pool does not run.
         """
         if self._nursery is None:
-            raise RuntimeError("the worker threads of this graph do not run: it is not loaded yet, or was closed")
+            raise RuntimeError("the worker threads do not run: what they belong to is not loaded yet, or was closed")
         job = Job(fn, args, contextvars.copy_context() if context is None else context, on_done)
         self._open_jobs += 1
         self._queue.put(job)
@@ -288,7 +299,7 @@ class WorkerThreads:
         return True
 
     def _give_up(self, job: Job) -> None:
-        if job.is_done or self._withdraw(job):
+        if job.is_done or self._withdraw(job) or self._is_strict:
             return
         job.is_abandoned = True
         self._open_jobs -= 1

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.graphs.worker_threads import Job, WorkerThreads
+from ovmstrio.user_code.worker_threads import Job, WorkerThreads
 from tests.support.threads import until
 
 
@@ -268,3 +268,41 @@ async def test_a_call_is_a_checkpoint() -> None:
             await threads.call(ran.append, 1)
         assert scope.cancelled_caught
     assert ran == []
+
+
+async def test_a_caller_may_leave_its_call_to_itself() -> None:
+    """Which goes on in its thread, while the caller goes on at once."""
+    may_end = threading.Event()
+    ended: list[bool] = []
+    async with pool(grace_seconds=60) as threads:
+        with trio.move_on_after(0.01):
+            await threads.call(lambda: ended.append(may_end.wait(5)), may_leave=True)
+        assert ended == []
+        may_end.set()
+        await until(lambda: ended == [True])
+        assert await threads.call(lambda: 7) == 7
+        assert threads.stuck == 0
+
+
+async def test_a_strict_pool_has_no_more_threads_than_it_may() -> None:
+    """What does not come back keeps its place; others wait for it."""
+    may_end = threading.Event()
+    done: list[int] = []
+    async with pool(limit=1, grace_seconds=0.01, is_strict=True) as threads, trio.open_nursery() as nursery:
+        with trio.move_on_after(0.01):
+            await threads.call(may_end.wait, 5)
+        nursery.start_soon(threads.call, done.append, 1)
+        with trio.move_on_after(0.05):
+            await until(lambda: done)
+        assert (done, threads.stuck) == ([], 0)
+        may_end.set()
+    assert done == [1]
+
+
+async def test_threads_may_never_go_idle() -> None:
+    """So that calls always find the same ones."""
+    async with pool(limit=1, idle_seconds=None) as threads:
+        one = await threads.call(threading.get_ident)
+        await trio.sleep(0.05)
+        assert await threads.call(threading.get_ident) == one
+        assert busy_threads() == 1

@@ -1,4 +1,4 @@
-"""Generators, pulled one value after the other by the runs of a node.
+"""Generators of user code, pulled one value after the other.
 
 A plain generator runs in *turns*: one call in a worker thread takes values until so many lie ready that nobody has
 taken, or until others wait for a thread, and then gives the thread back.  A turn wakes whoever waits for a value at
@@ -9,22 +9,23 @@ many values, and one whose client is slow holds no thread.  An async generator r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context as VarContext
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
-from ovmstrio.graphs.calculators.python.calls import node_context
-from ovmstrio.graphs.calculators.python.outputs import Outputs, routed_yield
-from ovmstrio.graphs.config.values import Port
-from ovmstrio.graphs.worker_threads import Job, WorkerThreads
+from ovmstrio.user_code.worker_threads import Job, WorkerThreads
 
 __all__ = ["CREDIT", "AsyncPump", "End", "Failed", "Pump", "ThreadPump"]
 
 CREDIT: Final = 32
 """How many values a generator may be ahead of what has been taken."""
 _LOW: Final = CREDIT // 2
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 
 class End:
@@ -42,14 +43,13 @@ class Failed:
         self.error = error
 
 
-Item = Outputs | End | Failed
 _END: Final = End()
 
 
-class Pump(Protocol):
+class Pump(Protocol[_T_co]):
     """A generator that is being pulled."""
 
-    async def pull(self) -> Item:
+    async def pull(self) -> _T_co | End | Failed:
         """Give the next value.
 
         Cancellation: while none is ready; the generator is told to stop.
@@ -64,24 +64,24 @@ class Pump(Protocol):
         ...
 
 
-class ThreadPump:
+class ThreadPump(Generic[_T]):
     """A plain iterator in worker threads.
 
     Args:
-        iterator: what ``execute`` returned.
-        ports: of the node's outputs by name.
+        iterator: the user's.
+        convert: makes of what it yields what is pulled, in the same thread; what it raises counts as the iterator's.
         threads: where it runs.
         context: the contextvars of each turn, copied.
     """
 
     def __init__(
-        self, iterator: Iterator[Any], ports: Mapping[str, Port], threads: WorkerThreads, context: VarContext
+        self, iterator: Iterator[Any], convert: Callable[[Any], _T], threads: WorkerThreads, context: VarContext
     ) -> None:
         self._iterator = iterator
-        self._ports = ports
+        self._convert = convert
         self._threads = threads
         self._context = context
-        self._items: deque[Item] = deque()
+        self._items: deque[_T | End | Failed] = deque()
         self._turn: Job | None = None
         self._waiter: trio.lowlevel.Task | None = None
         self._is_awaited = False
@@ -89,7 +89,7 @@ class ThreadPump:
         self._is_stopped = False
         self._close_error: BaseException | None = None
 
-    async def pull(self) -> Item:
+    async def pull(self) -> _T | End | Failed:
         """Give the next value, once there is one; see :class:`Pump`.
 
         Cancellation: while none is ready; the generator stops within one step.
@@ -114,6 +114,14 @@ class ThreadPump:
         if not self._is_ended:
             await self._threads.finish(self._threads.start(self._close, context=self._context.copy()))
         return self._close_error
+
+    def leave(self) -> None:
+        """Stop the generator and have it closed as soon as a thread is there for it, without waiting for that."""
+        self._is_stopped = True
+        if self._turn is None and not self._is_ended:
+            # The pool has ended together with whoever could still want the generator closed.
+            with suppress(RuntimeError):
+                self._threads.start(self._close, context=self._context.copy())
 
     # On the event loop
 
@@ -160,9 +168,9 @@ class ThreadPump:
         if self._is_stopped:
             self._close()
 
-    def _step(self) -> Item:
+    def _step(self) -> _T | End | Failed:
         try:
-            return routed_yield(next(self._iterator), self._ports)
+            return self._convert(next(self._iterator))
         except StopIteration:
             self._is_ended = True
             return _END
@@ -182,50 +190,53 @@ class ThreadPump:
             self._close_error = error
 
 
-class AsyncPump:
-    """An async generator on the event loop.
+class AsyncPump(Generic[_T]):
+    """An async iterator on the event loop.
 
     Args:
-        generator: what ``execute`` returned.
-        ports: of the node's outputs by name.
-        context: holds what ``current_context()`` gives in the generator.
+        iterator: the user's.
+        convert: makes of what it yields what is pulled.
         grace_seconds: how long closing may take.
+        around: gives what each step runs in.
     """
 
     def __init__(
         self,
-        generator: AsyncGenerator[Any, Any],
-        ports: Mapping[str, Port],
-        context: VarContext,
+        iterator: AsyncIterator[Any],
+        convert: Callable[[Any], _T],
         grace_seconds: float,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._generator = generator
-        self._ports = ports
-        self._context = context
+        self._iterator = iterator
+        self._convert = convert
         self._grace_seconds = grace_seconds
+        self._around = around
 
-    async def pull(self) -> Item:
-        """Run the generator to its next value; see :class:`Pump`.
+    async def pull(self) -> _T | End | Failed:
+        """Run the iterator to its next value; see :class:`Pump`.
 
-        Cancellation: wherever the generator waits.
+        Cancellation: wherever the iterator waits.
         """
-        with node_context(self._context):
+        with self._around():
             try:
-                return routed_yield(await anext(self._generator), self._ports)
+                return self._convert(await anext(self._iterator))
             except StopAsyncIteration:
                 return _END
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return Failed(error)
 
     async def aclose(self) -> BaseException | None:
-        """Close the generator.
+        """Close the iterator, if it can be closed.
 
         Cancellation: shielded, for the pool's grace.
         """
+        close = getattr(self._iterator, "aclose", None)
+        if close is None:
+            return None
         deadline = trio.current_time() + self._grace_seconds
-        with trio.CancelScope(shield=True, deadline=deadline) as scope, node_context(self._context):
+        with trio.CancelScope(shield=True, deadline=deadline) as scope, self._around():
             try:
-                await self._generator.aclose()
+                await close()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
                 return error
         return TimeoutError("the generator did not close in time") if scope.cancelled_caught else None

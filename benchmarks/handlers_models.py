@@ -1,0 +1,125 @@
+"""Models of handlers: what asking for one costs, and what others notice when one is loaded or evicted."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import trio
+
+from benchmarks.report import Row
+from ovmstrio.handlers.config.specs import ModelsSpec
+from ovmstrio.handlers.models.leases import lease_models
+from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.handlers.models.watching import WatchOptions
+
+__all__ = ["run"]
+
+ROUNDS = 5
+CALLS = 100_000
+TURNS = 40
+TIMED = 60
+REPEATS = 8
+GUESTS = 6
+GUESTS_A_SECOND = 10
+NUMBERS = 250_000
+
+
+def _load(folder: str) -> Any:
+    return np.load(Path(folder, "model.npy"))
+
+
+def _write(root: Path) -> None:
+    for name in ["host", *(f"guest{number}" for number in range(GUESTS))]:
+        (root / name).mkdir()
+        np.save(root / name / "model.npy", np.ones(NUMBERS, np.float32))
+
+
+def _spec(root: Path, memory: int | None, disk: int | None) -> ModelsSpec:
+    return ModelsSpec(section="models", kind="dir", dir=str(root), cache_size=memory, disk_cache_size=disk)
+
+
+def _microseconds(library: ModelLibrary) -> float:
+    get_model = library.client.get_model
+    with lease_models():
+        get_model("host")
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            get_model("host")
+        return (time.perf_counter() - begin) / CALLS * 1e6
+
+
+def _call(library: ModelLibrary) -> list[float]:
+    """Call a model as a handler does, in calls of their own, and give how many milliseconds each took."""
+    taken = []
+    for _ in range(TIMED):
+        begin = time.perf_counter()
+        with lease_models():
+            model = library.client.get_model("host")
+            for _ in range(REPEATS):
+                np.sin(model)
+        taken.append(1e3 * (time.perf_counter() - begin))
+        # As long as between two requests, so that the others have their turn.
+        time.sleep(0.002)
+    return taken
+
+
+def _thrash(library: ModelLibrary, root: Path, over: threading.Event) -> None:
+    """Ask for one guest after the other, of which one has its place at a time, and change one now and then."""
+    number = 0
+    while not over.wait(1 / GUESTS_A_SECOND):
+        name = f"guest{number % GUESTS}"
+        if number % 3 == 0:
+            (root / name / "model.npy").touch()
+        with lease_models():
+            library.client.get_model(name)
+        number += 1
+
+
+async def _ratio(root: Path) -> tuple[float, float, float]:
+    options = LibraryOptions(WatchOptions(interval_seconds=0.5))
+    async with open_library(_spec(root, 2, 3), load_model=_load, options=options) as library:
+        quiet, busy = list[float](), list[float]()
+        for _ in range(TURNS):
+            quiet += await trio.to_thread.run_sync(_call, library)
+            over = threading.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.to_thread.run_sync, partial(_thrash, library, root, over))
+                busy += await trio.to_thread.run_sync(_call, library)
+                over.set()
+        noisy, calm = (statistics.quantiles(taken, n=100)[98] for taken in (busy, quiet))
+        return noisy / calm, noisy, calm
+
+
+async def _cost(root: Path, memory: int | None, disk: int | None) -> float:
+    async with open_library(_spec(root, memory, disk), load_model=_load) as library:
+        found = [await trio.to_thread.run_sync(_microseconds, library) for _ in range(ROUNDS)]
+        return statistics.median(found)
+
+
+def run() -> list[Row]:
+    """Measure, in this process."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        _write(root)
+        cached, whole = trio.run(_cost, root, 2, 3), trio.run(_cost, root, None, None)
+        ratio, busy, quiet = trio.run(_ratio, root)
+    return [
+        Row("get_model of a model in memory, us", cached, "<= 5", cached <= 5, f"without caching {whole:.2f} us"),
+        Row(
+            f"p99 of calls of a model while {GUESTS_A_SECOND} others a second are loaded and evicted, against none",
+            ratio,
+            "<= 1.2",
+            ratio <= 1.2,
+            f"{busy:.2f} ms against {quiet:.2f} ms",
+        ),
+    ]

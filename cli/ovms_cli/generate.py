@@ -1,0 +1,67 @@
+"""``ovms generate``: the Dockerfile of a handler project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ovms_cli.console import fail, stderr, stdout
+from ovms_cli.problems import count_problems, show_problems
+
+if TYPE_CHECKING:
+    from ovmstrio.handlers.config.specs import ProjectSpec
+
+__all__ = ["register"]
+
+_NAME: Final = "nucleus.Dockerfile"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(generate)
+
+
+def generate(
+    config: Annotated[Path, typer.Argument(help="nucleus.yaml, or its directory")] = Path("nucleus.yaml"),
+    *,
+    output: Annotated[Path, typer.Option(help="directory for what is written")] = Path(),
+) -> None:
+    """Write the Dockerfile of a handler project, with this server in it: exits with 1 if the project has an error."""
+    from importlib.metadata import version
+
+    from ovmstrio.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
+    from ovmstrio.handlers.config.expanded import expanded
+
+    project = _read(config)
+    context = output.resolve()
+    if not project.directory.is_relative_to(context):
+        context = project.directory
+    ruler = "-" * 80
+    typer.echo(f"{ruler}\n{expanded(project)}{ruler}")
+    file = output / _NAME
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        file.write_text(make_dockerfile(project, context, version("ovmstrio")), encoding="utf-8")
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror}")
+    typer.echo(f"✓ generated {file}")
+    sources = f" --build-context {LOCAL_SERVER}=SOURCES" if project.image.use_local_cortex_libs else ""
+    command = f"docker build -f {file}{sources} -t {project.name} {context}"
+    stderr().print(f"build the image with: {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _read(config: Path) -> ProjectSpec:
+    """Read a project; shows its problems, and ends the command if one is an error."""
+    from ovmstrio.errors import ConfigError
+    from ovmstrio.handlers.config.project_file import read_project
+
+    try:
+        project, warnings = read_project(config)
+    except ConfigError as error:
+        show_problems(error.problems)
+        stdout().print(f"[bold red]not ok[/]: {count_problems(error.problems)}", highlight=False)
+        raise typer.Exit(1) from None
+    show_problems(warnings)
+    return project

@@ -1,0 +1,76 @@
+"""`ovms serve PROJECT`: a handler project alone, with JSON lines on standard output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from ovms_cli.console import EX_USAGE, fail, stderr
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ovmstrio.handlers.config.specs import ProjectSpec
+    from ovmstrio.project_server.settings import ProjectSettings
+
+__all__ = ["run_project"]
+
+_SHARED: Final = ("port", "drain_delay", "drain_seconds", "tls_cert", "tls_key", "client_ca", "readiness_file", "debug")
+"""Options that mean the same as for models; of gRPC or HTTP there is only the one port."""
+
+
+def run_project(path: Path, options: dict[str, Any]) -> None:
+    """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
+    import trio
+    from rich.markup import escape
+
+    from ovmstrio.errors import ConfigError
+    from ovmstrio.handlers.config.project_file import read_project
+    from ovmstrio.project_server.environment import enter_project
+    from ovmstrio.project_server.logs import configure_project_logs
+
+    try:
+        project, warnings = read_project(path.absolute())
+    except ConfigError as error:
+        fail("\n       ".join(str(problem) for problem in error.problems))
+    for warning in warnings:
+        stderr().print(f"[yellow]warning:[/] {escape(str(warning))}", highlight=False, soft_wrap=True)
+    settings = _settings(project, options)
+    enter_project(project, project.serve_port if settings.port is None else settings.port)
+    configure_project_logs(project.log_level)
+    raise typer.Exit(trio.run(_run, project, settings))
+
+
+def _settings(project: ProjectSpec, options: dict[str, Any]) -> ProjectSettings:
+    from pydantic import ValidationError
+
+    from ovmstrio.project_server.settings import ProjectSettings
+
+    address = "rest_bind_address" if project.protobuf_path is None else "grpc_bind_address"
+    foreign = sorted(set(options) - {*_SHARED, address})
+    if foreign:
+        names = ", ".join(f"--{name}" for name in foreign)
+        fail(f"{names} cannot be used with a project; its nucleus.yaml has the settings of the handler", EX_USAGE)
+    given = {name: value for name, value in options.items() if name in _SHARED}
+    if address in options:
+        given["bind_address"] = options[address]
+    try:
+        return ProjectSettings.model_validate(given)
+    except ValidationError as error:
+        lines = [f"--{fault['loc'][0]}: {fault['msg']}" for fault in error.errors()]
+        fail("\n       ".join(lines), EX_USAGE)
+
+
+async def _run(project: ProjectSpec, settings: ProjectSettings) -> int:
+    """Serve, log what ends the server, and turn it into an exit code."""
+    from ovmstrio.project_server.failures import log_failures
+    from ovmstrio.project_server.serving import serve_project
+
+    gently = failed = False
+    try:
+        gently = await serve_project(project, settings)
+    except* Exception as group:  # noqa: BLE001 - the border of the process
+        failed = True
+        log_failures(group)
+    return 0 if gently and not failed else 1

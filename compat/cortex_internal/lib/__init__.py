@@ -1,0 +1,1 @@
+"""The logger, the exceptions and the model clients of handlers."""

@@ -1,0 +1,1 @@
+"""The clients that handlers' constructors get; the server has their implementations."""

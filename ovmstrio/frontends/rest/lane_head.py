@@ -1,0 +1,74 @@
+"""The head of a plain HTTP/1.1 request, read without any framework.
+
+Only the plainest well-formed head is taken: nothing unusual in it, one ``Content-Length`` where there is a body.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+__all__ = ["MAX_HEAD_BYTES", "Head", "read_head"]
+
+MAX_HEAD_BYTES: Final = 16 * 1024
+
+_CACHED_HEAD_BYTES: Final = 1024
+_HEAD: Final = re.compile(
+    rb"(GET|POST|PUT|PATCH|DELETE) (/[^#\x00-\x20\x7f]*) HTTP/1\.1\r\n"
+    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00]*\r\n)+)\r\n"
+)
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+_UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te"})
+_SINGLE: Final = frozenset({"host", "content-length", "connection", "content-type", "inference-header-content-length"})
+_WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
+"""Verbs that need not say the length of a body, having none as a rule."""
+
+
+class Head(NamedTuple):
+    """A request without its body; the names of ``headers`` are in small letters, ``target`` is as it was sent."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body_length: int
+    keep_alive: bool
+
+    def get(self, name: str) -> str | None:
+        """Find the first header of a name; None if there is none."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+def _read_head(head: bytes) -> Head | None:
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        return None
+    lines = (line.partition(":") for line in match[3].decode("latin-1").split("\r\n")[:-1])
+    headers = tuple((name.lower(), value.strip(" \t")) for name, _, value in lines)
+    found = dict(headers)
+    if not _UNUSUAL.isdisjoint(found) or "host" not in found:
+        return None
+    if len(found) < len(headers) and any(name in _SINGLE for name in _repeated(headers)):
+        return None
+    method, target = match[1].decode(), match[2].decode("latin-1")
+    length = found.get("content-length", "0" if method in _WITHOUT_BODY else "")
+    connection = found.get("connection", "keep-alive").lower()
+    if not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
+        return None
+    return Head(method, target, headers, int(length), connection == "keep-alive")
+
+
+def _repeated(headers: tuple[tuple[str, str], ...]) -> set[str]:
+    names = [name for name, _ in headers]
+    return {name for name in names if names.count(name) > 1}
+
+
+_read_small_head = lru_cache(maxsize=1024)(_read_head)
+
+
+def read_head(head: bytes) -> Head | None:
+    """Read a head, blank line included; None for one that is not plain.
+
+    A client sends the same head again and again, so small ones are remembered.
+    """
+    return _read_small_head(head) if len(head) <= _CACHED_HEAD_BYTES else _read_head(head)

@@ -1,0 +1,162 @@
+"""Which versions of which models a storage has, told from the paths of its files alone.
+
+::
+
+    <model>/<number>/<files>     versions, if there is nothing else on the first level
+    <model>/<anything>           one model without versions, which counts as version "1"
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+__all__ = [
+    "LATEST",
+    "ONLY_VERSION",
+    "Changes",
+    "ModelKey",
+    "StoredFile",
+    "Tree",
+    "VersionFiles",
+    "diff",
+    "is_version",
+    "models_below",
+    "newest_first",
+    "versions_of",
+]
+
+LATEST: Final = "latest"
+"""What stands for the highest version."""
+
+ONLY_VERSION: Final = "1"
+"""The version of a model that has no versions."""
+
+
+class ModelKey(NamedTuple):
+    """One version of one model."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a storage.
+
+    Attributes:
+        path: where it is, relative to what was listed, with slashes; empty if it is that itself.
+        location: by what the storage finds it again.
+        size: in bytes.
+        mark: changes when the file's content does.
+        modified: when it was written, in seconds since 1970.
+    """
+
+    path: str
+    location: str
+    size: int
+    mark: str
+    modified: float
+
+
+@dataclass(frozen=True)
+class VersionFiles:
+    """The files of one version, their paths relative to its folder."""
+
+    files: tuple[StoredFile, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What changes when a file is written, appears, goes or is renamed, however short the time in between."""
+        digest = hashlib.sha256()
+        for file in sorted(self.files, key=lambda file: file.path):
+            text = f"{file.path}\0{file.size}\0{file.mark}\0{file.modified!r}\n"
+            digest.update(text.encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    @property
+    def timestamp(self) -> int:
+        """When the newest file was written, in whole seconds since 1970."""
+        return int(max(file.modified for file in self.files))
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The paths of the files."""
+        return frozenset(file.path for file in self.files)
+
+
+Tree = Mapping[ModelKey, VersionFiles]
+"""All versions of all models that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How one tree became another."""
+
+    added: frozenset[ModelKey]
+    changed: frozenset[ModelKey]
+    removed: frozenset[ModelKey]
+
+
+def diff(old: Mapping[ModelKey, str], new: Mapping[ModelKey, str]) -> Changes:
+    """Compare two trees by the fingerprints of their versions."""
+    kept = old.keys() & new.keys()
+    return Changes(
+        added=frozenset(new.keys() - kept),
+        changed=frozenset(key for key in kept if old[key] != new[key]),
+        removed=frozenset(old.keys() - kept),
+    )
+
+
+def is_version(text: str) -> bool:
+    """Tell whether a text is a version's number."""
+    return text.isascii() and text.isdecimal()
+
+
+def newest_first(versions: Iterable[str]) -> list[str]:
+    """Sort versions by their numbers, descending."""
+    return sorted(versions, key=lambda version: (_number(version), version), reverse=True)
+
+
+def _number(version: str) -> tuple[int, str]:
+    # Names of folders may have more digits than Python is willing to convert.
+    digits = version.lstrip("0")
+    return len(digits), digits
+
+
+def versions_of(name: str, files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
+    """Divide the files of a model's folder into its versions; none if there is no folder, or nothing in it."""
+    found = tuple(file for file in files if file.path)
+    if not found:
+        return {}
+    if not all(_is_in_version(file) for file in found):
+        return {ModelKey(name, ONLY_VERSION): VersionFiles(found)}
+    return {ModelKey(name, version): VersionFiles(inner) for version, inner in _by_folder(found).items()}
+
+
+def models_below(files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
+    """Divide the files of a folder of models into the versions of these; files that are in no model do not count."""
+    tree: dict[ModelKey, VersionFiles] = {}
+    for name, inner in _by_folder(file for file in files if "/" in file.path).items():
+        tree |= versions_of(name, inner)
+    return tree
+
+
+def _is_in_version(file: StoredFile) -> bool:
+    folder, slash, rest = file.path.partition("/")
+    return bool(slash and rest) and is_version(folder)
+
+
+def _by_folder(files: Iterable[StoredFile]) -> dict[str, tuple[StoredFile, ...]]:
+    folders: dict[str, list[StoredFile]] = {}
+    for file in files:
+        folder, _, rest = file.path.partition("/")
+        inner = StoredFile(rest, file.location, file.size, file.mark, file.modified)
+        folders.setdefault(folder, []).append(inner)
+    return {folder: tuple(inner) for folder, inner in folders.items()}

@@ -1,0 +1,86 @@
+"""Models, handler and front end of a project, one on the other."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.frontends.grpc.handlers.serving import HandlerGrpcFrontEnd
+from ovmstrio.frontends.grpc.transport.listeners import tls_context
+from ovmstrio.frontends.rest.handlers.service import HandlerService
+from ovmstrio.frontends.rest.handlers.serving import HandlerFrontEnd
+from ovmstrio.handlers.clients import open_clients
+from ovmstrio.handlers.grpc.project import open_grpc_project
+from ovmstrio.handlers.project import open_handler
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Callable
+
+    import trio
+
+    from ovmstrio.frontends.grpc.transport.listeners import Listener
+    from ovmstrio.handlers.concurrency import ConcurrencyLimit
+    from ovmstrio.handlers.config.specs import ProjectSpec
+    from ovmstrio.project_server.settings import ProjectSettings
+
+__all__ = ["FrontEnd", "make_tls", "open_front_end"]
+
+
+class FrontEnd(Protocol):
+    """The connections of one project."""
+
+    async def serve_listeners(
+        self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = ...
+    ) -> None:
+        """Serve until drained or cancelled; reports the addresses once connections are accepted."""
+        ...
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Accept no more, let calls in flight finish within the grace, end the rest."""
+        ...
+
+
+@asynccontextmanager
+async def open_front_end(
+    project: ProjectSpec, settings: ProjectSettings, limit: ConcurrencyLimit, is_ready: Callable[[], bool]
+) -> AsyncIterator[FrontEnd]:
+    """Get a project's models, load its handler, and make a front end of it while the block lasts.
+
+    Args:
+        project: what to serve; its environment and folder are the process's already.
+        settings: of the server.
+        limit: how many requests may be in flight.
+        is_ready: what is told of the server's health.
+
+    Raises:
+        ConfigError: the handler cannot be loaded.
+        ExceptionGroup: of what the block raises.
+
+    Ownership: the models, the handler, and the tasks and threads of both.
+    Cancellation: at any checkpoint; user code that runs in a thread gets a grace.
+    """
+    async with open_clients(project) as models:
+        if project.protobuf_path is not None:
+            async with open_grpc_project(project, clients=models.clients, limit=limit, is_alone=True) as opened:
+                yield HandlerGrpcFrontEnd([opened], [])
+            return
+        async with open_handler(project, clients=models.clients, is_alone=True) as handler:
+            service = HandlerService(handler, limit, shows_details=settings.debug)
+            yield HandlerFrontEnd(service, [], info=models.info, is_ready=is_ready)
+
+
+def make_tls(project: ProjectSpec, settings: ProjectSettings) -> ssl.SSLContext | None:
+    """Make the server's TLS settings, None for plain connections; blocking.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    protocol = "http/1.1" if project.protobuf_path is None else "h2"
+    try:
+        return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)
+    except OSError as error:
+        raise ConfigError([Problem(f"TLS cannot be set up: {error.strerror or error}", "--tls_cert")]) from error

@@ -1,0 +1,44 @@
+"""The signals that end a server: the first drains, the second stops at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+import trio
+
+__all__ = ["obey_signals"]
+
+log = structlog.get_logger(__name__)
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+async def obey_signals(
+    drain: Callable[[], Awaitable[None]],
+    everything: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Drain at the first signal, stop at once at the second.
+
+    Args:
+        drain: ends the server gently.
+        everything: what is cancelled to stop at once.
+        task_status: is told once signals are heard.
+
+    Ownership: the task that drains.
+    Cancellation: at any checkpoint, the drain's too; signals have their usual effect again.
+    """
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            async for number in signals:
+                if nursery.child_tasks:
+                    log.warning("stopping at once", signal=signal.Signals(number).name)
+                    everything.cancel()
+                    return
+                log.info("draining", signal=signal.Signals(number).name)
+                nursery.start_soon(drain)

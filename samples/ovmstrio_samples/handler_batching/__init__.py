@@ -1,0 +1,1 @@
+"""A handler whose requests are gathered: one call answers many clients."""

@@ -1,0 +1,1 @@
+"""A handler: a classifier in several versions, over plain HTTP."""

@@ -1,0 +1,29 @@
+"""Ask for three species: ``python -m ovmstrio_samples.handler_iris.client [URL] [VERSION]``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+from urllib.request import Request, urlopen
+
+from ovmstrio_samples.iris.client import FLOWERS
+
+__all__ = ["classify"]
+
+FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
+
+
+def classify(url: str, sizes: tuple[float, ...], version: str = "latest") -> str:
+    """Give the species of a flower of these sizes (cm)."""
+    body = json.dumps(dict(zip(FEATURES, sizes, strict=True))).encode()
+    request = Request(f"{url}/?version={version}", body, {"Content-Type": "application/json"})  # noqa: S310 - the user's
+    with urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
+        told: dict[str, Any] = json.load(answer)
+    return str(told["species"])
+
+
+if __name__ == "__main__":
+    url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8080"
+    for sizes, species in FLOWERS:
+        print(*sizes, "cm:", classify(url, sizes, *sys.argv[2:3]), f"({species})")

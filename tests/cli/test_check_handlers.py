@@ -1,0 +1,96 @@
+"""``ovms check`` of handler projects, alone and in a configuration."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+import typer
+from typer.testing import CliRunner, Result
+
+from ovms_cli import check
+from tests.support.project_files import PYTHON, write
+
+Run = Callable[..., Result]
+
+GOOD = "class Handler:\n    def handle_post(self, payload): return payload\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run the command in a folder of its own, and leave the logs as they were."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    check.register(app)
+    before = logging.root.handlers[:], logging.root.level
+    yield lambda *arguments: CliRunner().invoke(app, arguments)
+    logging.root.handlers[:], logging.root.level = before
+    structlog.reset_defaults()
+
+
+def _write(folder: str, text: str = PYTHON, code: str = GOOD) -> None:
+    (write(Path(folder), text) / "handler.py").write_text(code)
+
+
+@pytest.mark.parametrize("path", ["iris", "iris/nucleus.yaml"])
+def test_a_good_project_is_ok(run: Run, path: str) -> None:
+    """As its file or its folder; its handler is imported elsewhere."""
+    _write("iris")
+    result = run(path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "loads  iris version 1\nok: 1 version loaded, no problem found\n"
+
+
+def test_mistakes_of_a_project_are_located_problems(run: Run) -> None:
+    """The same as of a configuration, and the exit code is 1."""
+    _write("iris", f"{PYTHON}processes: 0\nlog_levl: info\n")
+    result = run("iris")
+    assert result.exit_code == 1
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines == [
+        "iris/nucleus.yaml",
+        "error nucleus.yaml:3 processes",
+        "the value cannot be used",
+        "expected a whole number of 1 or more",
+        "found 0",
+        "warning nucleus.yaml:4 log_levl",
+        "unknown key 'log_levl', which has no effect",
+        "hint did you mean 'log_level'?",
+        "",
+        "not ok: 1 error and 1 warning in 1 file; 0 versions loaded",
+    ]
+
+
+def test_mistakes_of_the_handler_are_told_unless_it_is_not_imported(run: Run) -> None:
+    """Its place is a line of its own file."""
+    _write("iris", code="import nothing_of_that_name\n")
+    result = run("iris")
+    assert result.exit_code == 1
+    assert "error  handler.py:1" in result.stdout
+    result = run("iris", "--no_import")
+    assert result.exit_code == 0
+    assert result.stdout == "ok: 0 versions loaded, no problem found\n"
+
+
+def test_handlers_of_a_configuration_are_checked(run: Run) -> None:
+    """Each by its project; one that is not there is told where it is named."""
+    _write("good")
+    _write("bad", f"{PYTHON}processes: 2\n")
+    handlers = [{"name": name, "path": name} for name in ("good", "bad", "gone")]
+    Path("config.json").write_text(
+        json.dumps({"model_config_list": [], "handler_config_list": handlers}, indent=1), "utf-8"
+    )
+    result = run("config.json", "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    assert answer["loaded"] == [{"model": "good", "version": 1}]
+    problems = [(Path(each["file"]).name, each["path"], each["message"]) for each in answer["problems"]]
+    assert problems == [
+        ("nucleus.yaml", "processes", "a handler that is served beside others has no processes of its own"),
+        ("config.json", "handler_config_list[2].path", "the project does not exist"),
+    ]

@@ -1,0 +1,285 @@
+"""``ovms serve PROJECT`` as a user runs it: environment, readiness, logs, processes, limits and the end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.project_processes import serving_project
+from tests.support.projects import write_project
+
+pytestmark = pytest.mark.e2e
+
+PLAIN = """
+import os
+import threading
+import time
+from pathlib import Path
+
+from cortex_internal.lib.log import logger
+import sibling
+import elsewhere
+
+SEEN = {name: os.environ.get(name) for name in ("A", "B", "C", "CORTEX_PROCESSES")}
+
+class Handler:
+    def __init__(self, config):
+        self.thread = threading.get_ident()
+        logger.info("made", extra={"config": config, "object": object()})
+
+    def handle_get(self, query_params):
+        if "die" in query_params:
+            os.kill(os.getpid(), 9)
+        if "wait" in query_params:
+            Path(query_params["wait"]).mkdir(parents=True, exist_ok=True)
+            (Path(query_params["wait"]) / str(time.time_ns())).touch()
+            while not Path(query_params["until"]).exists():
+                time.sleep(0.01)
+        return {"seen": SEEN, "cwd": os.getcwd(), "sibling": sibling.NAME, "elsewhere": elsewhere.NAME,
+                "same_thread": threading.get_ident() == self.thread, "pid": os.getpid()}
+
+    def handle_post(self, payload):
+        raise ValueError("a secret")
+"""
+
+BROKEN = """
+class Handler:
+    def __init__(self):
+        raise ValueError("no luck")
+
+    def handle_get(self):
+        return 1
+"""
+
+
+def _project(folder: Path, code: str = PLAIN, **keys: object) -> Path:
+    file = write_project(folder / "project", code, python_path="lib", **keys)
+    (file.parent / "sibling.py").write_text("NAME = 'sibling'")
+    (file.parent / "lib").mkdir(exist_ok=True)
+    (file.parent / "lib" / "elsewhere.py").write_text("NAME = 'elsewhere'")
+    return file
+
+
+def _wait_files(folder: Path, count: int) -> None:
+    for _ in range(2000):
+        if folder.is_dir() and len(list(folder.iterdir())) >= count:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{folder} has not {count} files")
+
+
+def test_a_handler_finds_its_environment(tmp_path: Path) -> None:
+    """What ``env`` and ``.env`` export is there at its import, its folder is the working one, and modules are found."""
+    file = _project(tmp_path, env={"A": 1, "B": "b"})
+    (file.parent / ".env").write_text("B=changed\nC='see'\n")
+    with serving_project(file.parent) as server:
+        answer = server.ask().json()
+        assert server.stop() == 0
+    assert answer.pop("pid") == server.process.pid
+    assert answer == {
+        "seen": {"A": "1", "B": "changed", "C": "see", "CORTEX_PROCESSES": "1"},
+        "cwd": str(file.parent),
+        "sibling": "sibling",
+        "elsewhere": "elsewhere",
+        "same_thread": True,
+    }
+
+
+def test_the_log_is_json_with_a_line_for_each_answer(tmp_path: Path) -> None:
+    """Every line has the four keys; what is extra is beside them; an error is one line with its traceback."""
+    with serving_project(_project(tmp_path)) as server:
+        assert server.ask(path="/?a=1").status_code == 200
+        answer = server.ask("POST", json=1)
+        assert (answer.status_code, answer.text) == (500, "internal server error")
+        assert server.ask(path="/elsewhere").status_code == 404
+        assert server.stop() == 0
+        lines = server.log()
+    assert len(lines) == len(server.lines)
+    assert all(list(line)[:4] == ["asctime", "levelname", "message", "process"] for line in lines)
+    made = next(line for line in lines if line["message"] == "made")
+    assert made["config"] == {}
+    assert made["object"].startswith("<object object")
+    seen = [(line["method"], line["path"], line["status_code"]) for line in lines if "status_code" in line]
+    assert seen == [
+        ("GET", "/", "200 OK"),
+        ("POST", "/", "500 Internal Server Error"),
+        ("GET", "/elsewhere", "404 Not Found"),
+    ]
+    (error,) = [line for line in lines if line["levelname"] == "ERROR"]
+    assert "ValueError: a secret" in error["exc_info"]
+
+
+def test_debug_tells_callers_what_was_raised(tmp_path: Path) -> None:
+    """As whoever writes a handler wants it."""
+    with serving_project(_project(tmp_path), "--debug") as server:
+        assert "ValueError: a secret" in server.ask("POST", json=1).text
+
+
+def test_a_constructor_that_fails_ends_the_server(tmp_path: Path) -> None:
+    """With exit code 1 and the reason in the log, and it was never ready."""
+    file = _project(tmp_path, BROKEN)
+    with serving_project(file, ready=False) as server:
+        assert server.wait_end() == 1
+        errors = {line["message"]: line for line in server.log() if line["levelname"] == "ERROR"}
+        assert "ValueError: no luck" in errors["a handler raised"]["exc_info"]
+        assert "handler.py:4: the constructor of the handler failed" in errors["failed to start api"]["reason"]
+        assert not server.readiness_file.exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_is_ready_when_the_constructor_is_done_and_not_any_more_when_it_ends(tmp_path: Path, processes: int) -> None:
+    """The file is removed before the listener closes, and requests in flight are answered."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    slow = PLAIN.replace(
+        "        self.thread =",
+        f"        Path({str(started)!r}).mkdir(exist_ok=True); (Path({str(started)!r}) / 'x').touch()\n"
+        f"        while not Path({str(go)!r}).exists(): time.sleep(0.01)\n        self.thread =",
+    )
+    waiting, until = tmp_path / "waiting", tmp_path / "until"
+    file = _project(tmp_path, slow, processes=processes)
+    with serving_project(file, "--drain_delay", "1", ready=False) as server:
+        _wait_files(started, 1)
+        assert not server.readiness_file.exists()
+        go.touch()
+        server.wait_serving()
+        assert server.readiness_file.exists()
+        assert server.ask(path="/v2/health/ready").status_code == 200
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            asked = pool.submit(server.ask, path=f"/?wait={waiting}&until={until}")
+            _wait_files(waiting, 1)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_file(exists=False)
+            # Within the delay the listener is still open, and the health says what the file says.
+            assert server.ask(path="/v2/health/ready").status_code == 503
+            server.wait_logged(lambda line: line["message"] == "draining")
+            until.touch()
+            assert asked.result().status_code == 200
+        assert server.wait_end() == 0
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    """Whatever is in flight."""
+    waiting, never = tmp_path / "waiting", tmp_path / "until"
+    with serving_project(_project(tmp_path)) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.ask, path=f"/?wait={waiting}&until={never}")
+        _wait_files(waiting, 1)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_logged(lambda line: line["message"] == "draining")
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_logged(lambda line: line["message"] == "stopping at once")
+        with pytest.raises(httpx.TransportError):
+            asked.result()
+        never.touch()
+        server.wait_end()
+
+
+def test_processes_and_threads_are_what_runs_at_once(tmp_path: Path) -> None:
+    """Of five requests to two processes with two threads, four begin, and the fifth when one has ended."""
+    waiting, until = tmp_path / "waiting", tmp_path / "until"
+    file = _project(tmp_path, processes=2, threads_per_process=2)
+    with serving_project(file) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = [pool.submit(server.ask, path=f"/?wait={waiting}&until={until}") for _ in range(5)]
+        _wait_files(waiting, 4)
+        assert server.ask(path="/info").status_code == 200
+        assert len(list(waiting.iterdir())) == 4
+        until.touch()
+        pids = {each.result().json()["pid"] for each in asked}
+        assert len(pids) == 2
+        assert server.process.pid not in pids
+        assert len(list(waiting.iterdir())) == 5
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_limit_holds_for_all_processes(tmp_path: Path, processes: int) -> None:
+    """What is beyond it is refused at once; ends of every kind make room, that of a process too."""
+    until = tmp_path / "until"
+    file = _project(tmp_path, processes=processes, threads_per_process=1, max_concurrency=2)
+    with serving_project(file) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = tmp_path / "waiting"
+        asked = [pool.submit(server.ask, path=f"/?wait={waiting}&until={until}") for _ in range(2)]
+        _until(lambda: server.ask().status_code == 503)
+        until.touch()
+        assert [each.result().status_code for each in asked] == [200, 200]
+        assert server.ask("POST", json=1).status_code == 500
+        if processes > 1:
+            with pytest.raises(httpx.RemoteProtocolError):
+                server.ask(path="/?die=1")
+            server.wait_file(exists=True)
+        assert [server.ask().status_code for _ in range(4)] == [200] * 4
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come about in time")
+
+
+def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
+    """The log names its signal, the others serve meanwhile, and readiness tells the truth."""
+    file = _project(tmp_path, processes=2)
+    with serving_project(file) as server:
+        with pytest.raises(httpx.RemoteProtocolError):
+            server.ask(path="/?die=1")
+        line = server.wait_logged(lambda line: line["message"] == "a worker process has ended")
+        assert (line["signal"], line["requests_lost"], line["levelname"]) == ("SIGKILL", 1, "ERROR")
+        assert server.ask().status_code == 200
+        server.wait_logged(lambda line: line["message"] == "made", count=3)
+        server.wait_file(exists=True)
+        pids = {server.ask().json()["pid"] for _ in range(8)}
+        assert len(pids) == 2
+        assert line["pid"] not in pids
+        assert server.stop() == 0
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    """Even if it had no time to tell them."""
+    with serving_project(_project(tmp_path, processes=2)) as server:
+        pids = [line["process"] for line in server.log() if line["message"] == "made"]
+        assert len(pids) == 2
+        server.process.kill()
+        server.wait_end()
+        _until(lambda: not any(_is_alive(pid) for pid in pids))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # One that has ended stays in the table until whoever has taken it over looks.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
+    """With exit code 1 and the reason in the log."""
+    file = _project(tmp_path, BROKEN, processes=2)
+    with serving_project(file, ready=False) as server:
+        assert server.wait_end() == 1
+        assert any("no luck" in str(line) for line in server.log())
+
+
+def test_options_of_models_are_refused(tmp_path: Path) -> None:
+    """A project has its own settings."""
+    with serving_project(_project(tmp_path), "--nireq", "4", ready=False) as server:
+        assert server.wait_end() == 64
+        assert "--nireq" in "".join(server.lines)
+
+
+def test_a_project_that_is_wrong_is_told_whole(tmp_path: Path) -> None:
+    """Every problem at once."""
+    file = write_project(tmp_path / "project", PLAIN, processes=0, threads_per_process="many")
+    with serving_project(file, ready=False) as server:
+        assert server.wait_end() != 0
+        text = "".join(server.lines)
+    assert "processes" in text
+    assert "threads_per_process" in text

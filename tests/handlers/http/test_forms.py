@@ -1,0 +1,130 @@
+"""Forms: fields and files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.errors import MalformedPayload
+from ovmstrio.handlers.http import forms
+from ovmstrio.handlers.http.payload import parse_payload
+from ovmstrio.handlers.http.uploads import UploadFile
+from ovmstrio.handlers.http.values import FormData
+
+TYPE = "multipart/form-data; boundary=Edge7"
+
+
+@pytest.fixture
+def own_classes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Parse as where Starlette is not installed."""
+    monkeypatch.setattr(forms, "_starlette", lambda: None)
+    return iter(())
+
+
+def part(name: str, content: bytes, rest: str = "") -> bytes:
+    """Write one part of a form."""
+    head = f'--Edge7\r\nContent-Disposition: form-data; name="{name}"{rest}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    """Write a form."""
+    return b"".join(parts) + b"--Edge7--\r\n"
+
+
+@pytest.mark.usefixtures("own_classes")
+async def test_files_and_fields_of_a_form() -> None:
+    """Files have their name, content and type, for plain handlers and for async ones; fields are text."""
+    image = part("image", b"\x89PNG\r\n\x00", '; filename="c\u00e4t.png"\r\nContent-Type: image/png')
+    payload = parse_payload(TYPE, form(part("label", "hübsch".encode()), image))
+    assert isinstance(payload, FormData)
+    assert payload["label"] == "hübsch"
+    upload = payload["image"]
+    assert isinstance(upload, UploadFile)
+    assert (upload.filename, upload.content_type, upload.size) == ("cät.png", "image/png", 7)
+    assert upload.file.read() == b"\x89PNG\r\n\x00"
+    await upload.seek(1)
+    assert await upload.read(3) == b"PNG"
+    assert await upload.read() == b"\r\n\x00"
+    assert "cät.png" in repr(payload)
+    await payload.close()
+    assert upload.file.closed
+
+
+@pytest.mark.usefixtures("own_classes")
+async def test_the_content_of_an_upload_can_be_changed() -> None:
+    """As with Starlette's; a file without a type has none."""
+    upload = parse_payload(TYPE, form(part("f", b"abc", '; filename="f"')))["f"]
+    await upload.write(b"x")
+    await upload.seek(0)
+    assert await upload.read() == b"xbc"
+    assert upload.content_type is None
+
+
+@pytest.mark.usefixtures("own_classes")
+def test_keys_may_repeat_in_both_kinds_of_forms() -> None:
+    """The last value counts, and all are there in their order."""
+    several = parse_payload(TYPE, form(part("a", b"1"), part("b", b"2"), part("a", b"3")))
+    assert (several["a"], several.getlist("a"), several.get("c")) == ("3", ["1", "3"], None)
+    coded = parse_payload("application/x-www-form-urlencoded; charset=utf-8", b"a=1&b=&a=%C3%BC+x")
+    assert coded.multi_items() == [("a", "1"), ("b", ""), ("a", "ü x")]
+    assert dict(coded) == {"a": "ü x", "b": ""}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "reason"),
+    [
+        ("multipart/form-data", form(part("a", b"1")), "boundary"),
+        (TYPE, b"", "cannot be parsed"),
+        (TYPE, part("a", b"1"), "cannot be parsed"),
+        (TYPE, b"--Edge7\r\nX: y\r\n\r\nx\r\n--Edge7--\r\n", "Content-Disposition"),
+        (TYPE, b"--Edge7\r\nContent-Disposition: form-data\r\n\r\nx\r\n--Edge7--\r\n", "no name"),
+        (TYPE, form(part("a", b"\xff")), "codec"),
+        (TYPE + "; charset=no-such", form(part("a", b"x")), "no-such"),
+    ],
+)
+def test_a_broken_form_is_the_callers_fault(content_type: str, body: bytes, reason: str) -> None:
+    """And says what is wrong with it."""
+    with pytest.raises(MalformedPayload, match=reason) as caught:
+        parse_payload(content_type, body)
+    assert not caught.value.is_json
+
+
+@given(st.lists(st.tuples(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1), st.binary())))
+def test_every_file_comes_through(files: list[tuple[str, bytes]]) -> None:
+    """Whatever its bytes are, in the order of the form."""
+    body = form(*(part(name, content, '; filename="f"') for name, content in files if b"--Edge7" not in content))
+    expected = [pair for pair in files if b"--Edge7" not in pair[1]]
+    found: Any = parse_payload(TYPE, body)
+    assert [(name, each.file.read()) for name, each in found.multi_items()] == expected
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"--", b"Edge7", b"\r", b"\n", b"\r\n", b'Content-Disposition: form-data; name="a"', b"x", b" "]
+        )
+    )
+)
+def test_no_form_does_more_than_fail(pieces: list[bytes]) -> None:
+    """Whatever is put where, it is parsed or it is malformed."""
+    with suppress(MalformedPayload):
+        parse_payload(TYPE, b"--Edge7\r\n" + b"".join(pieces))
+
+
+async def test_forms_are_starlettes_where_it_is_installed() -> None:
+    """So that handlers may ask for its classes."""
+    datastructures = pytest.importorskip("starlette.datastructures")
+    payload = parse_payload(TYPE, form(part("f", b"abc", '; filename="f.txt"\r\nContent-Type: text/plain')))
+    assert isinstance(payload, datastructures.FormData)
+    upload = payload["f"]
+    assert isinstance(upload, datastructures.UploadFile)
+    assert (upload.filename, upload.content_type) == ("f.txt", "text/plain")
+    assert isinstance(upload.file, io.BytesIO)
+    assert await upload.read() == b"abc"

@@ -1,0 +1,114 @@
+"""Projects with services of users, served on the test's own event loop and called by grpcio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import trio
+
+from ovmstrio.frontends.grpc.handlers.serving import HandlerGrpcFrontEnd
+from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.handlers.grpc import GrpcProject, UserService, open_grpc_project
+from tests.support.protos import written
+
+__all__ = ["TIMEOUT_SECONDS", "ServedProject", "served"]
+
+TIMEOUT_SECONDS = 20.0
+_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+_T = TypeVar("_T")
+
+
+class Stub:
+    """Calls the methods of a service by their names, each with a deadline."""
+
+    def __init__(self, channel: Any, service: UserService) -> None:
+        for rpc in service.rpcs:
+            kind = f"{_side(streams=rpc.client_streaming)}_{_side(streams=rpc.server_streaming)}"
+            method = getattr(channel, kind)(
+                rpc.path,
+                request_serializer=rpc.request_class.SerializeToString,
+                response_deserializer=rpc.reply_class.FromString,
+            )
+            setattr(self, rpc.name, _with_deadline(method))
+
+    def __getattr__(self, name: str) -> Any:
+        """Tell what the service has not."""
+        raise AttributeError(name)
+
+
+class ServedProject:
+    """A project that is served.
+
+    Attributes:
+        address: where.
+        pb: the generated messages.
+        handler: the user's object.
+        project: as the front end has it.
+    """
+
+    def __init__(self, project: GrpcProject, address: str) -> None:
+        self.address = address
+        self.project = project
+        self.pb: Any = project.proto.module
+        self.handler: Any = project.handler.instance
+
+    async def ask(self, work: Callable[[Any], _T]) -> _T:
+        """Run ``work`` with a stub of the first service, in a thread and on a connection of its own."""
+
+        def connected() -> _T:
+            with grpc.insecure_channel(self.address, _UNLIMITED) as channel:
+                return work(Stub(channel, self.project.proto.services[0]))
+
+        return await trio.to_thread.run_sync(connected)
+
+    async def failure(self, work: Callable[[Any], Any]) -> Any:
+        """Give the error that a call ends with; replies before it are read."""
+
+        def failing(stub: Any) -> Any:
+            try:
+                result = work(stub)
+                if hasattr(result, "__next__"):
+                    list(result)
+            except grpc.RpcError as error:
+                return error
+            raise AssertionError("the call did not fail")
+
+        return await self.ask(failing)
+
+
+@asynccontextmanager
+async def served(folder: Path, proto: str, handler: str, *, settings: str = "") -> AsyncIterator[ServedProject]:
+    """Serve a handler's source with the services of a protobuf source."""
+    async with opened(folder, proto, handler, settings=settings) as project, trio.open_nursery() as nursery:
+        front_end = HandlerGrpcFrontEnd([project], ["127.0.0.1:0"])
+        (address,) = await nursery.start(front_end.serve)
+        yield ServedProject(project, address)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def opened(folder: Path, proto: str, handler: str, *, settings: str = "") -> AsyncIterator[GrpcProject]:
+    """Write a project and load it."""
+    written(folder, "service.proto", proto)
+    written(folder, "handler.py", handler)
+    lines = ["type: python", "path: handler.py", "protobuf_path: service.proto", settings]
+    spec, _ = read_project(written(folder, "nucleus.yaml", "\n".join(lines)))
+    async with open_grpc_project(spec) as project:
+        yield project
+
+
+def _side(*, streams: bool) -> str:
+    return "stream" if streams else "unary"
+
+
+def _with_deadline(method: Any) -> Any:
+    def call(request: Any, **options: Any) -> Any:
+        return method(request, **{"timeout": TIMEOUT_SECONDS, **options})
+
+    call.with_call = getattr(method, "with_call", None)  # type: ignore[attr-defined]
+    return call

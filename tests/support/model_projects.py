@@ -1,0 +1,143 @@
+"""Folders of models for handlers, and libraries over them whose time stands still until a test moves it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from ovmstrio.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec
+from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.handlers.models.storage import LocalStorage, Storage, open_storage
+from ovmstrio.handlers.models.tree import StoredFile
+
+__all__ = [
+    "CountingStorage",
+    "Loads",
+    "Model",
+    "library_over",
+    "models_in",
+    "next_look",
+    "one_model",
+    "several_models",
+    "wait_gone",
+    "write_model",
+]
+
+
+def write_model(root: Path, text: str, *parts: str) -> Path:
+    """Write ``model.txt`` with some text into a folder below ``root``."""
+    folder = root.joinpath(*parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.txt").write_text(text)
+    return folder
+
+
+def one_model(path: Path | str) -> ModelsSpec:
+    """Give the section of a project with one model."""
+    return ModelsSpec(section="models", kind="path", entries=(ModelEntry(name=DEFAULT_MODEL, path=str(path)),))
+
+
+def several_models(paths: Mapping[str, Path | str]) -> ModelsSpec:
+    """Give the section of a project that lists its models."""
+    entries = tuple(ModelEntry(name=name, path=str(path)) for name, path in paths.items())
+    return ModelsSpec(section="models", kind="paths", entries=entries)
+
+
+def models_in(path: Path | str, cache_size: int | None = None, disk_cache_size: int | None = None) -> ModelsSpec:
+    """Give the section of a project whose models are the folders of one folder."""
+    return ModelsSpec(
+        section="models", kind="dir", dir=str(path), cache_size=cache_size, disk_cache_size=disk_cache_size
+    )
+
+
+class Model:
+    """What is loaded out of ``model.txt``; it can be referred to weakly."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.text = (folder / "model.txt").read_text()
+        if "broken" in self.text:
+            raise ValueError("this model is broken")
+
+
+@dataclass
+class Loads:
+    """A ``load_model`` that notes what it was called with."""
+
+    folders: list[Path] = field(default_factory=list)
+
+    def __call__(self, model_path: str) -> Model:
+        """Load a model."""
+        self.folders.append(Path(model_path))
+        return Model(Path(model_path))
+
+    @property
+    def versions(self) -> list[str]:
+        """The names and versions that were loaded, in order."""
+        return ["/".join(folder.parts[-2:]) for folder in self.folders]
+
+
+class CountingStorage:
+    """A storage that counts what is fetched, and that a test can make fail."""
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+        self.failure: Exception | None = None
+        self.closed = 0
+        self._inner: Storage = LocalStorage()
+
+    def open(self, location: str) -> Storage:
+        """Stand for :func:`open_storage`."""
+        return self
+
+    def list_files(self, location: str) -> list[StoredFile]:
+        """List, or fail."""
+        if self.failure is not None:
+            raise self.failure
+        return self._inner.list_files(location)
+
+    def fetch(self, file: StoredFile, target: Path) -> None:
+        """Fetch, and note it."""
+        if self.failure is not None:
+            raise self.failure
+        self.fetched.append(file.location)
+        self._inner.fetch(file, target)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed += 1
+
+
+@asynccontextmanager
+async def library_over(
+    spec: ModelsSpec,
+    root: Path,
+    load_model: Callable[[str], Any],
+    storage: CountingStorage | None = None,
+    **more: Any,
+) -> AsyncIterator[ModelLibrary]:
+    """Open a library that keeps its copies below ``root``."""
+    options = LibraryOptions(root=root, open_storage=open_storage if storage is None else storage.open)
+    async with open_library(spec, load_model=load_model, options=options, **more) as library:
+        yield library
+
+
+async def next_look(library: ModelLibrary, clock: MockClock, seconds: float = 10.0) -> None:
+    """Let so much time pass that the storages are looked at again, and wait for the end of that."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(library.watcher.wait_look)
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(seconds)
+
+
+async def wait_gone(root: Path, pattern: str) -> None:
+    """Wait until nothing below a folder has such a path; whoever removes files may still be about it."""
+    while await trio.to_thread.run_sync(lambda: list(root.glob(pattern))):
+        await trio.lowlevel.checkpoint()

@@ -1,0 +1,120 @@
+"""``ovms serve PROJECT`` in a subprocess, on a free port, ended with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from tests.support.processes import START_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS, free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["ProjectProcess", "serving_project"]
+
+
+class ProjectProcess:
+    """A running server of a project; what it prints is collected line by line."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, readiness_file: Path) -> None:
+        self.process = process
+        self.address = f"127.0.0.1:{port}"
+        self.readiness_file = readiness_file
+        self.lines: list[str] = []
+        self._printed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._printed:
+                self.lines.append(line)
+                self._printed.notify_all()
+
+    def ask(self, verb: str = "GET", path: str = "/", **options: Any) -> httpx.Response:
+        """Ask once, on a connection of its own."""
+        return httpx.request(verb, f"http://{self.address}{path}", timeout=20, trust_env=False, **options)
+
+    def log(self) -> list[dict[str, Any]]:
+        """Give the lines of the log."""
+        with self._printed:
+            return [json.loads(line) for line in self.lines if line.startswith("{")]
+
+    def wait_logged(self, wanted: Callable[[dict[str, Any]], bool], count: int = 1) -> dict[str, Any]:
+        """Return a line of the log once so many are wanted ones."""
+        ends = time.monotonic() + START_TIMEOUT_SECONDS
+        with self._printed:
+            while True:
+                found = [line for line in map(json.loads, filter(_is_json, self.lines)) if wanted(line)]
+                if len(found) >= count:
+                    return dict(found[count - 1])
+                left = ends - time.monotonic()
+                if left < 0 or self.process.poll() is not None:
+                    raise AssertionError("".join(self.lines))
+                self._printed.wait(min(left, 0.2))
+
+    def wait_serving(self) -> None:
+        """Return once the project can be called."""
+        self.wait_logged(lambda line: line["message"] == "serving")
+
+    def wait_file(self, *, exists: bool) -> None:
+        """Return once the readiness file is there, or is not."""
+        ends = time.monotonic() + START_TIMEOUT_SECONDS
+        while self.readiness_file.exists() is not exists:
+            assert time.monotonic() < ends, "".join(self.lines)
+            threading.Event().wait(0.01)
+
+    def wait_end(self) -> int:
+        """Return the exit code."""
+        code = self.process.wait(STOP_TIMEOUT_SECONDS)
+        self._reader.join(STOP_TIMEOUT_SECONDS)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, and wait for the end."""
+        self.process.send_signal(number)
+        return self.wait_end()
+
+
+def _is_json(line: str) -> bool:
+    return line.startswith("{")
+
+
+@contextlib.contextmanager
+def serving_project(
+    project: Path, *further: str, options: Sequence[str] = ("--rest_bind_address", "127.0.0.1"), ready: bool = True
+) -> Iterator[ProjectProcess]:
+    """Run ``ovms serve PROJECT`` until the block ends; its readiness file lies beside the project's folder.
+
+    Args:
+        project: the folder or file.
+        further: more options.
+        options: where to listen.
+        ready: whether to wait until the project can be called.
+    """
+    (port,) = free_ports(1)
+    file = project.parent.parent / "workspace" / "ready.txt"
+    command = [sys.executable, "-m", "ovms_cli", "serve", str(project), "--port", str(port)]
+    command += ["--readiness_file", str(file), *options, *further]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server = ProjectProcess(process, port, file)
+    try:
+        if ready:
+            server.wait_serving()
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        server.wait_end()

@@ -1,0 +1,82 @@
+"""An S3 server for tests: moto's, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["Bucket", "s3_server"]
+
+_SERVER: Final = """
+import sys
+from threading import Thread
+from werkzeug.serving import make_server
+from moto.server import DomainDispatcherApplication, create_backend_app
+server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+print("port", server.server_port, flush=True)
+Thread(target=server.serve_forever, daemon=True).start()
+sys.stdin.read()
+"""
+_CREDENTIALS: Final = {
+    "AWS_ACCESS_KEY_ID": "someone",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_REGION": "us-east-1",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket on a server; ``environment`` is what clients need to find it."""
+
+    name: str
+    environment: Mapping[str, str]
+    client: Any
+
+    def put(self, key: str, text: str = "") -> None:
+        """Write an object."""
+        self.client.put_object(Bucket=self.name, Key=key, Body=text.encode())
+
+    def remove(self, prefix: str) -> None:
+        """Remove all objects below a prefix."""
+        for key in self.keys(prefix):
+            self.client.delete_object(Bucket=self.name, Key=key)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """List the keys below a prefix."""
+        found = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix)
+        return [each["Key"] for each in found.get("Contents", ())]
+
+
+@contextmanager
+def s3_server(bucket: str) -> Iterator[Bucket]:
+    """Run a server with one empty bucket, that anybody may read, while the block lasts."""
+    import boto3
+
+    environment = {**os.environ, **_CREDENTIALS}
+    command = [sys.executable, "-c", _SERVER]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            found = re.match(r"port (\d+)", process.stdout.readline())
+            assert found is not None
+            endpoint = f"http://127.0.0.1:{found[1]}"
+            client = boto3.client(
+                "s3", endpoint_url=endpoint, aws_access_key_id="someone", aws_secret_access_key="secret"
+            )
+            client.create_bucket(Bucket=bucket, ACL="public-read")
+            yield Bucket(bucket, {**_CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}, client)
+            client.close()
+        finally:
+            process.stdin.close()
+            process.wait(10)
