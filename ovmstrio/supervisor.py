@@ -41,8 +41,8 @@ from ovmstrio.models import load_model
 from ovmstrio.models.sequences import SequenceManagers
 from ovmstrio.models.sequences.cleaner import clean_sequences
 from ovmstrio.models.sequences.store import restore_sequences, save_sequences
-from ovmstrio.observability.hooks import NULL_GRAPH_HOOKS
-from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.hooks import NULL_BATCH_HOOKS, NULL_GRAPH_HOOKS
+from ovmstrio.observability.metrics import BatchMetrics, Metrics
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.handlers.grpc.project import GrpcProject
     from ovmstrio.handlers.servable import HandlerServable
+    from ovmstrio.observability.hooks import BatchHooks
     from ovmstrio.servable import Servable
 
 __all__ = ["Running", "serve"]
@@ -246,7 +247,8 @@ class _Server:
         opened = self._grpc_handlers.pop(spec.name, None)
         if isinstance(opened, ServerError):
             raise opened
-        servable = opened or await load_handler(spec, tasks=self._background)
+        hooks: BatchHooks = NULL_BATCH_HOOKS if self._metrics is None else BatchMetrics(self._metrics, spec.name, "1")
+        servable = opened or await load_handler(spec, tasks=self._background, batch_hooks=hooks)
         if opened is None and servable.grpc is not None:
             await servable.aclose()
             text = f"the gRPC service of {spec.name!r} can only be loaded when the server starts; restart it"

@@ -195,6 +195,7 @@ def _verdict(answer: Answer) -> str:
 
 
 def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
+    from ovmstrio_samples.catalog import HANDLERS
     from ovmstrio_samples.embedded import FLOWER
 
     grpc_url = "" if port == _PORT else f" --url {_HOST}:{port}"
@@ -207,6 +208,7 @@ def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
         f"ovms models{grpc_url}",
         f"ovms health{grpc_url}",
         f"python -m ovmstrio_samples.file_type.client README.md{grpc_url}",
+        f"ovms serve {HANDLERS[0].folder}    # plain Python behind HTTP; 'ovms prepare --list' has more",
     )
     stderr().print("\n[bold]still serving; try in another terminal[/]  (Ctrl-C ends it)", highlight=False)
     for command in commands:

@@ -15,7 +15,7 @@ from ovms_cli.console import EX_USAGE, fail, stderr, stdout
 if TYPE_CHECKING:
     from ovmstrio.openvino.convert import Converted
     from ovmstrio.tensor import TensorSpec
-    from ovmstrio_samples.catalog import Sample
+    from ovmstrio_samples.catalog import HandlerSample, Sample
     from ovmstrio_samples.wheels import Progress
 
 __all__ = ["register"]
@@ -88,10 +88,10 @@ def _pairs(options: Sequence[str]) -> dict[str, str]:
 
 
 def _list(*, as_json: bool) -> None:
-    from ovmstrio_samples.catalog import SAMPLES
+    from ovmstrio_samples.catalog import HANDLERS, SAMPLES
 
     if as_json:
-        _print_json([_sample_facts(sample) for sample in SAMPLES])
+        _print_json([*map(_sample_facts, SAMPLES), *map(_handler_facts, HANDLERS)])
         return
     from rich.table import Table
 
@@ -99,6 +99,8 @@ def _list(*, as_json: bool) -> None:
     for sample in SAMPLES:
         fetched = f"{sample.wheel.megabytes:g} MB" if sample.wheel else "nothing"
         table.add_row(f"[bold cyan]{sample.name}[/]", sample.purpose, sample.licence, fetched)
+    for handler in HANDLERS:
+        table.add_row(f"[bold cyan]{handler.name}[/]", f"handler: {handler.purpose}", handler.licence, "nothing")
     stdout().print(table)
     stderr().print("\nTake one with: ovms prepare --sample NAME", highlight=False)
 
@@ -116,6 +118,17 @@ def _sample_facts(sample: Sample) -> dict[str, Any]:
         "file": wheel.filename if wheel else None,
         "sha256": wheel.sha256 if wheel else None,
         "megabytes": wheel.megabytes if wheel else 0,
+    }
+
+
+def _handler_facts(sample: HandlerSample) -> dict[str, Any]:
+    return {
+        "name": sample.name,
+        "purpose": sample.purpose,
+        "licence": sample.licence,
+        "kind": "handler",
+        "project": str(sample.folder),
+        "megabytes": 0,
     }
 
 
@@ -141,13 +154,17 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
     from difflib import get_close_matches
 
     from ovmstrio.errors import ServerError
-    from ovmstrio_samples.catalog import BY_NAME
+    from ovmstrio_samples.catalog import BY_NAME, HANDLERS
     from ovmstrio_samples.preparing import prepare_sample
     from ovmstrio_samples.wheels import WheelUnavailable
 
+    handlers = {handler.name: handler for handler in HANDLERS}
+    if name in handlers:
+        _show_handler(handlers[name], as_json=as_json)
+        return
     sample = BY_NAME.get(name)
     if sample is None:
-        near = get_close_matches(name, BY_NAME, 1)
+        near = get_close_matches(name, [*BY_NAME, *handlers], 1)
         fail(f"no sample is called {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
     try:
         with _download_bar(sample) as progress:
@@ -164,6 +181,15 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
     stateful = " --stateful" if sample.stateful else ""
     target = f"--config_path {config}" if config else f"--model_name {name} --model_path {path}{stateful}"
     _next_steps(f"ovms serve {target}", f"python -m ovmstrio_samples.{name}.client --help")
+
+
+def _show_handler(sample: HandlerSample, *, as_json: bool) -> None:
+    """Tell how to serve what needs no preparation here."""
+    if as_json:
+        _print_json({"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)})
+        return
+    stdout().print(f"[green]ready[/] {sample.folder} is served as it is", highlight=False, soft_wrap=True)
+    _next_steps(sample.first, f"ovms serve {sample.folder}", f"python -m ovmstrio_samples.{sample.name}.client")
 
 
 def _wheel_cache() -> Path:

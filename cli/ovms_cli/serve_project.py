@@ -9,8 +9,12 @@ import typer
 from ovms_cli.console import EX_USAGE, fail, stderr
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from pydantic_core import ErrorDetails
+
+    from ovmstrio.errors import Problem
     from ovmstrio.handlers.config.specs import ProjectSpec
     from ovmstrio.project_server.settings import ProjectSettings
 
@@ -23,23 +27,30 @@ _SHARED: Final = ("port", "drain_delay", "drain_seconds", "tls_cert", "tls_key",
 def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
     import trio
-    from rich.markup import escape
 
     from ovmstrio.errors import ConfigError
     from ovmstrio.handlers.config.project_file import read_project
     from ovmstrio.project_server.environment import enter_project
+    from ovmstrio.project_server.listening import port_of
     from ovmstrio.project_server.logs import configure_project_logs
 
     try:
         project, warnings = read_project(path.absolute())
     except ConfigError as error:
-        fail("\n       ".join(str(problem) for problem in error.problems))
-    for warning in warnings:
-        stderr().print(f"[yellow]warning:[/] {escape(str(warning))}", highlight=False, soft_wrap=True)
+        _warn(problem for problem in error.problems if problem.severity == "warning")
+        fail("\n       ".join(str(problem) for problem in error.problems if problem.severity == "error"))
+    _warn(warnings)
     settings = _settings(project, options)
-    enter_project(project, project.serve_port if settings.port is None else settings.port)
+    enter_project(project, port_of(project, settings))
     configure_project_logs(project.log_level)
     raise typer.Exit(trio.run(_run, project, settings))
+
+
+def _warn(problems: Iterable[Problem]) -> None:
+    from rich.markup import escape
+
+    for problem in problems:
+        stderr().print(f"[yellow]warning:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
 
 
 def _settings(project: ProjectSpec, options: dict[str, Any]) -> ProjectSettings:
@@ -58,8 +69,14 @@ def _settings(project: ProjectSpec, options: dict[str, Any]) -> ProjectSettings:
     try:
         return ProjectSettings.model_validate(given)
     except ValidationError as error:
-        lines = [f"--{fault['loc'][0]}: {fault['msg']}" for fault in error.errors()]
-        fail("\n       ".join(lines), EX_USAGE)
+        fail("\n       ".join(map(_fault, error.errors())), EX_USAGE)
+
+
+def _fault(error: ErrorDetails) -> str:
+    """Say what is wrong with an option, or with several of them together."""
+    if not error["loc"]:
+        return str(error["ctx"]["error"])
+    return f"--{error['loc'][0]}: {error['msg']}, found {error['input']!r}"
 
 
 async def _run(project: ProjectSpec, settings: ProjectSettings) -> int:

@@ -139,10 +139,13 @@ def cache_directory(settings: ServeSettings) -> Path | None:
     return settings.cache_dir or (_OVMS_CACHE if _OVMS_CACHE.is_dir() else None)
 
 
-def listen_addresses(addresses: str, port: int) -> list[str]:
-    """Spell out where to listen: each comma-separated address with the port; port 0 leaves socket files only."""
+def listen_addresses(addresses: str, port: int, *, zero_is_any: bool = False) -> list[str]:
+    """Spell out where to listen: each comma-separated address with the port.
+
+    Port 0 leaves socket files only, unless it stands for any that is free.
+    """
     parts = _parts(addresses)
-    return [_with_port(part, port) for part in parts if port or part.startswith(_UNIX)]
+    return [_with_port(part, port) for part in parts if port or zero_is_any or part.startswith(_UNIX)]
 
 
 def _parts(text: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ovmstrio.batching import BatchOptions
@@ -11,13 +12,22 @@ from ovmstrio.handlers.config.specs import ProjectBatching
 from ovmstrio.handlers.failures import HandlerCode
 from ovmstrio.handlers.http.responses import HTTPError
 from ovmstrio.handlers.methods import HandlerMethod
+from ovmstrio.handlers.request_ids import in_log
 
-__all__ = ["BatchedMethod", "batch_options"]
+__all__ = ["BatchItem", "BatchedMethod", "batch_options"]
 
 # How many requests may wait is for max_concurrency to say.
 _UNBOUNDED: Final = 2**31 - 1
 
 Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchItem:
+    """The part that one request has in a batch."""
+
+    arguments: Arguments
+    request_id: str = ""
 
 
 def batch_options(batching: ProjectBatching) -> BatchOptions:
@@ -45,7 +55,7 @@ class BatchedMethod:
         self._invoke = invoke
         self._code = code
 
-    async def run(self, items: Sequence[Arguments]) -> list[Any]:
+    async def run(self, items: Sequence[BatchItem]) -> list[Any]:
         """Call the method for all items, and give the results, or errors, by the items' positions.
 
         Raises:
@@ -54,7 +64,12 @@ class BatchedMethod:
 
         Cancellation: as :func:`call_handler_code`.
         """
-        lists = {name: [item[name] for item in items] for name in self._method.wanted}
+        # The task of a batch is begun by any request, or none.
+        with in_log(*(item.request_id for item in items)):
+            return await self._results(items)
+
+    async def _results(self, items: Sequence[BatchItem]) -> list[Any]:
+        lists = {name: [item.arguments[name] for item in items] for name in self._method.wanted}
         results = await self._invoke(self._method, lists)
         expected = f"expected a list of {len(items)} results, one for each request in its order"
         if not isinstance(results, list):

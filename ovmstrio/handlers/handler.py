@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ovmstrio.batching import Batcher
-from ovmstrio.handlers.batches import Arguments
+from ovmstrio.handlers.batches import Arguments, BatchItem
 from ovmstrio.handlers.callbacks import Callbacks
 from ovmstrio.handlers.calls import call_handler_code
 from ovmstrio.handlers.failures import HandlerCode
 from ovmstrio.handlers.http.answers import Callback
 from ovmstrio.handlers.methods import HandlerMethod
+from ovmstrio.handlers.request_ids import current_request_id
 from ovmstrio.handlers.streams import UserStream
 from ovmstrio.user_code.calls import UserCodeRaisedError, call_here
 from ovmstrio.user_code.worker_threads import WorkerThreads
@@ -41,7 +42,7 @@ class LoadedHandler:
         callbacks: Callbacks,
         *,
         code: HandlerCode,
-        batcher: Batcher[Arguments, Any] | None = None,
+        batcher: Batcher[BatchItem, Any] | None = None,
     ) -> None:
         self.instance = instance
         self.methods = methods
@@ -69,7 +70,7 @@ class LoadedHandler:
         method = self.methods[name]
         given = {each: arguments[each] for each in method.wanted}
         if method.is_batched and self._batcher is not None:
-            return await self._batcher.submit(given)
+            return await self._batcher.submit(BatchItem(given, current_request_id()))
         if method.is_generator:
             return method.call(**given)
         return await invoke(self._threads, self._code, method, given)

@@ -17,6 +17,7 @@ from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.handlers.grpc.project import GrpcProject, open_grpc_project
 from ovmstrio.handlers.project import open_handler
 from ovmstrio.handlers.servable import HandlerServable
+from ovmstrio.observability.hooks import NULL_BATCH_HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import HandlerSpec
     from ovmstrio.handlers.config.specs import ProjectSpec
+    from ovmstrio.observability.hooks import BatchHooks
 
 __all__ = ["is_grpc", "load_handler", "read_mounted"]
 
@@ -60,12 +62,15 @@ async def is_grpc(spec: HandlerSpec) -> bool:
     return project.protobuf_path is not None
 
 
-async def load_handler(spec: HandlerSpec, *, tasks: trio.Nursery) -> HandlerServable:
+async def load_handler(
+    spec: HandlerSpec, *, tasks: trio.Nursery, batch_hooks: BatchHooks = NULL_BATCH_HOOKS
+) -> HandlerServable:
     """Load a project; the caller owns the servable and closes it.
 
     Args:
         spec: how it was configured.
         tasks: owns what the handler and its models run; must outlive the servable.
+        batch_hooks: are told of batches.
 
     Raises:
         ConfigError: the project cannot be used, or its handler cannot be loaded.
@@ -73,7 +78,7 @@ async def load_handler(spec: HandlerSpec, *, tasks: trio.Nursery) -> HandlerServ
     Cancellation: while it loads; nothing is left.
     """
     project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    loading = _Loading(project)
+    loading = _Loading(project, batch_hooks)
     servable: HandlerServable | None = await tasks.start(loading.run)
     if servable is None:
         raise loading.failure or ModelFailure(f"the handler {spec.name!r} could not be loaded")
@@ -83,8 +88,9 @@ async def load_handler(spec: HandlerSpec, *, tasks: trio.Nursery) -> HandlerServ
 class _Loading:
     """The task in which a project lives; its failures never reach the tasks beside it."""
 
-    def __init__(self, project: ProjectSpec) -> None:
+    def __init__(self, project: ProjectSpec, batch_hooks: BatchHooks) -> None:
         self._project = project
+        self._batch_hooks = batch_hooks
         self.failure: ServerError | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[HandlerServable | None]) -> None:
@@ -116,10 +122,10 @@ class _Loading:
                     project, clients=models.clients, limit=limit
                 )
                 async with grpc as opened:
-                    yield HandlerServable(project.name, opened.handler, limit, opened)
+                    yield HandlerServable(project.name, opened.handler, limit, opened, models)
                 return
-            async with open_handler(project, clients=models.clients) as handler:
-                yield HandlerServable(project.name, handler, limit, None)
+            async with open_handler(project, clients=models.clients, batch_hooks=self._batch_hooks) as handler:
+                yield HandlerServable(project.name, handler, limit, None, models)
 
 
 def _export(project: ProjectSpec) -> None:

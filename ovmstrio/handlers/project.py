@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.batching import Batcher
 from ovmstrio.errors import ConfigError
-from ovmstrio.handlers.batches import Arguments, BatchedMethod, batch_options
+from ovmstrio.handlers.batches import BatchedMethod, BatchItem, batch_options
 from ovmstrio.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.handlers.config.specs import ProjectSpec
@@ -102,18 +102,24 @@ async def _start_batcher(
     threads: WorkerThreads,
     code: HandlerCode,
     hooks: BatchHooks,
-) -> Batcher[Arguments, Any] | None:
+) -> Batcher[BatchItem, Any] | None:
     batched = next((method for method in methods.values() if method.is_batched), None)
     if batched is None or project.batching is None:
         return None
     run = BatchedMethod(batched, partial(invoke, threads, code), code).run
     options = batch_options(project.batching)
-    batcher: Batcher[Arguments, Any] = Batcher(run, options, concurrency=project.threads_per_process, hooks=hooks)
+    batcher: Batcher[BatchItem, Any] = Batcher(
+        run,
+        options,
+        concurrency=project.threads_per_process,
+        retry_singly=project.batching.retry_singly,
+        hooks=hooks,
+    )
     await nursery.start(batcher.serve)
     return batcher
 
 
-async def _drain(batcher: Batcher[Arguments, Any] | None, everything: trio.CancelScope) -> None:
+async def _drain(batcher: Batcher[BatchItem, Any] | None, everything: trio.CancelScope) -> None:
     if batcher is None:
         return
     with trio.move_on_after(DRAIN_SECONDS) as scope:

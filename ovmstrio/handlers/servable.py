@@ -10,6 +10,7 @@ from ovmstrio.errors import NotSupported
 from ovmstrio.request import ServableMetadata
 
 if TYPE_CHECKING:
+    from ovmstrio.handlers.clients import Models
     from ovmstrio.handlers.concurrency import LocalLimit
     from ovmstrio.handlers.grpc.project import GrpcProject
     from ovmstrio.handlers.handler import LoadedHandler
@@ -28,10 +29,14 @@ class HandlerServable:
         handler: the user's object.
         limit: how many requests may be in flight.
         grpc: its services; None if it is called over HTTP.
+        models: of the project.
     """
 
-    def __init__(self, name: str, handler: LoadedHandler, limit: LocalLimit, grpc: GrpcProject | None) -> None:
+    def __init__(
+        self, name: str, handler: LoadedHandler, limit: LocalLimit, grpc: GrpcProject | None, models: Models
+    ) -> None:
         self.handler = handler
+        self.models = models
         self.limit = limit
         self.grpc = grpc
         self._name = name

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.observability.events import Method, RequestEvent
     from ovmstrio.observability.families import Family
 
-__all__ = ["CONTENT_TYPE", "Metrics", "ServableMetrics"]
+__all__ = ["CONTENT_TYPE", "BatchMetrics", "Metrics", "ServableMetrics"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -103,12 +103,32 @@ class Metrics:
         return _TOTAL.sub(rb"\1", generate_latest(self.registry))
 
 
-class ServableMetrics:
-    """The bound metrics of one version of one servable."""
+class BatchMetrics:
+    """The metrics of the batches of one version of one servable, which are there once there is a batch."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         self._metrics = metrics
         self._labels = (name, version)
+
+    @cached_property
+    def _batches(self) -> tuple[Any, Any]:
+        child = self._metrics.child
+        return child("ovmstrio_batch_size", *self._labels), child("ovmstrio_batch_wait_time_us", *self._labels)
+
+    def batch_size(self, size: int) -> None:
+        """Record how many rows a batch has."""
+        self._batches[0].observe(size)
+
+    def queue_time(self, seconds: float) -> None:
+        """Record how long a request waited for its batch."""
+        self._batches[1].observe(seconds * _MICROSECONDS)
+
+
+class ServableMetrics(BatchMetrics):
+    """The bound metrics of one version of one servable."""
+
+    def __init__(self, metrics: Metrics, name: str, version: str) -> None:
+        super().__init__(metrics, name, version)
         self.current = metrics.child("ovms_current_requests", name, version)
         self._inference = metrics.child("ovms_inference_time_us", name, version)
         self._wait = metrics.child("ovms_wait_for_infer_req_time_us", name, version)
@@ -122,11 +142,6 @@ class ServableMetrics:
     def _pool(self) -> tuple[Any, Any]:
         child = self._metrics.child
         return child("ovms_infer_req_queue_size", *self._labels), child("ovms_infer_req_active", *self._labels)
-
-    @cached_property
-    def _batches(self) -> tuple[Any, Any]:
-        child = self._metrics.child
-        return child("ovmstrio_batch_size", *self._labels), child("ovmstrio_batch_wait_time_us", *self._labels)
 
     def _outcome(self, method: Method, interface: str, code: str) -> tuple[Any, Any]:
         key = (method, interface, code)
@@ -154,14 +169,6 @@ class ServableMetrics:
     def wait_time(self, seconds: float) -> None:
         """Record how long a request waited for its place in the pool."""
         self._wait.observe(seconds * _MICROSECONDS)
-
-    def batch_size(self, size: int) -> None:
-        """Record how many rows a batch has."""
-        self._batches[0].observe(size)
-
-    def queue_time(self, seconds: float) -> None:
-        """Record how long a request waited for its batch."""
-        self._batches[1].observe(seconds * _MICROSECONDS)
 
     def set_streams(self, streams: int) -> None:
         """Say how many streams the model was compiled with."""

@@ -22,10 +22,15 @@ def log_failures(group: BaseExceptionGroup[Any]) -> None:
         if isinstance(error, ServerError):
             log.error("failed to start api", reason=error.message)
         elif isinstance(error, OSError):
-            where = f": {error.filename}" if error.filename else ""
-            log.error("failed to start api", reason=f"{error.strerror or error}{where}")
+            log.error("failed to start api", reason=_reason(error))
         else:
             log.error("failed to start api", exc_info=error)
+
+
+def _reason(error: OSError) -> str:
+    where = f": {error.filename}" if error.filename else ""
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    return f"{error.strerror or error}{where}{notes}"
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:

@@ -83,4 +83,5 @@ def make_tls(project: ProjectSpec, settings: ProjectSettings) -> ssl.SSLContext 
     try:
         return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)
     except OSError as error:
-        raise ConfigError([Problem(f"TLS cannot be set up: {error.strerror or error}", "--tls_cert")]) from error
+        files = f"{settings.tls_cert} and {settings.tls_key}"
+        raise ConfigError([Problem(f"TLS cannot be set up with {files}: {error.strerror or error}")]) from error

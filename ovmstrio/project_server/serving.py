@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from ovmstrio.config.command_line import listen_addresses
-from ovmstrio.frontends.grpc.transport.listeners import open_listeners
 from ovmstrio.handlers.concurrency import LocalLimit
 from ovmstrio.project_server.front_ends import make_tls, open_front_end
+from ovmstrio.project_server.listening import open_project_listeners
 from ovmstrio.project_server.readiness import ReadinessFile
 from ovmstrio.project_server.workers import Workers
 from ovmstrio.signals import obey_signals
@@ -97,14 +96,12 @@ class _OneProcess:
 
     async def run(self, report: Callable[[list[str]], None]) -> None:
         """Serve until drained."""
-        port = self._project.serve_port if self._settings.port is None else self._settings.port
-        addresses = listen_addresses(self._settings.bind_address, port)
         tls = make_tls(self._project, self._settings)
         limit = LocalLimit(self._project.max_concurrency)
         try:
             async with (
                 open_front_end(self._project, self._settings, limit, self.is_ready) as self._front_end,
-                open_listeners(addresses, tls) as listeners,
+                open_project_listeners(self._project, self._settings, tls) as listeners,
                 trio.open_nursery() as nursery,
             ):
                 bound = await nursery.start(self._front_end.serve_listeners, listeners)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = ["ProjectSettings"]
 
@@ -38,3 +38,11 @@ class ProjectSettings(BaseModel):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls_cert and --tls_key: each needs the other")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise ValueError("--client_ca: needs --tls_cert and --tls_key")
+        return self

@@ -36,12 +36,14 @@ class WorkerTask(BaseModel):
     port: int
     control: int
     board: int
+    rows: int
     row: int
 
 
 async def _work(task: WorkerTask, project: ProjectSpec) -> None:
     """Serve the connections that the parent gives, until it says that it will give no more, or has ended."""
-    board = Board(task.board, project.processes)
+    # The project's file may say something else by now.
+    board = Board(task.board, task.rows)
     limit = SharedLimit(board, task.row, project.max_concurrency)
     control = trio.socket.from_stdlib_socket(socket.socket(fileno=task.control))
     inbox = ConnectionInbox(control, partial(board.add_closed_connection, task.row))

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.config.command_line import listen_addresses
 from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.frontends.grpc.transport.listeners import address_of, open_listeners
+from ovmstrio.frontends.grpc.transport.listeners import address_of
 from ovmstrio.handlers.concurrency import Board
+from ovmstrio.project_server.front_ends import make_tls
+from ovmstrio.project_server.listening import open_project_listeners, port_of
 from ovmstrio.project_server.passing import DRAIN, pass_connection
 from ovmstrio.project_server.readiness import ReadinessFile
 from ovmstrio.project_server.worker import WorkerTask
-from ovmstrio.user_code.exits import describe_exit
+from ovmstrio.user_code.exits import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +41,8 @@ _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 60.0
 """A process that has lived so long is started again without a long pause."""
+_GENTLE: Final = frozenset({0, -signal.SIGINT, -signal.SIGTERM})
+"""How processes end that are told to."""
 _END_SECONDS: Final = 15.0
 """What a process gets to end, besides the grace of its requests."""
 
@@ -67,7 +70,6 @@ class Workers:
     def __init__(self, project: ProjectSpec, settings: ProjectSettings) -> None:
         self._project = project
         self._settings = settings
-        self._port = project.serve_port if settings.port is None else settings.port
         self._readiness = ReadinessFile(settings.readiness_file)
         self._board = Board.create(project.processes)
         self._alive: dict[int, _Worker] = {}
@@ -81,15 +83,20 @@ class Workers:
         """Serve until drained.
 
         Raises:
-            ConfigError: a process ended before all were ready for the first time; its own log says why.
+            ConfigError: a process ended before all were ready for the first time, as its own log says; or TLS cannot
+                be set up.
             OSError: an address cannot be bound.
 
         Ownership: the processes and the listeners.
         Cancellation: kills the processes.
         """
-        addresses = listen_addresses(self._settings.bind_address, self._port)
+        # The processes do it; what is wrong is told once here.
+        make_tls(self._project, self._settings)
         try:
-            async with open_listeners(addresses) as listeners, trio.open_nursery() as nursery:
+            async with (
+                open_project_listeners(self._project, self._settings) as listeners,
+                trio.open_nursery() as nursery,
+            ):
                 for row in range(self._project.processes):
                     nursery.start_soon(self._keep, row)
                 await self._until_ready()
@@ -112,8 +119,7 @@ class Workers:
         self._tell_change()
         with trio.move_on_after(self._settings.drain_seconds + _END_SECONDS):
             for worker in list(self._alive.values()):
-                with suppress(OSError):
-                    await worker.control.send(DRAIN)
+                await _dismiss(worker)
             for worker in list(self._alive.values()):
                 await worker.ended.wait()
             log.info("drained")
@@ -123,11 +129,13 @@ class Workers:
     # Connections
 
     async def _give(self, stream: trio.SocketStream) -> None:
-        """Give a connection to the process that has the fewest; wait for one while there is none."""
+        """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
         try:
             while True:
                 worker = self._least_busy()
                 if worker is None:
+                    if self._draining.is_set():
+                        return
                     await self._changed.wait()
                     continue
                 worker.given += 1
@@ -156,7 +164,7 @@ class Workers:
             if self._draining.is_set():
                 return
             if not self._has_been_ready:
-                text = f"a worker process {describe_exit(code)} before it was ready; the log says why"
+                text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
                 raise ConfigError([Problem(text, file=str(self._project.file))])
             if trio.current_time() - started > _STABLE_SECONDS:
                 pause = _FIRST_PAUSE_SECONDS
@@ -174,11 +182,11 @@ class Workers:
                 nursery.start_soon(self._listen_to, worker)
                 code = await worker.process.wait()
                 nursery.cancel_scope.cancel()
+            if not self._draining.is_set() or (worker.is_ready and code not in _GENTLE):
+                self._log_end(worker, code)
         finally:
             with trio.CancelScope(shield=True):
                 await self._bury(worker)
-        if code != 0 or not self._draining.is_set():
-            self._log_end(worker, code)
         self._board.clear(row)
         return code
 
@@ -188,15 +196,19 @@ class Workers:
             task = WorkerTask(
                 file=self._project.file,
                 settings=self._settings,
-                port=self._port,
+                port=port_of(self._project, self._settings),
                 control=theirs.fileno(),
                 board=self._board.descriptor,
+                rows=self._board.rows,
                 row=row,
             )
             # Without -P, modules of the current directory would come before the server's.
             command = [sys.executable, "-P", "-m", "ovmstrio.project_server.worker", task.model_dump_json()]
             descriptors = (task.control, task.board)
-            process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, pass_fds=descriptors)
+            # In a group of their own, so that a terminal's Ctrl-C is for the parent, which lets them finish.
+            process = await trio.lowlevel.open_process(
+                command, stdin=subprocess.DEVNULL, pass_fds=descriptors, process_group=0
+            )
         return _Worker(row, process, trio.socket.from_stdlib_socket(ours))
 
     async def _listen_to(self, worker: _Worker) -> None:
@@ -220,8 +232,8 @@ class Workers:
             "a worker process has ended",
             project=self._project.name,
             pid=worker.process.pid,
-            end=describe_exit(code),
-            signal=signal.Signals(-code).name if code < 0 else None,
+            cause=_cause(code),
+            signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
             requests_lost=self._board.in_flight(worker.row),
         )
@@ -246,3 +258,16 @@ class Workers:
             self._readiness.remove()
         self._changed.set()
         self._changed = trio.Event()
+
+
+async def _dismiss(worker: _Worker) -> None:
+    """Let a process finish its requests; one that is not ready has none, and its constructor may take long."""
+    if not worker.is_ready:
+        worker.process.kill()
+        return
+    with suppress(OSError):
+        await worker.control.send(DRAIN)
+
+
+def _cause(code: int) -> str:
+    return signal_name(-code) if code < 0 else f"exit code {code}"

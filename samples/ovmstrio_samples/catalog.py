@@ -97,11 +97,15 @@ _SILERO: Final = Wheel(
 
 @dataclass(frozen=True, slots=True)
 class HandlerSample:
-    """One sample of a handler, which is a project that ``ovms serve FOLDER`` serves as it is."""
+    """One sample of a handler, which is a project that ``ovms serve FOLDER`` serves as it is.
+
+    What is to be done before is a command in ``first``.
+    """
 
     name: str
     purpose: str
     licence: str = "Apache-2.0"
+    first: str = ""
 
     @property
     def folder(self) -> Path:
@@ -111,7 +115,14 @@ class HandlerSample:
 
 HANDLERS: Final = (
     HandlerSample("handler_iris", "a classifier in several versions, over plain HTTP"),
+    HandlerSample(
+        "handler_sklearn",
+        "classifiers that scikit-learn has fitted, in several versions; needs scikit-learn",
+        first="python -m ovmstrio_samples.handler_sklearn.train 1",
+    ),
     HandlerSample("handler_batching", "requests that are gathered, so that one call answers many clients"),
+    HandlerSample("handler_caching", "many models, of which the few that are in use are in memory"),
+    HandlerSample("handler_primes", "a gRPC service of its own, which streams prime numbers"),
 )
 
 _EFFICIENTNET: Final = Wheel(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from ovms_cli import prepare
 from ovmstrio_samples.add_one.prepare import build
-from ovmstrio_samples.catalog import SAMPLES
+from ovmstrio_samples.catalog import HANDLERS, SAMPLES, HandlerSample
 
 Run = Callable[..., Result]
 
@@ -101,7 +101,10 @@ def test_the_list_needs_no_network(run: Run) -> None:
     """Every sample is listed with licence and size, as a table and as JSON."""
     table = run("--list").stdout
     facts = {fact["name"]: fact for fact in json.loads(run("--list", "--json").stdout)}
-    assert list(facts) == [sample.name for sample in SAMPLES]
+    assert list(facts) == [sample.name for sample in (*SAMPLES, *HANDLERS)]
+    for handler in HANDLERS:
+        assert handler.name in table
+        assert facts[handler.name]["kind"] == "handler"
     for sample in SAMPLES:
         assert sample.name in table
         assert facts[sample.name]["licence"] == sample.licence
@@ -116,6 +119,18 @@ def test_a_sample_of_the_install_needs_no_network(run: Run, tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     assert (tmp_path / "models" / "iris" / "1" / "model.xml").is_file()
     assert "ovms serve --model_name iris --model_path models/iris" in result.stderr
+
+
+@pytest.mark.parametrize("sample", HANDLERS, ids=lambda sample: sample.name)
+def test_a_handler_needs_no_preparation(run: Run, sample: HandlerSample) -> None:
+    """Its project is where it was installed, and what it takes to serve and ask it is told in its order."""
+    result = run("--sample", sample.name)
+    assert result.exit_code == 0, result.output
+    steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
+    serve = [f"ovms serve {sample.folder}", f"python -m ovmstrio_samples.{sample.name}.client"]
+    assert steps == [*filter(None, [sample.first]), *serve]
+    assert json.loads(run("--sample", sample.name, "--json").stdout)["project"] == str(sample.folder)
+    assert not Path("models").exists()
 
 
 def test_a_graph_is_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from tests.support.project_processes import serving_project
 from tests.support.projects import write_project
@@ -114,6 +116,8 @@ def test_the_log_is_json_with_a_line_for_each_answer(tmp_path: Path) -> None:
     ]
     (error,) = [line for line in lines if line["levelname"] == "ERROR"]
     assert "ValueError: a secret" in error["exc_info"]
+    access = next(line for line in lines if line.get("status_code", "").startswith("500"))
+    assert error["request_id"] == access["request_id"] == answer.headers["x-request-id"]
 
 
 def test_debug_tells_callers_what_was_raised(tmp_path: Path) -> None:
@@ -204,10 +208,11 @@ def test_one_limit_holds_for_all_processes(tmp_path: Path, processes: int) -> No
     file = _project(tmp_path, processes=processes, threads_per_process=1, max_concurrency=2)
     with serving_project(file) as server, concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = tmp_path / "waiting"
-        asked = [pool.submit(server.ask, path=f"/?wait={waiting}&until={until}") for _ in range(2)]
-        _until(lambda: server.ask().status_code == 503)
+        asked = [pool.submit(server.ask, path=f"/?wait={waiting}&until={until}") for _ in range(3)]
+        refused = next(concurrent.futures.as_completed(asked)).result()
         until.touch()
-        assert [each.result().status_code for each in asked] == [200, 200]
+        assert refused.status_code == 503
+        assert sorted(each.result().status_code for each in asked) == [200, 200, 503]
         assert server.ask("POST", json=1).status_code == 500
         if processes > 1:
             with pytest.raises(httpx.RemoteProtocolError):
@@ -241,6 +246,99 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+def test_a_process_that_keeps_dying_is_started_ever_later(tmp_path: Path) -> None:
+    """It is not ready meanwhile, the other one serves, and all is well once it lives."""
+    broken = tmp_path / "broken"
+    code = PLAIN.replace(
+        "        self.thread =",
+        f"        if Path({str(broken)!r}).exists(): os.kill(os.getpid(), 11)\n        self.thread =",
+    )
+    with serving_project(_project(tmp_path, code, processes=2)) as server:
+        broken.touch()
+        with pytest.raises(httpx.RemoteProtocolError):
+            server.ask(path="/?die=1")
+        server.wait_logged(lambda line: line["message"] == "starting another worker process", count=3)
+        ends = [line for line in server.log() if line["message"] == "a worker process has ended"]
+        pauses = [line["seconds"] for line in server.log() if line["message"] == "starting another worker process"]
+        assert [line["signal"] for line in ends[:3]] == ["SIGKILL", "SIGSEGV", "SIGSEGV"]
+        assert pauses[:3] == [0.25, 0.5, 1.0]
+        assert not server.readiness_file.exists()
+        assert server.ask(path="/v2/health/ready").status_code == 503
+        assert server.ask().status_code == 200
+        broken.unlink()
+        server.wait_file(exists=True)
+        assert server.ask(path="/v2/health/ready").status_code == 200
+        assert server.stop() == 0
+
+
+def test_a_server_without_living_processes_ends_all_the_same(tmp_path: Path) -> None:
+    """Those who wait for one are told by the end of their connection; a file that was changed meanwhile matters not."""
+    broken = tmp_path / "broken"
+    code = PLAIN.replace(
+        "        self.thread =", f"        assert not Path({str(broken)!r}).exists()\n        self.thread ="
+    )
+    file = _project(tmp_path, code, processes=2)
+    with serving_project(file) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        file.write_text(file.read_text().replace("processes: 2", "processes: 3"))
+        with pytest.raises(httpx.RemoteProtocolError):
+            server.ask(path="/?die=1")
+        server.wait_logged(lambda line: line["message"] == "made", count=3)
+        server.wait_file(exists=True)
+        broken.touch()
+        for _ in range(2):
+            with pytest.raises(httpx.RemoteProtocolError):
+                server.ask(path="/?die=1")
+        asked = pool.submit(server.ask)
+        server.wait_logged(lambda line: line.get("exit_code") == 1, count=2)
+        assert server.stop() == 0
+        with pytest.raises(httpx.TransportError):
+            asked.result()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_project_is_served_over_tls(tmp_path: Path, processes: int) -> None:
+    """A connection goes to its process before the handshake; clients without a certificate get nowhere if need be."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    key, chain, ca = tmp_path / "key.pem", tmp_path / "chain.pem", tmp_path / "ca.pem"
+    certificate.private_key_pem.write_to_path(key)
+    chain.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+    authority.cert_pem.write_to_path(ca)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    stranger = ssl.create_default_context()
+    authority.configure_trust(stranger)
+    authority.issue_cert("client@localhost").configure_cert(context)
+    file = _project(tmp_path, processes=processes, max_concurrency=1)
+    with (
+        serving_project(file, "--tls_cert", str(chain), "--tls_key", str(key), "--client_ca", str(ca)) as server,
+        httpx.Client(base_url=f"https://{server.address}", verify=context, trust_env=False) as client,
+    ):
+        pids = {client.get("/").json()["pid"]}
+        assert client.get("/info").json() == {}
+        pids |= {httpx.get(f"https://{server.address}", verify=context, trust_env=False).json()["pid"] for _ in "abcd"}
+        assert len(pids) == processes
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"https://{server.address}", verify=stranger, trust_env=False)
+        with pytest.raises(httpx.TransportError):
+            server.ask()
+        assert client.get("/").status_code == 200
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_port_that_is_in_use_is_told(tmp_path: Path, processes: int) -> None:
+    """With the address, and what can be done."""
+    with serving_project(_project(tmp_path / "first")) as first:
+        port = first.address.rpartition(":")[2]
+        file = _project(tmp_path / "second", processes=processes)
+        with serving_project(file, "--port", port, ready=False) as second:
+            assert second.wait_end() == 1
+            (line,) = [line for line in second.log() if line["levelname"] == "ERROR"]
+    assert f"127.0.0.1:{port}" in line["reason"]
+    assert "--port" in line["reason"]
+
+
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     """Even if it had no time to tell them."""
     with serving_project(_project(tmp_path, processes=2)) as server:
@@ -260,6 +358,22 @@ def _is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_server_that_is_not_ready_ends_without_delay(tmp_path: Path, processes: int) -> None:
+    """Whatever its constructor waits for, and without a word of errors."""
+    started = tmp_path / "started"
+    endless = PLAIN.replace(
+        "        self.thread =",
+        f"        Path({str(started)!r}).touch()\n        while True: time.sleep(0.01)\n        self.thread =",
+    )
+    with serving_project(_project(tmp_path, endless, processes=processes), ready=False) as server:
+        _until(started.exists)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_end()
+        assert [line["levelname"] for line in server.log() if line["levelname"] == "ERROR"] == []
+        assert not any(line["message"] == "serving" for line in server.log())
+
+
 def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     """With exit code 1 and the reason in the log."""
     file = _project(tmp_path, BROKEN, processes=2)
@@ -268,18 +382,30 @@ def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
         assert any("no luck" in str(line) for line in server.log())
 
 
-def test_options_of_models_are_refused(tmp_path: Path) -> None:
-    """A project has its own settings."""
-    with serving_project(_project(tmp_path), "--nireq", "4", ready=False) as server:
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--nireq", "4"], "--nireq cannot be used with a project"),
+        (["--tls_cert", "chain.pem"], "--tls_cert and --tls_key: each needs the other"),
+        (["--drain_delay", "-1"], "--drain_delay: Input should be greater than or equal to 0, found '-1'"),
+    ],
+    ids=["of models", "half", "out of range"],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: list[str], text: str) -> None:
+    """Those of models, too: a project has its own settings."""
+    with serving_project(_project(tmp_path), *options, ready=False) as server:
         assert server.wait_end() == 64
-        assert "--nireq" in "".join(server.lines)
+        assert text in "".join(server.lines)
 
 
 def test_a_project_that_is_wrong_is_told_whole(tmp_path: Path) -> None:
-    """Every problem at once."""
-    file = write_project(tmp_path / "project", PLAIN, processes=0, threads_per_process="many")
+    """Every problem at once, and what is only doubtful apart from them."""
+    file = write_project(tmp_path / "project", PLAIN, processes=0, threads_per_process="many", log_levl="info")
     with serving_project(file, ready=False) as server:
         assert server.wait_end() != 0
         text = "".join(server.lines)
-    assert "processes" in text
-    assert "threads_per_process" in text
+    warnings, _, errors = text.partition("error:")
+    assert "unknown key 'log_levl'" in warnings
+    assert "processes" in errors
+    assert "threads_per_process" in errors
+    assert "log_levl" not in errors

@@ -27,6 +27,23 @@ def test_statuses_are_failures(cls: type[errors.ServerError], row: tuple[Status,
     assert 400 <= http < 600 or (cls, http) == (errors.NothingToGather, 204)
 
 
+@pytest.mark.parametrize(
+    ("cls", "grpc", "http"),
+    [
+        (errors.MalformedPayload, Status.INVALID_ARGUMENT, 400),
+        (errors.UserCodeError, Status.INTERNAL, 500),
+        (errors.TooManyRequests, Status.UNAVAILABLE, 503),
+        (errors.HandlerLoading, Status.UNAVAILABLE, 503),
+        (errors.StorageFailure, Status.UNAVAILABLE, 503),
+    ],
+)
+def test_errors_of_handlers_have_the_statuses_of_nucleus(
+    cls: type[errors.ServerError], grpc: Status, http: int
+) -> None:
+    """What may pass is unavailable; the caller's mistake and the handler's are told apart."""
+    assert STATUS_OF[cls] == (grpc, http)
+
+
 def test_a_derived_error_has_the_statuses_of_its_nearest_ancestor() -> None:
     """Code outside the tree may derive from a class and is reported as that class."""
 

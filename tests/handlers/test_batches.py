@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from ovmstrio.errors import NotReady, UserCodeError
 from ovmstrio.handlers import HTTPError
 from ovmstrio.handlers.handler import LoadedHandler
+from ovmstrio.handlers.request_ids import in_log
 from tests.support.handlers import opened
 
 BATCHED = """
@@ -117,6 +119,54 @@ async def test_a_batch_that_fails_fails_for_all_of_it(tmp_path: Path, made: str,
     assert [str(each) for each in outcomes] == ["internal server error"] * 2
     assert all(problem in each.detail for each in outcomes)
     assert len(logs) == 1
+
+
+@pytest.mark.parametrize("retry", [True, False])
+async def test_requests_of_a_failed_batch_may_be_tried_one_by_one(tmp_path: Path, retry: bool) -> None:
+    """If the project says so: then only those fail that are at fault, also if there were too few results."""
+    code = """
+        class Handler:
+            def __init__(self):
+                self.batches = []
+            def handle_post(self, payload):
+                self.batches.append(list(payload))
+                if 0 in payload:
+                    return [10 // each for each in payload]
+                return [10 // each for each in payload if each != 5]
+        """
+    text = batching(3).replace("}", f", retry_singly: {str(retry).lower()}}}")
+    async with opened(tmp_path, code, text) as handler:
+        outcomes = [*await post_all(handler, 2, 0, 1), *await post_all(handler, 2, 5, 1)]
+    failed = [isinstance(each, UserCodeError) for each in outcomes]
+    if retry:
+        assert failed == [False, True, False] * 2
+        assert [outcomes[n] for n in (0, 2, 3, 5)] == [5, 10, 5, 10]
+        assert handler.instance.batches == [[2, 0, 1], [2], [0], [1], [2, 5, 1], [2], [5], [1]]
+    else:
+        assert all(failed)
+        assert handler.instance.batches == [[2, 0, 1], [2, 5, 1]]
+
+
+async def test_the_log_of_a_failed_batch_tells_of_its_requests(tmp_path: Path) -> None:
+    """All of them, and none of another batch."""
+    code = """
+        class Handler:
+            def handle_post(self, payload):
+                raise ValueError
+        """
+    async with opened(tmp_path, code, batching(2)) as handler:
+
+        async def post(request_id: str) -> None:
+            with in_log(request_id):
+                await outcome(partial(handler.call, "handle_post", payload=1))
+
+        with capture_logs([merge_contextvars]) as logs:
+            for pair in (["a", "b"], ["c", "d"]):
+                async with trio.open_nursery() as nursery:
+                    for request_id in pair:
+                        nursery.start_soon(post, request_id)
+                        await trio.testing.wait_all_tasks_blocked()
+    assert [line["request_id"] for line in logs] == ["a, b", "c, d"]
 
 
 async def test_an_exception_among_the_results_is_for_its_request_alone(tmp_path: Path) -> None:

@@ -12,9 +12,12 @@ README = HANDLERS[0].folder.parent / "README.md"
 
 @pytest.mark.parametrize("sample", HANDLERS, ids=lambda sample: sample.name)
 def test_a_listed_handler_is_a_project(sample: HandlerSample) -> None:
-    """Without a warning, with a README, and in the table of all samples."""
+    """Without a warning unless something comes first, with a client, and a README that says how to serve it."""
     project, warnings = read_project(sample.folder)
-    assert not warnings
+    assert not warnings or sample.first
     assert project.name == sample.name
-    assert (sample.folder / "README.md").is_file()
+    assert (sample.folder / "client.py").is_file()
+    told = (sample.folder / "README.md").read_text(encoding="utf-8")
+    assert f"ovms serve samples/ovmstrio_samples/{sample.name}\n" in told
+    assert sample.first in told
     assert f"[{sample.name}]({sample.name}/README.md)" in README.read_text(encoding="utf-8")

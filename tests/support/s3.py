@@ -18,7 +18,7 @@ import sys
 from threading import Thread
 from werkzeug.serving import make_server
 from moto.server import DomainDispatcherApplication, create_backend_app
-server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+server = make_server("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=True)
 print("port", server.server_port, flush=True)
 Thread(target=server.serve_forever, daemon=True).start()
 sys.stdin.read()
@@ -56,12 +56,12 @@ class Bucket:
 
 
 @contextmanager
-def s3_server(bucket: str) -> Iterator[Bucket]:
-    """Run a server with one empty bucket, that anybody may read, while the block lasts."""
+def s3_server(bucket: str, port: int = 0) -> Iterator[Bucket]:
+    """Run a server with one empty bucket, that anybody may read, while the block lasts; port 0 is any free one."""
     import boto3
 
     environment = {**os.environ, **_CREDENTIALS}
-    command = [sys.executable, "-c", _SERVER]
+    command = [sys.executable, "-c", _SERVER, str(port)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
     ) as process:

@@ -7,11 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["FLOAT", "INT32", "INT64", "STRING", "Info", "Node", "attribute", "const", "write_saved_model"]
+__all__ = [
+    "CLASSIFY",
+    "DOUBLE",
+    "FLOAT",
+    "INT32",
+    "INT64",
+    "STRING",
+    "TOTAL",
+    "Info",
+    "Node",
+    "attribute",
+    "const",
+    "node",
+    "write_classifier",
+    "write_saved_model",
+]
 
 FLOAT: Final = 1
 INT32: Final = 3
@@ -24,6 +39,11 @@ Info = tuple[str, int, Sequence[int]]
 """A tensor of a signature: its name in the graph, element type and shape."""
 
 Node = bytes
+
+_FEATURES: Final = {"features": ("x:0", FLOAT, [-1, 3])}
+CLASSIFY: Final = (_FEATURES, {"scores": ("y:0", FLOAT, [-1, 2]), "class_ids": ("best:0", INT64, [-1])})
+DOUBLE: Final = (_FEATURES, {"doubled": ("twice:0", FLOAT, [-1, 2])})
+TOTAL: Final[tuple[Any, Any]] = (_FEATURES, {"total": ("total:0", FLOAT, [])})
 
 
 def _varint(value: int) -> bytes:
@@ -92,3 +112,19 @@ def write_saved_model(
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_bytes(_number(1, 1) + _bytes(2, meta))
     return folder
+
+
+def write_classifier(folder: Path, weight: float = 1.0, **signatures: Any) -> Path:
+    """Write a model whose scores are the features times (0, 1), (2, 3), (4, 5), times a weight."""
+    f, no = attribute(kind=FLOAT), attribute(flag=False)
+    nodes = [
+        node("x", "Placeholder", dtype=f, shape=attribute(shape=[-1, 3])),
+        const("w", np.arange(6).reshape(3, 2) * weight, FLOAT),
+        const("axis", np.array(1), INT32),
+        const("axes", np.array([0, 1]), INT32),
+        node("y", "MatMul", ["x", "w"], T=f, transpose_a=no, transpose_b=no),
+        node("best", "ArgMax", ["y", "axis"], T=f, Tidx=attribute(kind=INT32), output_type=attribute(kind=INT64)),
+        node("twice", "AddV2", ["y", "y"], T=f),
+        node("total", "Sum", ["y", "axes"], T=f, Tidx=attribute(kind=INT32), keep_dims=no),
+    ]
+    return write_saved_model(folder, nodes, signatures or {"serving_default": CLASSIFY})

@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ovmstrio.frontends.grpc.endless_calls import EndlessCalls
+    from ovmstrio.frontends.grpc.transport.server import Service
     from ovmstrio.frontends.grpc.transport.stream import Call
 
-__all__ = ["ReflectionService"]
+__all__ = ["ReflectionService", "service_names"]
 
 _VERSIONS: Final = {"v1": v1, "v1alpha": v1alpha}
 _OWN: Final = Descriptors(FILES, POOL)
+
+
+def service_names(services: Sequence[Service]) -> set[str]:
+    """Give the full names of services."""
+    return {path.split("/")[1] for service in services for path in service.__mapping__()}
 
 
 class ReflectionService:

@@ -8,11 +8,9 @@ import trio
 
 from ovmstrio.frontends.grpc.codec import Codec
 from ovmstrio.frontends.grpc.endless_calls import EndlessCalls
-from ovmstrio.frontends.grpc.handlers.codec import UserCodec
-from ovmstrio.frontends.grpc.handlers.projects import service_names, user_descriptors, user_services
 from ovmstrio.frontends.grpc.health import HealthService, PlaneHealth
 from ovmstrio.frontends.grpc.kserve import InferenceService
-from ovmstrio.frontends.grpc.reflection import ReflectionService
+from ovmstrio.frontends.grpc.reflection import ReflectionService, service_names
 from ovmstrio.frontends.grpc.status_mapping import map_error
 from ovmstrio.frontends.grpc.tensorflow import ModelService, PredictionService
 from ovmstrio.frontends.grpc.transport.listeners import open_listeners
@@ -60,9 +58,17 @@ class GrpcFrontEnd:
         health = HealthService(PlaneHealth(plane, names), self._endless)
         services: list[Service] = [InferenceService(plane), PredictionService(plane), ModelService(plane), health]
         listed = {*names, *service_names(services)}
-        reflection = ReflectionService(listed, self._endless, user_descriptors(projects))
-        services += [reflection, *user_services(projects, service_names([*services, reflection]))]
-        codec = UserCodec() if projects else Codec()
+        codec = Codec()
+        if projects:
+            # What only projects need is left alone by those who serve none.
+            from ovmstrio.frontends.grpc.handlers.codec import UserCodec  # noqa: PLC0415
+            from ovmstrio.frontends.grpc.handlers.projects import user_descriptors, user_services  # noqa: PLC0415
+
+            codec = UserCodec()
+            services.append(ReflectionService(listed, self._endless, user_descriptors(projects)))
+            services += user_services(projects, service_names(services))
+        else:
+            services.append(ReflectionService(listed, self._endless))
         self._server = GrpcServer(services, codec, limits=limits, map_error=map_error)
 
     async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:

@@ -50,7 +50,8 @@ def _batching(project: ProjectSpec) -> dict[str, Any] | None:
     batching = project.batching
     if batching is None:
         return None
-    return {"max_batch_size": batching.max_batch_size, "batch_interval_seconds": batching.interval_seconds}
+    values = {"max_batch_size": batching.max_batch_size, "batch_interval_seconds": batching.interval_seconds}
+    return values | ({"retry_singly": True} if batching.retry_singly else {})
 
 
 def _models(models: ModelsSpec | None) -> dict[str, Any]:
@@ -63,6 +64,8 @@ def _models(models: ModelsSpec | None) -> dict[str, Any]:
         "signature_key": models.signature_key,
         "cache_size": models.cache_size,
         "disk_cache_size": models.disk_cache_size,
+        "latest_versions": models.latest_versions,
+        "reload_interval_seconds": models.reload_interval_seconds,
     }
     return {models.section: {key: value for key, value in values.items() if value is not None}}
 

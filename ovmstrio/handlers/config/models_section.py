@@ -13,7 +13,16 @@ from ovmstrio.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec
 
 __all__ = ["find_models_section", "read_models"]
 
-_KEYS: Final = ("path", "paths", "dir", "signature_key", "cache_size", "disk_cache_size")
+_KEYS: Final = (
+    "path",
+    "paths",
+    "dir",
+    "signature_key",
+    "cache_size",
+    "disk_cache_size",
+    "latest_versions",
+    "reload_interval_seconds",
+)
 _ENTRY_KEYS: Final = ("name", "path", "signature_key")
 _ALTERNATIVES: Final = _KEYS[:3]
 _OF_TYPE: Final = {"tensorflow": "models", "python": "multi_model_reloading"}
@@ -61,6 +70,9 @@ def read_models(top: Section, key: str, directory: Path, project_type: str | Non
     section.warn_unknown(_KEYS)
     fields: dict[str, Any] = {"section": key, "signature_key": _signature_key(section, project_type)}
     fields |= _cache_sizes(section)
+    fields["latest_versions"] = section.whole("latest_versions", 1)
+    interval = section.seconds("reload_interval_seconds")
+    fields |= {} if interval is None else {"reload_interval_seconds": interval}
     given = [each for each in _ALTERNATIVES if each in section.members]
     for kind in given:
         fields |= {"kind": kind} | _READERS[kind](section, directory, project_type, fields["signature_key"])

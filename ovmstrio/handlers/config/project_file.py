@@ -43,6 +43,7 @@ _KEYS: Final = (
     *IMAGE_KEYS,
 )
 _BATCHING: Final = ("max_batch_size", "batch_interval_seconds")
+_RETRY: Final = "retry_singly"
 _MAX_PORT: Final = 65535
 _SMALL_BATCH: Final = "batches may be larger than 'threads_per_process' here; those of Nucleus never are"
 
@@ -219,9 +220,12 @@ class _Reader:
         section = self._top.section("server_side_batching")
         if section is None:
             return None
-        section.warn_unknown(_BATCHING, _BATCHING)
+        section.warn_unknown((*_BATCHING, _RETRY), _BATCHING)
         size, interval = section.whole(_BATCHING[0], 1), section.seconds(_BATCHING[1])
-        return ProjectBatching(max_batch_size=size, interval_seconds=interval) if size and interval else None
+        retry = section.flag(_RETRY)
+        if not (size and interval):
+            return None
+        return ProjectBatching(max_batch_size=size, interval_seconds=interval, retry_singly=retry)
 
     def _tfs_container_dns(self, project_type: str | None) -> str | None:
         host = self._top.text("tfs_container_dns")

@@ -52,7 +52,8 @@ class ModelsSpec(_Spec):
 
     ``entries`` is one model named :data:`DEFAULT_MODEL` for the kind ``path``, all that are listed for ``paths``,
     and empty for ``dir``, where every folder directly below ``dir`` is a model.  The cache sizes count versions of
-    models; both are given (models are cached, and loaded when they are asked for) or none is.
+    models; both are given (models are cached, and loaded when they are asked for) or none is.  Of each model there are
+    the ``latest_versions``, so many of them, or all.  What changes is looked for every ``reload_interval_seconds``.
     """
 
     section: str
@@ -62,6 +63,8 @@ class ModelsSpec(_Spec):
     signature_key: str | None = None
     cache_size: _Positive | None = None
     disk_cache_size: _Positive | None = None
+    latest_versions: _Positive | None = None
+    reload_interval_seconds: Annotated[float, Field(gt=0)] = 10.0
 
     @property
     def is_cached(self) -> bool:
@@ -70,10 +73,17 @@ class ModelsSpec(_Spec):
 
 
 class ProjectBatching(_Spec):
-    """Server-side batching: how many requests at most, and how long the first one waits for others."""
+    """Server-side batching.
+
+    Attributes:
+        max_batch_size: how many requests at most are one call.
+        interval_seconds: how long the first of them waits for others.
+        retry_singly: whether the requests of a call that failed are tried again, one by one.
+    """
 
     max_batch_size: _Positive
     interval_seconds: Annotated[float, Field(gt=0)]
+    retry_singly: bool = False
 
 
 class GpuVersion(_Spec):

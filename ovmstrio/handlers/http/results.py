@@ -102,7 +102,7 @@ def _listed(value: Any) -> Any:
     try:
         return value.tolist()
     except AttributeError:
-        raise TypeError(f"a {type(value).__name__} cannot be written as JSON") from None
+        raise TypeError(f"an object of type {type(value).__name__!r} cannot be written as JSON") from None
 
 
 _encoder: Final = json.JSONEncoder(default=_listed)

@@ -55,9 +55,10 @@ class CopyMaker:
         number = str(next(self._numbers))
         unfinished, place = self._root / f"{number}.part", self._root / number
         try:
-            for file in version.files:
-                target = unfinished / key.name / key.version / file.path
-                target.parent.mkdir(parents=True, exist_ok=True)
+            targets = {unfinished / key.name / key.version / file.path: file for file in version.files}
+            for folder in {target.parent for target in targets}:
+                folder.mkdir(parents=True, exist_ok=True)
+            for target, file in targets.items():
                 storage.fetch(file, target)
             unfinished.rename(place)
         except OSError as error:

@@ -106,7 +106,15 @@ async def open_library(
             maker = CopyMaker(root)
             loader = ModelLoader(shelf, maker, sources)
             loader.load_model = load_model
-            watcher = Watcher(sources, shelf, maker, validate=validate, is_cached=spec.is_cached, options=options.watch)
+            watcher = Watcher(
+                sources,
+                shelf,
+                maker,
+                validate=validate,
+                is_cached=spec.is_cached,
+                latest=spec.latest_versions,
+                options=options.watch,
+            )
             names = ModelNames(spec.kind, frozenset(entry.name for entry in spec.entries), shelf)
             library = ModelLibrary(shelf, loader, names, watcher, is_caching=spec.is_cached)
             nursery.start_soon(watcher.run)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.batching import BatchOptions, open_batcher
-from ovmstrio.handlers.config.specs import ProjectBatching, ProjectSpec
+from ovmstrio.handlers.config.specs import ModelsSpec, ProjectBatching, ProjectSpec
 from ovmstrio.handlers.models.client import ModelClient
 from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.handlers.models.running import run_batch
 from ovmstrio.handlers.models.saved_model_info import SavedModelInfo
 from ovmstrio.handlers.models.sources import problem_of_saved_model
 from ovmstrio.handlers.models.tensorflow import SavedModelLoader, TensorFlowClient
+from ovmstrio.handlers.models.watching import WatchOptions
 
 __all__ = ["ProjectModels", "open_models"]
 
@@ -22,6 +25,8 @@ TENSORFLOW_CLIENT: Final = "tensorflow_client"
 _METADATA: Final = "model_metadata"
 _STALE: Final = "stale"
 _BATCHES_AT_ONCE: Final = 2
+_ROOT_VARIABLE: Final = "CORTEX_MODEL_DIR"
+"""Names the folder for copies of models."""
 
 
 class ProjectModels:
@@ -67,6 +72,10 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
 
     A Python handler's ``load_model`` is said later, with the client's ``set_load_method``.
 
+    Args:
+        project: whose models.
+        options: how they are kept; as the project says if None.
+
     Raises:
         ConfigError: a storage's library is not installed.
         ExceptionGroup: of what the block raises.
@@ -76,6 +85,8 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
     Cancellation: at any checkpoint.
     """
     spec = project.models
+    if spec is not None and options is None:
+        options = _options(spec)
     if spec is None:
         yield ProjectModels()
     elif project.type == "python":
@@ -91,11 +102,19 @@ async def open_models(project: ProjectSpec, *, options: LibraryOptions | None = 
                 yield ProjectModels(library, {TENSORFLOW_CLIENT: client}, info)
 
 
+def _options(spec: ModelsSpec) -> LibraryOptions:
+    root = os.environ.get(_ROOT_VARIABLE)
+    watch = WatchOptions(interval_seconds=spec.reload_interval_seconds)
+    return LibraryOptions(watch, Path(root) if root else None)
+
+
 @asynccontextmanager
 async def _open_tensorflow(library: ModelLibrary, batching: ProjectBatching | None) -> AsyncIterator[TensorFlowClient]:
     if batching is None:
         yield TensorFlowClient(library.shelf, library.loader, library.names)
         return
     batches = BatchOptions(max_size=batching.max_batch_size, timeout_seconds=batching.interval_seconds)
-    async with open_batcher(run_batch, batches, concurrency=_BATCHES_AT_ONCE) as batcher:
+    async with open_batcher(
+        run_batch, batches, concurrency=_BATCHES_AT_ONCE, retry_singly=batching.retry_singly
+    ) as batcher:
         yield TensorFlowClient(library.shelf, library.loader, library.names, batcher)

@@ -6,7 +6,7 @@ All of it behind one lock that is held for microseconds, because user code asks 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,17 +65,32 @@ class Shelf:
 
     def replace_catalog(self, tree: Tree) -> None:
         """Take over what the storage has now; what is not there any more goes."""
+        # Sorted before, as calls of user code wait for the lock.
+        catalog, newest = dict(tree), _newest(tree)
         with self._lock:
             self._unreachable.clear()
-            self._set_catalog(dict(tree))
+            for key in self._catalog.keys() - catalog.keys():
+                self._forget(key)
+            self._catalog, self._newest = catalog, newest
         self._tidy()
 
     def publish(self, copy: Copy, version: VersionFiles) -> None:
         """Offer a version whose new copy is complete."""
         with self._lock:
             self._set_copy(copy)
-            self._set_catalog({**self._catalog, copy.key: version})
+            self._catalog = {**self._catalog, copy.key: version}
+            self._newest = {**self._newest, **_newest({*self.versions(copy.key.name), copy.key})}
         self._tidy()
+
+    def broken(self) -> dict[ModelKey, str]:
+        """Give the versions that could not be loaded, with their fingerprints then."""
+        with self._lock:
+            return dict(self._broken)
+
+    def in_memory(self) -> frozenset[ModelKey]:
+        """Give the versions that are loaded."""
+        with self._lock:
+            return frozenset(self._loaded)
 
     def metadata(self) -> dict[str, dict[str, list[Any]]]:
         """Describe the models: their versions, the highest first, and when each was written."""
@@ -123,24 +138,24 @@ class Shelf:
             return self._catalog.get(key), copy
 
     def end_load(self, key: ModelKey, copy: Copy | None) -> None:
-        """End what :meth:`begin_load` began."""
+        """End what :meth:`begin_load` began; the caller empties the trash."""
         with self._lock:
             self._policy.release(key)
             if copy is not None:
                 self._unpin(copy)
-        self._tidy()
+        self._evict()
 
     def make_room_on_disk(self, key: ModelKey) -> None:
-        """Have others leave the disk for a copy that is about to be made."""
+        """Have others leave the disk for a copy that is about to be made; the caller empties the trash."""
         with self._lock:
             self._policy.add_to_disk(key)
-        self._tidy()
+        self._evict()
 
     def make_room_in_memory(self, key: ModelKey) -> None:
-        """Have others leave the memory for a model that is about to be loaded."""
+        """Have others leave the memory for a model that is about to be loaded; the caller empties the trash."""
         with self._lock:
             self._policy.add_to_memory(key)
-        self._tidy()
+        self._evict()
 
     def replace_copy(self, copy: Copy, old: Copy | None) -> None:
         """Keep a new copy of a version, as if it had been there at :meth:`begin_load` instead of the old one."""
@@ -188,15 +203,9 @@ class Shelf:
 
     # Going
 
-    def sweep(self) -> None:
-        """Have everything go that is above the limits and not in use."""
-        self._tidy()
-
     def clear(self) -> None:
         """Forget everything, as nobody asks any more."""
-        with self._lock:
-            self._set_catalog({})
-        self._tidy()
+        self.replace_catalog({})
 
     def take_trash(self) -> list[Copy]:
         """Give the copies whose files are not needed any more, for the caller to remove."""
@@ -215,6 +224,11 @@ class Shelf:
             return len(self._loaded), len(self._copies)
 
     def _tidy(self) -> None:
+        if self._evict():
+            self._on_trash()
+
+    def _evict(self) -> bool:
+        """Have everything go that is above the limits and not in use; tells whether there is trash then."""
         with self._lock:
             for key in self._policy.evict_from_memory():
                 self._drop_loaded(key)
@@ -224,8 +238,7 @@ class Shelf:
             dropped, self._dropped = self._dropped, []
             has_trash = bool(self._trash)
         del dropped
-        if has_trash:
-            self._on_trash()
+        return has_trash
 
     def _resolve(self, name: str, version: str) -> ModelKey | None:
         if version != LATEST:
@@ -246,18 +259,6 @@ class Shelf:
         if loaded.copy.fingerprint == wanted or self._broken.get(key) == wanted or key in self._unreachable:
             return loaded
         return None
-
-    def _set_catalog(self, catalog: dict[ModelKey, VersionFiles]) -> None:
-        for key in self._catalog.keys() - catalog.keys():
-            self._forget(key)
-        names: dict[str, list[str]] = {}
-        for key in catalog:
-            names.setdefault(key.name, []).append(key.version)
-        self._catalog = catalog
-        self._newest = {
-            name: tuple(ModelKey(name, version) for version in newest_first(versions))
-            for name, versions in names.items()
-        }
 
     def _set_copy(self, copy: Copy) -> None:
         self._drop_copy(copy.key)
@@ -294,3 +295,13 @@ class Shelf:
         copy.pins -= 1
         if copy.pins == 0:
             self._trash.append(copy)
+
+
+def _newest(keys: Iterable[ModelKey]) -> dict[str, tuple[ModelKey, ...]]:
+    """Sort versions by their models, the highest first."""
+    names: dict[str, list[str]] = {}
+    for key in keys:
+        names.setdefault(key.name, []).append(key.version)
+    return {
+        name: tuple(ModelKey(name, version) for version in newest_first(versions)) for name, versions in names.items()
+    }

@@ -32,7 +32,11 @@ class Source:
             StorageFailure: the storage cannot be read.
         """
         files = self.storage.list_files(self.location)
-        return models_below(files) if self.name is None else versions_of(self.name, files)
+        tree = models_below(files) if self.name is None else versions_of(self.name, files)
+        for version in tree.values():
+            # Thousands of hashes would hold up the loop; from here on they are known.
+            _ = version.fingerprint
+        return tree
 
     def has(self, key: ModelKey) -> bool:
         """Tell whether a model would be in here."""

@@ -132,31 +132,43 @@ def _number(version: str) -> tuple[int, str]:
 
 def versions_of(name: str, files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
     """Divide the files of a model's folder into its versions; none if there is no folder, or nothing in it."""
-    found = tuple(file for file in files if file.path)
-    if not found:
-        return {}
-    if not all(_is_in_version(file) for file in found):
-        return {ModelKey(name, ONLY_VERSION): VersionFiles(found)}
-    return {ModelKey(name, version): VersionFiles(inner) for version, inner in _by_folder(found).items()}
+    return _divide(name, [(file.path, file) for file in files if file.path])
 
 
 def models_below(files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:
     """Divide the files of a folder of models into the versions of these; files that are in no model do not count."""
     tree: dict[ModelKey, VersionFiles] = {}
-    for name, inner in _by_folder(file for file in files if "/" in file.path).items():
-        tree |= versions_of(name, inner)
+    for name, placed in _by_folder((file.path, file) for file in files if "/" in file.path).items():
+        tree |= _divide(name, placed)
     return tree
 
 
-def _is_in_version(file: StoredFile) -> bool:
-    folder, slash, rest = file.path.partition("/")
+_Placed = tuple[str, StoredFile]
+"""A path relative to a folder, and the file that is there."""
+
+
+def _divide(name: str, found: list[_Placed]) -> dict[ModelKey, VersionFiles]:
+    if not found:
+        return {}
+    if not all(_is_in_version(path) for path, _ in found):
+        return {ModelKey(name, ONLY_VERSION): _version(found)}
+    return {ModelKey(name, version): _version(placed) for version, placed in _by_folder(found).items()}
+
+
+def _version(placed: list[_Placed]) -> VersionFiles:
+    return VersionFiles(
+        tuple(StoredFile(path, file.location, file.size, file.mark, file.modified) for path, file in placed)
+    )
+
+
+def _is_in_version(path: str) -> bool:
+    folder, slash, rest = path.partition("/")
     return bool(slash and rest) and is_version(folder)
 
 
-def _by_folder(files: Iterable[StoredFile]) -> dict[str, tuple[StoredFile, ...]]:
-    folders: dict[str, list[StoredFile]] = {}
-    for file in files:
-        folder, _, rest = file.path.partition("/")
-        inner = StoredFile(rest, file.location, file.size, file.mark, file.modified)
-        folders.setdefault(folder, []).append(inner)
-    return {folder: tuple(inner) for folder, inner in folders.items()}
+def _by_folder(placed: Iterable[_Placed]) -> dict[str, list[_Placed]]:
+    folders: dict[str, list[_Placed]] = {}
+    for path, file in placed:
+        folder, _, rest = path.partition("/")
+        folders.setdefault(folder, []).append((rest, file))
+    return folders

@@ -54,10 +54,6 @@ class UsagePolicy(Generic[_K]):
         if not self._leases[key]:
             del self._leases[key]
 
-    def is_leased(self, key: _K) -> bool:
-        """Tell whether something has to stay."""
-        return key in self._leases
-
     def add_to_memory(self, key: _K) -> None:
         """Note that something is in memory, or is about to be, as the most recently used."""
         self._memory[key] = None

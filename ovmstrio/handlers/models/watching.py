@@ -18,9 +18,10 @@ import trio
 
 from ovmstrio.errors import StorageFailure
 from ovmstrio.handlers.models.copies import CopyMaker
+from ovmstrio.handlers.models.retention import keep_latest
 from ovmstrio.handlers.models.shelf import Shelf
 from ovmstrio.handlers.models.sources import Source
-from ovmstrio.handlers.models.tree import ModelKey, Tree, VersionFiles, diff
+from ovmstrio.handlers.models.tree import Changes, ModelKey, Tree, VersionFiles, diff
 
 __all__ = ["Validate", "WatchOptions", "Watcher"]
 
@@ -62,6 +63,7 @@ class Watcher:
         maker: makes copies.
         validate: says which versions to ignore; a version that was good before stays as it was then.
         is_cached: whether versions are fetched by those who ask for them.
+        latest: how many versions of each model are wanted, the highest ones; None for all.
         options: how often, and for how long at most.
 
     Attributes:
@@ -78,6 +80,7 @@ class Watcher:
         *,
         validate: Validate,
         is_cached: bool,
+        latest: int | None = None,
         options: WatchOptions,
     ) -> None:
         self.is_stale = False
@@ -89,6 +92,7 @@ class Watcher:
         self._maker = maker
         self._validate = validate
         self._is_cached = is_cached
+        self._latest = latest
         self._options = options
         self._limiter = trio.CapacityLimiter(options.fetches)
         self._refused: dict[ModelKey, str] = {}
@@ -97,7 +101,8 @@ class Watcher:
     async def run(self) -> None:
         """Look again and again, until cancelled.
 
-        Cancellation: at once; threads that read or write then go on to the end of what they do, and it is dropped.
+        Cancellation: at once, or when what was listed has been compared; threads that read or write then go on to the
+        end of what they do, and it is dropped.
         """
         while True:
             is_complete = await self.look()
@@ -123,10 +128,9 @@ class Watcher:
         """
         listed = await self._each(self._sources, self._list)
         is_complete = all(tree is not None for tree in listed)
-        tree = self._keep_valid(self._join(listed))
-        if self._is_cached:
-            self._shelf.replace_catalog(tree)
-        else:
+        # What a storage has may be thousands of versions, which would hold up the loop.
+        tree = await trio.to_thread.run_sync(self._take_over, listed)
+        if not self._is_cached:
             is_complete = await self._fetch_changes(tree) and is_complete
         self._note(is_complete=is_complete)
         return is_complete
@@ -158,6 +162,23 @@ class Watcher:
     def _known_of(self, source: Source) -> Tree:
         return {key: files for key, files in self._shelf.catalog.items() if source.has(key)}
 
+    def _take_over(self, listed: Sequence[Tree | None]) -> Tree:
+        """Give the versions that there should be; where they are fetched by those who ask, they are there then."""
+        tree = self._choose(self._join(listed))
+        if self._is_cached:
+            self._shelf.replace_catalog(tree)
+        return tree
+
+    def _choose(self, tree: Tree) -> Tree:
+        valid = self._keep_valid(tree)
+        if self._latest is None:
+            return valid
+        failed = self._shelf.broken()
+        # A version that was written anew may be good now.
+        broken = {key for key in failed.keys() & valid.keys() if valid[key].fingerprint == failed[key]}
+        kept = keep_latest(valid, self._latest, broken=broken, loaded=self._shelf.in_memory())
+        return {key: valid[key] for key in valid if key in kept}
+
     def _keep_valid(self, tree: Tree) -> dict[ModelKey, VersionFiles]:
         """Leave out versions that cannot be used; each is told of once."""
         valid: dict[ModelKey, VersionFiles] = {}
@@ -176,13 +197,13 @@ class Watcher:
         return valid
 
     async def _fetch_changes(self, tree: Tree) -> bool:
-        known = self._shelf.catalog
-        changes = diff(_fingerprints(known), _fingerprints(tree))
+        changes = await trio.to_thread.run_sync(_compare, self._shelf.catalog, tree)
         wanted = sorted(changes.added | changes.changed)
         fetched = await self._each(wanted, lambda key: self._fetch(key, tree[key]))
         if changes.removed:
             log.info("models have gone", versions=sorted(map(str, changes.removed)))
-            self._shelf.replace_catalog({key: self._shelf.catalog[key] for key in self._shelf.catalog if key in tree})
+            left = {key: files for key, files in self._shelf.catalog.items() if key in tree}
+            await trio.to_thread.run_sync(self._shelf.replace_catalog, left)
         return all(fetched)
 
     async def _fetch(self, key: ModelKey, version: VersionFiles) -> bool:
@@ -212,6 +233,10 @@ class Watcher:
             for position, item in enumerate(items):
                 nursery.start_soon(one, position, item)
         return [results[position] for position in range(len(items))]
+
+
+def _compare(old: Tree, new: Tree) -> Changes:
+    return diff(_fingerprints(old), _fingerprints(new))
 
 
 def _fingerprints(tree: Tree) -> dict[ModelKey, str]:

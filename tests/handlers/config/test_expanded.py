@@ -47,13 +47,14 @@ def test_defaults_are_written_out(tmp_path: Path) -> None:
         PYTHON,
         PYTHON + _RICH,
         f"{PYTHON}server_side_batching: {{max_batch_size: 1, batch_interval_seconds: 2}}\n",
+        f"{PYTHON}server_side_batching: {{max_batch_size: 1, batch_interval_seconds: 2, retry_singly: yes}}\n",
         f"{PYTHON}protobuf_path: a.proto\npython_path: src\n",
-        f"{PYTHON}multi_model_reloading: {{dir: s3://b/a, cache_size: 1, disk_cache_size: 2}}\n",
+        f"{PYTHON}multi_model_reloading: {{dir: s3://b/a, cache_size: 1, disk_cache_size: 2, latest_versions: 3}}\n",
         f"{TENSORFLOW}models: {{path: s3://b/a, signature_key: k}}\ntfs_container_dns: tfs\n",
         f"{TENSORFLOW}models: {{paths: [{{name: a, path: s3://b/a}}, {{name: b, path: gs://b/c, signature_key: k}}]}}",
         f"{PYTHON}gpu: true\ngpu_version: {{cuda: 12.4.1, cudnn: 9}}\npy_version: 3.12\n",
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_the_expanded_file_says_the_same(tmp_path: Path, text: str) -> None:
     """Reading it again gives the same project, except for what is written out now."""

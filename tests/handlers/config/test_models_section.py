@@ -32,12 +32,15 @@ def test_paths_have_names_and_signatures_of_their_own(tmp_path: Path) -> None:
   signature_key: shared
   cache_size: 1
   disk_cache_size: 2
+  latest_versions: 3
+  reload_interval_seconds: 0.5
   paths:
     - {name: text-gen, path: gs://bucket/b, signature_key: own}
     - {name: plain, path: az://bucket/c/d}
 """
     models = _models(good(tmp_path, TENSORFLOW + text))
     assert (models.kind, models.is_cached, models.cache_size, models.disk_cache_size) == ("paths", True, 1, 2)
+    assert (models.latest_versions, models.reload_interval_seconds) == (3, 0.5)
     assert models.entries == (
         ModelEntry(name="text-gen", path="gs://bucket/b", signature_key="own"),
         ModelEntry(name="plain", path="az://bucket/c/d", signature_key="shared"),
@@ -110,6 +113,7 @@ def test_reloading_is_not_for_tensorflow(tmp_path: Path) -> None:
                 ("models.disk_cache_size", "the value cannot be used"),
             ],
         ),
+        ("{dir: s3://b/a, latest_versions: 0}", [("models.latest_versions", "the value cannot be used")]),
         ("{paths: []}", [("models.paths", "the list is empty")]),
         ("{paths: {name: a}}", [("models.paths", "wrong type")]),
         ("{paths: [a]}", [("models.paths[0]", "wrong type")]),

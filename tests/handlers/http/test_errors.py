@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from ovmstrio.errors import MalformedPayload, NotReady, UserCodeError
-from ovmstrio.handlers.http.errors import error_answer
+from ovmstrio.handlers.http.errors import error_answer, wants_json
 from ovmstrio.handlers.http.responses import HTTPError
 
 TEXT = ("content-type", "text/plain; charset=utf-8")
@@ -39,6 +41,29 @@ def test_what_a_handler_raised_is_for_the_log() -> None:
     assert error_answer(error, 500).body == b"internal server error"
     shown = error_answer(error, 500, shows_details=True)
     assert shown.body == b"internal server error: ValueError: boom (handler.py:3)"
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("application/json", True),
+        ("application/json;q=0.9, */*;q=0.1", True),
+        ("application/json, text/plain, */*", False),
+        ("*/*", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_client_may_want_json(accept: str | None, expected: bool) -> None:
+    """One that takes text as well gets that."""
+    assert wants_json(accept) is expected
+
+
+def test_errors_may_be_json_but_for_what_a_handler_says() -> None:
+    """Which is sent as it is."""
+    answer = error_answer(NotReady("later"), 503, as_json=True)
+    assert (answer.headers, answer.body) == ((("content-type", "application/json"),), b'{"error": "later"}')
+    assert error_answer(HTTPError(404, "no leaf"), 500, as_json=True).body == b"no leaf"
 
 
 def test_errors_of_the_server_say_what_they_say() -> None:

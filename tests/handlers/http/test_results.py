@@ -72,7 +72,7 @@ async def test_each_kind_of_result_has_its_answer(
 @pytest.mark.parametrize(
     ("result", "reason"),
     [
-        ("object()", "TypeError: a object cannot be written as JSON"),
+        ("object()", "TypeError: an object of type 'object' cannot be written as JSON"),
         ("{(1, 2): 3}", "TypeError: keys must be"),
         ("self.endless()", "ValueError: Circular reference"),
         ("'\\ud800'", "UnicodeEncodeError"),
@@ -153,7 +153,7 @@ async def test_a_generator_that_fails_at_once_is_an_error(tmp_path: Path, prefix
         assert await anext(made.body) == b"a"
         with pytest.raises(UserCodeError) as caught:
             await anext(made.body)
-        assert caught.value.detail.startswith("TypeError: a object cannot be written as JSON")
+        assert caught.value.detail.startswith("TypeError: an object of type 'object' cannot be written as JSON")
 
 
 @pytest.mark.parametrize("prefix", ["", "async "])

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.errors import StorageFailure
+from ovmstrio.handlers.config.specs import DEFAULT_MODEL
 from ovmstrio.handlers.models.leases import lease_models
 from ovmstrio.handlers.models.tree import VersionFiles
 from tests.support.model_projects import (
@@ -256,3 +257,30 @@ async def test_a_handler_without_a_load_method_is_told(tmp_path: Path) -> None:
             library.client.get_model(model_version=1)
         library.client.set_load_method(lambda path: path)
         assert library.client.get_model(model_version=1).endswith("/_cortex_default/1")
+
+
+async def test_only_the_latest_versions_are_there(tmp_path: Path, mock_clock: MockClock) -> None:
+    """What serves stays until a higher version has been loaded, and what leaves makes room for others."""
+    for version in (1, 2, 3):
+        write_model(tmp_path, f"v{version}", "up", str(version))
+    spec = one_model(tmp_path / "up").model_copy(update={"latest_versions": 1})
+    storage = CountingStorage()
+    async with library_over(spec, tmp_path / "down", Loads(), storage) as library:
+
+        async def look() -> tuple[str, list[str]]:
+            await next_look(library, mock_clock)
+            model = await trio.to_thread.run_sync(library.client.get_model)
+            return model.text, library.shelf.metadata()[DEFAULT_MODEL]["versions"]
+
+        assert await look() == ("v3", ["3"])
+        assert [Path(location).parent.name for location in storage.fetched] == ["3"]
+        with pytest.raises(UserRuntimeException, match="version 2 wasn't found"):
+            library.client.get_model(model_version=2)
+        write_model(tmp_path, "broken", "up", "4")
+        assert await look() == ("v3", ["4", "3"])
+        assert await look() == ("v3", ["4", "3"])
+        write_model(tmp_path, "v4", "up", "4")
+        assert await look() == ("v4", ["4", "3"])
+        assert await look() == ("v4", ["4"])
+        shutil.rmtree(tmp_path / "up" / "4")
+        assert await look() == ("v3", ["3"])

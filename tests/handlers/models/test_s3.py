@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from ovmstrio.errors import StorageFailure
+from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.handlers.models.storage import open_storage
+from ovmstrio.handlers.models.watching import WatchOptions
 from tests.support.model_projects import Loads, library_over, models_in, next_look, one_model
+from tests.support.processes import free_ports
 from tests.support.s3 import Bucket, s3_server
 
 pytest.importorskip("s3fs")
@@ -119,3 +124,35 @@ async def test_one_model_may_be_in_a_bucket(bucket: Bucket, tmp_path: Path) -> N
     bucket.put("up/3/model.txt", "three")
     async with library_over(one_model("s3://models/up/"), tmp_path, Loads()) as library:
         assert (await library.client.aget_model()).text == "three"
+
+
+async def _until(library: ModelLibrary, *, is_stale: bool) -> None:
+    while library.is_stale is not is_stale:
+        await library.watcher.wait_look()
+
+
+@pytest.mark.slow
+async def test_a_server_may_go_and_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Models serve on while it is away, what they have is known to be old, and then what is new is there."""
+    (port,) = free_ports(1)
+    options = LibraryOptions(WatchOptions(interval_seconds=0.1), tmp_path)
+
+    @contextmanager
+    def serving(text: str) -> Iterator[None]:
+        with s3_server("models", port) as bucket:
+            for name, value in bucket.environment.items():
+                monkeypatch.setenv(name, value)
+            bucket.put("up/a/1/model.txt", text)
+            yield
+
+    async with AsyncExitStack() as stack:
+        with serving("before"):
+            spec = models_in("s3://models/up")
+            library = await stack.enter_async_context(open_library(spec, load_model=Loads(), options=options))
+            assert library.client.get_model("a").text == "before"
+        with trio.fail_after(60):
+            await _until(library, is_stale=True)
+            assert library.client.get_model("a").text == "before"
+            with serving("after"):
+                await _until(library, is_stale=False)
+                assert library.client.get_model("a").text == "after"

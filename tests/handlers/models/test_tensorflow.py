@@ -19,28 +19,17 @@ from ovmstrio.handlers.models.opening import ProjectModels, open_models
 from ovmstrio.handlers.models.predictions import flat_list, read_inputs
 from ovmstrio.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
 from tests.support.model_projects import models_in
-from tests.support.saved_models import FLOAT, INT32, INT64, STRING, attribute, const, node, write_saved_model
-
-_X = {"features": ("x:0", FLOAT, [-1, 3])}
-_CLASSIFY = (_X, {"scores": ("y:0", FLOAT, [-1, 2]), "class_ids": ("best:0", INT64, [-1])})
-_DOUBLE = (_X, {"doubled": ("twice:0", FLOAT, [-1, 2])})
-_TOTAL: tuple[Any, Any] = (_X, {"total": ("total:0", FLOAT, [])})
-
-
-def _write(folder: Path, weight: float = 1.0, **signatures: Any) -> Path:
-    """Write a model whose scores are the features times (0, 1), (2, 3), (4, 5), times a weight."""
-    f, no = attribute(kind=FLOAT), attribute(flag=False)
-    nodes = [
-        node("x", "Placeholder", dtype=f, shape=attribute(shape=[-1, 3])),
-        const("w", np.arange(6).reshape(3, 2) * weight, FLOAT),
-        const("axis", np.array(1), INT32),
-        const("axes", np.array([0, 1]), INT32),
-        node("y", "MatMul", ["x", "w"], T=f, transpose_a=no, transpose_b=no),
-        node("best", "ArgMax", ["y", "axis"], T=f, Tidx=attribute(kind=INT32), output_type=attribute(kind=INT64)),
-        node("twice", "AddV2", ["y", "y"], T=f),
-        node("total", "Sum", ["y", "axes"], T=f, Tidx=attribute(kind=INT32), keep_dims=no),
-    ]
-    return write_saved_model(folder, nodes, signatures or {"serving_default": _CLASSIFY})
+from tests.support.saved_models import (
+    CLASSIFY,
+    DOUBLE,
+    FLOAT,
+    STRING,
+    TOTAL,
+    attribute,
+    node,
+    write_classifier,
+    write_saved_model,
+)
 
 
 def _project(root: Path, models: ModelsSpec | None, **more: Any) -> ProjectSpec:
@@ -70,7 +59,7 @@ async def _predict(opened: ProjectModels, *args: Any) -> dict[str, Any]:
 
 async def test_outputs_are_flat_lists(tmp_path: Path) -> None:
     """Integers of 64 bits are strings, floats are the shortest numbers, and shapes are gone."""
-    _write(tmp_path / "up", 0.1)
+    write_classifier(tmp_path / "up", 0.1)
     async with _open(tmp_path, _single(tmp_path / "up")) as opened:
         given: Mapping[str, Any] = {"features": [[1, 0, 0], [0, 2.0, 0]]}
         assert await _predict(opened, given) == {"class_ids": ["1", "1"], "scores": [0.0, 0.1, 0.4, 0.6]}
@@ -93,7 +82,7 @@ async def test_outputs_are_flat_lists(tmp_path: Path) -> None:
 )
 async def test_inputs_that_do_not_fit_are_told(tmp_path: Path, given: Any, message: str) -> None:
     """The message names the input, the model, and what was expected."""
-    _write(tmp_path / "up")
+    write_classifier(tmp_path / "up")
     async with _open(tmp_path, _single(tmp_path / "up")) as opened:
         with pytest.raises(UserRuntimeException, match=message):
             await _predict(opened, given)
@@ -102,22 +91,22 @@ async def test_inputs_that_do_not_fit_are_told(tmp_path: Path, given: Any, messa
 @pytest.mark.parametrize(
     ("signatures", "key", "outputs"),
     [
-        ({"only": _DOUBLE}, None, {"doubled": [0.0, 2.0]}),
-        ({"serving_default": _CLASSIFY, "predict": _DOUBLE}, None, {"doubled": [0.0, 2.0]}),
+        ({"only": DOUBLE}, None, {"doubled": [0.0, 2.0]}),
+        ({"serving_default": CLASSIFY, "predict": DOUBLE}, None, {"doubled": [0.0, 2.0]}),
         (
-            {"serving_default": _CLASSIFY, "predict": _DOUBLE},
+            {"serving_default": CLASSIFY, "predict": DOUBLE},
             "serving_default",
             {"class_ids": ["1"], "scores": [0.0, 1.0]},
         ),
-        ({"a": _CLASSIFY, "b": _DOUBLE}, "b", {"doubled": [0.0, 2.0]}),
-        ({"__saved_model_init_op": ({}, {}), "b": _DOUBLE}, None, {"doubled": [0.0, 2.0]}),
+        ({"a": CLASSIFY, "b": DOUBLE}, "b", {"doubled": [0.0, 2.0]}),
+        ({"__saved_model_init_op": ({}, {}), "b": DOUBLE}, None, {"doubled": [0.0, 2.0]}),
     ],
 )
 async def test_the_signature_is_the_one_configured_or_the_only_one_or_predict(
     tmp_path: Path, signatures: Any, key: str | None, outputs: dict[str, Any]
 ) -> None:
     """In this order."""
-    _write(tmp_path / "up", **signatures)
+    write_classifier(tmp_path / "up", **signatures)
     async with _open(tmp_path, _single(tmp_path / "up", key)) as opened:
         assert await _predict(opened, {"features": [[1, 0, 0]]}) == outputs
 
@@ -125,7 +114,7 @@ async def test_the_signature_is_the_one_configured_or_the_only_one_or_predict(
 @pytest.mark.parametrize("key", [None, "c"])
 async def test_several_signatures_need_a_choice(tmp_path: Path, key: str | None) -> None:
     """The error lists them."""
-    _write(tmp_path / "up", a=_CLASSIFY, b=_DOUBLE)
+    write_classifier(tmp_path / "up", a=CLASSIFY, b=DOUBLE)
     async with _open(tmp_path, _single(tmp_path / "up", key)) as opened:
         with pytest.raises(UserRuntimeException, match="one of: a, b"):
             await _predict(opened, {"features": [[1, 0, 0]]})
@@ -135,7 +124,7 @@ async def test_several_signatures_need_a_choice(tmp_path: Path, key: str | None)
 async def test_versions_are_chosen_by_number(tmp_path: Path) -> None:
     """The highest one is the default; folders that hold no SavedModel are no versions."""
     for version in (9, 10):
-        _write(tmp_path / "up" / "m" / str(version), version)
+        write_classifier(tmp_path / "up" / "m" / str(version), version)
     (tmp_path / "up" / "other").mkdir()
     (tmp_path / "up" / "other" / "model.txt").touch()
     async with _open(tmp_path, models_in(tmp_path / "up")) as opened:
@@ -165,7 +154,7 @@ async def test_versions_are_chosen_by_number(tmp_path: Path) -> None:
 async def test_cached_models_are_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
     """The limits hold, and ``/info`` has the form that cached models have."""
     for name in ("a", "b"):
-        _write(tmp_path / "up" / name / "3")
+        write_classifier(tmp_path / "up" / name / "3")
     async with _open(tmp_path, models_in(tmp_path / "up", 1, 1)) as opened:
         for name in "abab":
             assert (await _predict(opened, {"features": [[1, 0, 0]]}, name))["scores"] == [0.0, 1.0]
@@ -176,7 +165,7 @@ async def test_cached_models_are_loaded_when_they_are_asked_for(tmp_path: Path) 
 
 async def test_callers_share_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two callers' inputs are joined along the first dimension, and each gets what is its own."""
-    _write(tmp_path / "up")
+    write_classifier(tmp_path / "up")
     sizes: list[int] = []
     run_model = running.run_model
 
@@ -202,7 +191,7 @@ async def test_callers_share_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 async def test_an_output_without_batches_cannot_be_joined(tmp_path: Path) -> None:
     """The error is the one that TensorFlow Serving's users know."""
-    _write(tmp_path / "up", total=_TOTAL)
+    write_classifier(tmp_path / "up", total=TOTAL)
     batching = ProjectBatching(max_batch_size=4, interval_seconds=0.001)
     async with _open(tmp_path, _single(tmp_path / "up"), batching=batching) as opened:
         with pytest.raises(UserRuntimeException, match="Batched output tensor has 0 dimensions"):

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
     from ovmstrio.frontends.grpc.transport.server import Service
     from ovmstrio.handlers.grpc import GrpcProject
 
-__all__ = ["service_names", "user_descriptors", "user_services"]
-
-
-def service_names(services: Sequence[Service]) -> set[str]:
-    """Give the full names of services."""
-    return {path.split("/")[1] for service in services for path in service.__mapping__()}
+__all__ = ["user_descriptors", "user_services"]
 
 
 def user_services(projects: Sequence[GrpcProject], taken: Collection[str]) -> list[Service]:

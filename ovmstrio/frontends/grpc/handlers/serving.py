@@ -9,9 +9,9 @@ import trio
 from ovmstrio.frontends.grpc.endless_calls import EndlessCalls
 from ovmstrio.frontends.grpc.handlers.codec import UserCodec
 from ovmstrio.frontends.grpc.handlers.health import ProjectsHealth
-from ovmstrio.frontends.grpc.handlers.projects import service_names, user_descriptors, user_services
+from ovmstrio.frontends.grpc.handlers.projects import user_descriptors, user_services
 from ovmstrio.frontends.grpc.health import HealthService
-from ovmstrio.frontends.grpc.reflection import ReflectionService
+from ovmstrio.frontends.grpc.reflection import ReflectionService, service_names
 from ovmstrio.frontends.grpc.status_mapping import map_error
 from ovmstrio.frontends.grpc.transport.limits import TransportLimits
 from ovmstrio.frontends.grpc.transport.listeners import open_listeners

@@ -5,16 +5,14 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
 import structlog
-import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from ovmstrio.frontends.rest.answers import JSON
 from ovmstrio.frontends.rest.handlers.access_log import log_access
-from ovmstrio.frontends.rest.handlers.quart_answers import finish, respond, sent_headers
+from ovmstrio.frontends.rest.handlers.info import info_answer
+from ovmstrio.frontends.rest.handlers.quart_answers import finish, request_id_of, respond, sent_headers
 from ovmstrio.frontends.rest.handlers.service import HandlerAnswer, text_to_send
 from ovmstrio.frontends.rest.targets import origin_form
 from ovmstrio.handlers.failures import HIDDEN
@@ -29,6 +27,7 @@ __all__ = ["make_project_application"]
 log = structlog.get_logger(__name__)
 
 _EVERY_VERB: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"]
+_INFO: Final = "/info"
 _LIVE: Final = "/v2/health/live"
 _READY: Final = "/v2/health/ready"
 
@@ -70,9 +69,10 @@ def make_project_application(
         return respond(await service.answer(verb, sent_headers(), query, body))
 
     async def models() -> Response:
-        # It may read files; no thread of the handler's is needed for that.
-        told = await trio.to_thread.run_sync(info)
-        return respond(HandlerAnswer(200, (("content-type", JSON),), orjson.dumps(told)))
+        return respond(await info_answer(info))
+
+    async def models_without_slash() -> Response:
+        return respond(HandlerAnswer(307, (("location", _INFO),)))
 
     async def live() -> Response:
         return respond(HandlerAnswer(200))
@@ -81,7 +81,7 @@ def make_project_application(
         return respond(HandlerAnswer(200 if is_ready() else 503))
 
     app.add_url_rule("/", view_func=handler, methods=_EVERY_VERB)
-    for path, view in (("/info", models), (_LIVE, live), (_READY, ready)):
+    for path, view in ((_INFO, models), (f"{_INFO}/", models_without_slash), (_LIVE, live), (_READY, ready)):
         app.add_url_rule(path, view_func=view, methods=["GET"])
     app.register_error_handler(HTTPException, _framework)
     app.register_error_handler(Exception, _unforeseen)
@@ -103,5 +103,7 @@ async def _log(response: Any) -> Any:
     if request.path not in {_LIVE, _READY}:
         query = request.query_string.decode("latin-1")
         target = f"{request.path}?{query}" if query else request.path
-        log_access(request.remote_addr or "", request.method, target, response.status_code)
+        log_access(
+            request.remote_addr or "", request.method, target, response.status_code, request_id_of(request.scope)
+        )
     return response

@@ -37,7 +37,7 @@ class ProjectRoutes:
 
     async def _answer(self, head: Head, query: str, body: bytes) -> HandlerAnswer:
         answer = await self._service.answer(head.method, head.headers, query, body)
-        log_access("", head.method, head.target, answer.status)
+        log_access("", head.method, head.target, answer.status, answer.request_id)
         return answer
 
 

@@ -1,4 +1,4 @@
-"""Handlers beside models and graphs: each at ``/{name}``."""
+"""Handlers beside models and graphs: each at ``/{name}``, and what it tells of its models at ``/{name}/info``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from quart import Blueprint, Response, request
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.errors import ServerError
+from ovmstrio.frontends.rest.handlers.info import info_answer
 from ovmstrio.frontends.rest.handlers.quart_answers import respond, sent_headers
 from ovmstrio.frontends.rest.handlers.service import HandlerService, HeldStream, refusal, text_to_send
 from ovmstrio.handlers.servable import HandlerServable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlerMounts", "make_blueprint"]
 
-_EVERY_VERB: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+_INFO: Final = ("GET", "info")
 
 
 class HandlerMounts:
@@ -64,6 +65,19 @@ class HandlerMounts:
                 answer.body = HeldStream(answer.body, held.pop_all().close)
         return answer
 
+    async def info(self, name: str) -> HandlerAnswer:
+        """Tell of a handler's models.
+
+        Cancellation: as :func:`info_answer`.
+        """
+        try:
+            lease = await self._registry.lease(name)
+        except ServerError as error:
+            return refusal(error)
+        with lease:
+            servable = lease.servable
+            return await info_answer(servable.models.info if isinstance(servable, HandlerServable) else dict)
+
     def _service(self, name: str, servable: Servable) -> HandlerService | None:
         known = self._services.get(name)
         if known is not None and known[0] is servable:
@@ -80,10 +94,13 @@ def make_blueprint(mounts: HandlerMounts) -> Blueprint:
     blueprint = Blueprint("handlers", __name__)
 
     async def handler() -> Response | None:
+        verb = request.method
+        name, _, rest = request.path[1:].partition("/")
+        if name in mounts and (verb, rest) == _INFO:
+            return respond(await mounts.info(name))
         name = request.path[1:]
         if name not in mounts:
             return None
-        verb = request.method
         body: Any = await request.get_data()
         query = request.query_string.decode("latin-1")
         return respond(await mounts.answer(name, verb, sent_headers(), query, body))

@@ -10,7 +10,7 @@ from quart import Response, request
 if TYPE_CHECKING:
     from ovmstrio.frontends.rest.handlers.service import HandlerAnswer
 
-__all__ = ["finish", "respond", "sent_headers"]
+__all__ = ["finish", "request_id_of", "respond", "sent_headers"]
 
 _ANSWER: Final = "ovmstrio.handler_answer"
 _BODILESS: Final = frozenset({204, 304})
@@ -32,6 +32,12 @@ def respond(answer: HandlerAnswer) -> Response:
     if isinstance(answer.body, bytes) and answer.status not in _BODILESS:
         response.headers["content-length"] = str(len(answer.body))
     return response
+
+
+def request_id_of(scope: Any) -> str:
+    """Give the id of a request that has been answered; nothing if it did not reach a handler."""
+    answer: HandlerAnswer | None = scope.get(_ANSWER)
+    return "" if answer is None else answer.request_id
 
 
 async def finish(scope: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
 import trio
@@ -16,9 +18,10 @@ from ovmstrio.frontends.statuses import status_of
 from ovmstrio.handlers.failures import HIDDEN
 from ovmstrio.handlers.http.answers import HttpAnswer
 from ovmstrio.handlers.http.arguments import HttpRequest, http_arguments
-from ovmstrio.handlers.http.errors import error_answer, text_answer
+from ovmstrio.handlers.http.errors import error_answer, plain_error, text_answer, wants_json
 from ovmstrio.handlers.http.responses import HTTPError
 from ovmstrio.handlers.http.results import to_answer
+from ovmstrio.handlers.request_ids import current_request_id, in_log, request_id_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +36,8 @@ __all__ = ["HandlerAnswer", "HandlerService", "HeldStream", "refusal", "text_to_
 log = structlog.get_logger(__name__)
 
 _OPTIONS: Final = "OPTIONS"
+_REQUEST_ID: Final = "x-request-id"
+_FAILURES: Final = range(500, 600)
 _OF_THE_CONNECTION: Final = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date"})
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
@@ -43,13 +48,14 @@ _STATUSES: Final = range(200, 1000)
 class HandlerAnswer:
     """An answer that can be sent: its headers are of HTTP, and say nothing of the length or of the connection.
 
-    ``after`` must be called once the body has been sent, or could not be.
+    ``after`` must be called once the body has been sent, or could not be.  ``request_id`` is for the log.
     """
 
     status: int
     header_lines: Headers = ()
     body: bytes | ByteStream = b""
     after: Callable[[], None] | None = None
+    request_id: str = ""
 
 
 def text_to_send(status: int, text: str) -> HandlerAnswer:
@@ -98,23 +104,34 @@ class HandlerService:
         method = self._methods.get(verb)
         if method is None:
             return self._without_method(verb)
+        request = HttpRequest(headers, query, body)
         try:
             self._limit.take()
         except TooManyRequests as error:
             return refusal(error)
+        sent_id = request.headers.get(_REQUEST_ID)
+        request_id = request_id_for(sent_id)
+        with in_log(request_id):
+            made = await self._in_flight(method, request)
+        made.request_id = request_id
+        if (request_id == sent_id or made.status in _FAILURES) and _REQUEST_ID not in dict(made.header_lines):
+            made.header_lines = (*made.header_lines, (_REQUEST_ID, request_id))
+        return made
+
+    async def _in_flight(self, method: HandlerMethod, request: HttpRequest) -> HandlerAnswer:
         is_streamed = False
         try:
-            answer = await self._answered(method, HttpRequest(headers, query, body))
+            answer = await self._answered(method, request)
             is_streamed = not isinstance(answer.body, bytes)
         finally:
             if not is_streamed:
                 self._limit.give_back()
-        after = partial(self._handler.run_after, answer.after) if answer.after else None
+        # What comes later is still of this request, for the log.
+        after = partial(copy_context().run, self._handler.run_after, answer.after) if answer.after else None
         if isinstance(answer.body, bytes):
             return _sendable(answer, after)
-        return HandlerAnswer(
-            answer.status, _lines(answer.headers), HeldStream(answer.body, self._limit.give_back), after
-        )
+        stream = HeldStream(answer.body, self._limit.give_back, current_request_id())
+        return HandlerAnswer(answer.status, _lines(answer.headers), stream, after)
 
     def _without_method(self, verb: str) -> HandlerAnswer:
         if verb == _OPTIONS:
@@ -123,23 +140,24 @@ class HandlerService:
         return HandlerAnswer(405, with_cors((("allow", allowed),)), b"Method Not Allowed")
 
     async def _answered(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+        as_json = wants_json(request.headers.get("accept"))
         try:
             arguments = http_arguments(method.wanted, request)
             result = await self._handler.call(method.name, **arguments)
             answer = await to_answer(result, self._handler, method.name)
         except (ServerError, HTTPError) as error:
             status = status_of(error).http if isinstance(error, ServerError) else 0
-            answer = error_answer(error, status, shows_details=self._shows_details)
+            answer = error_answer(error, status, shows_details=self._shows_details, as_json=as_json)
         except Exception:  # the border of one request
             log.exception("request failed", method=method.name)
-            answer = text_answer(500, HIDDEN)
+            answer = plain_error(500, HIDDEN, as_json=as_json)
         wrong = _fault(answer)
         if wrong is None:
             return answer
         log.error("a handler's answer cannot be sent", method=method.name, problem=wrong)
         if not isinstance(answer.body, bytes):
             await answer.body.aclose()
-        return text_answer(500, HIDDEN)
+        return plain_error(500, HIDDEN, as_json=as_json)
 
 
 class HeldStream:
@@ -148,10 +166,12 @@ class HeldStream:
     Args:
         body: the stream.
         give_back: what it holds.
+        request_id: of the request that it answers, for the log.
     """
 
-    def __init__(self, body: ByteStream, give_back: Callable[[], None]) -> None:
+    def __init__(self, body: ByteStream, give_back: Callable[[], None], request_id: str = "") -> None:
         self._body = body
+        self._request_id = request_id
         self._give_back: Callable[[], None] | None = give_back
 
     def __aiter__(self) -> Self:
@@ -167,7 +187,8 @@ class HeldStream:
         Cancellation: as the handler's stream.
         """
         try:
-            return await anext(self._body)
+            with self._in_log():
+                return await anext(self._body)
         except (ServerError, HTTPError) as error:
             # The status has been sent; all that can be said is that this is not the whole.
             raise trio.BrokenResourceError(f"the handler failed within its answer: {error}") from error
@@ -179,10 +200,14 @@ class HeldStream:
         """
         give_back, self._give_back = self._give_back, None
         try:
-            await self._body.aclose()
+            with self._in_log():
+                await self._body.aclose()
         finally:
             if give_back is not None:
                 give_back()
+
+    def _in_log(self) -> AbstractContextManager[Any]:
+        return in_log(self._request_id) if self._request_id else nullcontext()
 
 
 def _fault(answer: HttpAnswer) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +144,19 @@ async def test_projects_are_served_beside_models(tmp_path: Path) -> None:
             "grpc.health.v1.Health",
             "inference.GRPCInferenceService",
             "prime_generator.Generator",
+            "tensorflow.serving.ModelService",
+            "tensorflow.serving.PredictionService",
         ]
         nursery.cancel_scope.cancel()
+
+
+def test_servers_without_projects_do_not_import_what_these_need() -> None:
+    """Importing the front end leaves everything of handlers alone."""
+    code = "import sys, ovmstrio.frontends.grpc.serving; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    imported = found.stdout.split()
+    assert "ovmstrio.frontends.grpc.kserve" in imported
+    assert not [name for name in imported if name.startswith("ovmstrio.") and "handlers" in name]
 
 
 async def test_two_services_of_one_name_are_refused(tmp_path: Path) -> None:

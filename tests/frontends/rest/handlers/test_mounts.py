@@ -41,9 +41,14 @@ def _config(folder: Path, *names: str) -> Path:
 
 
 @asynccontextmanager
-async def _serving(config: Path) -> AsyncIterator[tuple[Running, httpx.AsyncClient]]:
+async def _serving(config: Path, *, metrics_enable: bool = False) -> AsyncIterator[tuple[Running, httpx.AsyncClient]]:
     settings = ServeSettings(
-        config_path=config, port=0, rest_port=0, rest_bind_address=f"unix:{config.parent}/rest", log_level="ERROR"
+        config_path=config,
+        port=0,
+        rest_port=0,
+        rest_bind_address=f"unix:{config.parent}/rest",
+        log_level="ERROR",
+        metrics_enable=metrics_enable,
     )
     async with trio.open_nursery() as nursery:
         running = await nursery.start(_serve, settings)
@@ -117,6 +122,47 @@ async def test_a_changed_handler_is_loaded_again_and_a_removed_one_is_gone(tmp_p
         _config(tmp_path)
         assert (await client.post("/v1/config/reload")).status_code == 201
         assert (await client.post("/one", json=1)).status_code != 200
+
+
+async def test_a_handler_tells_of_its_models(tmp_path: Path) -> None:
+    """Below its name; one without models tells of none, and other paths are the server's."""
+    code = """
+class Handler:
+    def __init__(self, model_client):
+        pass
+    def load_model(self, model_path):
+        return model_path
+    def handle_get(self):
+        return None
+"""
+    write_project(tmp_path / "one", HANDLER)
+    file = write_project(tmp_path / "two", code, multi_model_reloading={"dir": "models"})
+    version = file.parent / "models" / "iris" / "3"
+    version.mkdir(parents=True)
+    (version / "model.pkl").touch()
+    async with _serving(_config(tmp_path, "one", "two")) as (_, client):
+        assert (await client.get("/one/info")).json() == {}
+        told = (await client.get("/two/info")).json()["model_metadata"]
+        assert told["iris"]["versions"] == ["3"]
+        for path in ("/two/other", "/three/info"):
+            assert (await client.get(path)).status_code == 400
+
+
+async def test_batches_of_a_handler_are_counted(tmp_path: Path) -> None:
+    """How large they are, and how long their requests wait."""
+    batched = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
+    write_project(tmp_path / "one", batched, server_side_batching={"max_batch_size": 2, "batch_interval_seconds": 3600})
+    async with _serving(_config(tmp_path, "one"), metrics_enable=True) as (_, client):
+
+        async def post(number: int) -> None:
+            assert (await client.post("/one", json=number)).json() == number
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(post, number)
+        text = (await client.get("/metrics")).text
+    assert 'ovmstrio_batch_size_sum{name="one",version="1"} 2.0' in text
+    assert 'ovmstrio_batch_wait_time_us_count{name="one",version="1"} 2.0' in text
 
 
 async def test_more_than_one_process_is_for_projects_alone(tmp_path: Path) -> None:

@@ -84,6 +84,16 @@ async def test_a_failing_handler_tells_its_caller_nothing(tmp_path: Path, fast: 
 
 
 @lanes
+async def test_a_client_that_wants_json_gets_its_errors_so(tmp_path: Path, fast: bool) -> None:
+    """With the same words."""
+    headers = TEXT | {"Accept": "application/json"}
+    async with serving_handler(tmp_path, FAILING) as served:
+        answer = await served.ask(content=b"x", headers=headers, fast=fast)
+    assert (answer.status_code, answer.headers["content-type"]) == (500, "application/json")
+    assert answer.json() == {"error": "internal server error"}
+
+
+@lanes
 async def test_a_handler_may_end_a_request_with_a_status(tmp_path: Path, fast: bool) -> None:
     """With headers of its own."""
     async with serving_handler(tmp_path, FAILING) as served:
@@ -148,6 +158,21 @@ async def test_callbacks_follow_the_answer(tmp_path: Path, fast: bool) -> None:
     async with serving_handler(tmp_path, STREAMS) as served:
         answer = await served.ask(json=[1], fast=fast)
         assert answer.json() == [1]
+        assert await trio.to_thread.run_sync(served.instance.done.wait, PATIENCE_SECONDS)
+
+
+@lanes
+async def test_callbacks_wait_for_all_of_the_answer(tmp_path: Path, fast: bool) -> None:
+    """While a client still reads it, they do not run; a client that leaves within it does not keep them from it."""
+    extra = "" if fast else "TE: trailers\r\n"
+    body = b"x" * 20_000_000
+    head = f"POST / HTTP/1.1\r\nHost: h\r\n{extra}Content-Length: {len(body)}\r\n\r\n".encode()
+    async with serving_handler(tmp_path, STREAMS) as served:
+        async with served.connect() as peer:
+            await peer.send(head + body)
+            assert await peer.stream.receive_some(100)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert not served.instance.done.is_set()
         assert await trio.to_thread.run_sync(served.instance.done.wait, PATIENCE_SECONDS)
 
 

@@ -37,6 +37,41 @@ async def test_a_handler_gets_what_it_asks_for(tmp_path: Path, fast: bool) -> No
 
 
 @lanes
+async def test_every_verb_reaches_its_method(tmp_path: Path, fast: bool) -> None:
+    """With what that asks for, in any order; an argument that has a default keeps it."""
+    asked = {
+        "post": "payload, query_params, headers",
+        "get": "headers, extra=5",
+        "put": "query_params, payload",
+        "patch": "*, headers, payload",
+        "delete": "query_params",
+    }
+    lines = ["class Handler:"]
+    for verb, names in asked.items():
+        lines += [f"    def handle_{verb}(self, {names}):", f"        return '{verb}', sorted(locals())"]
+    async with serving_handler(tmp_path, "\n".join(lines)) as served:
+        for verb, names in asked.items():
+            answer = await served.ask(verb.upper(), fast=fast)
+            expected = sorted(["self", *(name.partition("=")[0] for name in names.split(", ") if name != "*")])
+            assert answer.json() == [verb, expected]
+
+
+@lanes
+async def test_files_and_fields_of_a_form_reach_the_handler(tmp_path: Path, fast: bool) -> None:
+    """As upload objects and texts; of several values of a field, all are there."""
+    code = """
+class Handler:
+    def handle_post(self, payload):
+        file = payload["file"]
+        return [file.filename, file.content_type, file.file.read().decode(), payload.getlist("tag")]
+"""
+    async with serving_handler(tmp_path, code) as served:
+        files = {"file": ("a.txt", b"hello", "text/plain")}
+        answer = await served.ask(files=files, data={"tag": ["x", "y"]}, fast=fast)
+    assert answer.json() == ["a.txt", "text/plain", "hello", ["x", "y"]]
+
+
+@lanes
 async def test_answers_and_errors_may_be_read_by_pages_of_any_origin(tmp_path: Path, fast: bool) -> None:
     """Without credentials, as browsers want it where any origin may."""
     async with serving_handler(tmp_path, ECHO) as served:
@@ -73,7 +108,7 @@ async def test_a_verb_without_a_method_is_not_allowed(tmp_path: Path, verb: str)
     assert verb == "HEAD" or answer.text == "Method Not Allowed"
 
 
-@pytest.mark.parametrize("path", ["/other", "/info/", "/info/more", "//", "/v2/models/a", "/..", "/%2f"])
+@pytest.mark.parametrize("path", ["/other", "/info//", "/info/more", "//", "/v2/models/a", "/..", "/%2f"])
 async def test_other_paths_have_nothing(tmp_path: Path, path: str) -> None:
     """Whatever they look like."""
     async with serving_handler(tmp_path, ECHO) as served, served.connect() as peer:
@@ -87,6 +122,8 @@ async def test_info_and_health_are_beside_the_handler(tmp_path: Path) -> None:
         answer = await served.ask("GET", "/info")
         assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, {}, "application/json")
         assert (await served.ask("POST", "/info")).status_code == 405
+        answer = await served.ask("GET", "/info/")
+        assert (answer.status_code, answer.headers["location"]) == (307, "/info")
         for path in ("/v2/health/live", "/v2/health/ready"):
             assert (await served.ask("GET", path)).status_code == 200
 

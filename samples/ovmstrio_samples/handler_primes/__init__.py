@@ -1,0 +1,1 @@
+"""A handler: a gRPC service of its own, which streams prime numbers."""

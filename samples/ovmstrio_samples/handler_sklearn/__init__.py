@@ -1,0 +1,1 @@
+"""A handler: classifiers of scikit-learn in several versions."""

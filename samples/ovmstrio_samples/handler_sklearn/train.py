@@ -1,0 +1,43 @@
+"""Fit a classifier and write it as a version: ``python -m ovmstrio_samples.handler_sklearn.train VERSION [KIND]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["KINDS", "train"]
+
+KINDS = ("regression", "neighbours", "forest")
+MODELS = Path(__file__).with_name("models")
+
+
+def _classifier(kind: str) -> Any:
+    from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - this sample alone needs scikit-learn
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
+    from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415
+
+    if kind == "forest":
+        return RandomForestClassifier(20, random_state=0)
+    return KNeighborsClassifier() if kind == "neighbours" else LogisticRegression(max_iter=10_000)
+
+
+def train(version: int, kind: str = KINDS[0], models: Path = MODELS) -> Path:
+    """Write ``<models>/<version>/model.joblib``; a server that runs finds the version whole, or not yet.
+
+    Raises:
+        FileExistsError: the version is there already.
+    """
+    import joblib  # noqa: PLC0415 - as above
+    from sklearn.datasets import load_iris  # noqa: PLC0415
+
+    features, species = load_iris(return_X_y=True)
+    unfinished = models.with_name("unfinished")
+    unfinished.mkdir()
+    joblib.dump(_classifier(kind).fit(features, species), unfinished / "model.joblib")
+    models.mkdir(exist_ok=True)
+    return unfinished.rename(models / str(version))
+
+
+if __name__ == "__main__":
+    print(train(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else KINDS[0]))
