@@ -15,6 +15,8 @@ from benchmarks import (
     handlers_http,
     handlers_models,
     ocr_pipeline,
+    ops_engine,
+    ops_ocr,
     pipelines,
     resnet,
     rest_json,
@@ -34,8 +36,10 @@ MEASUREMENTS = {
     "stateful": stateful,
     "batching": batching,
     "ocr_pipeline": ocr_pipeline,
+    "ops_ocr": ops_ocr,
     "handlers": handlers_http,
     "handler_models": handlers_models,
+    "ops_engine": ops_engine,
 }
 
 _HEAD = """# Results

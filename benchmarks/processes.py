@@ -21,9 +21,10 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Server", "cpu_seconds", "free_ports", "h2load", "median_ms", "need", "ovms", "script"]
+__all__ = ["Server", "cpu_seconds", "free_ports", "h2load", "median_ms", "need", "ovms", "script", "service"]
 
 READY_WITHIN_SECONDS = 60
+KSERVE = "inference.GRPCInferenceService"
 
 
 def need(tool: str, package: str) -> str:
@@ -43,12 +44,12 @@ def free_ports(count: int) -> list[int]:
 
 def h2load(
     port: int, method: str, body: Path, *, calls: int, connections: int = 1, streams: int = 1,
-    options: Sequence[str] = (),
+    options: Sequence[str] = (), service: str = KSERVE,
 ) -> float:  # fmt: skip
-    """Call a method of KServe's gRPC service so often, always with the same body; gives calls a second."""
+    """Call a method of a gRPC service so often, always with the same body; gives calls a second."""
     command = [need("h2load", "nghttp2-client"), "-n", str(calls), "-c", str(connections), "-m", str(streams)]
     command += [*options, "-d", str(body), "-H", "content-type: application/grpc", "-H", "te: trailers"]
-    url = f"http://127.0.0.1:{port}/inference.GRPCInferenceService/{method}"
+    url = f"http://127.0.0.1:{port}/{service}/{method}"
     out = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
     found = re.search(r"([\d.]+) req/s", out)
     if f"{calls} succeeded" not in out or found is None:
@@ -56,11 +57,11 @@ def h2load(
     return float(found[1])
 
 
-def median_ms(port: int, method: str, body: Path, *, calls: int) -> float:
+def median_ms(port: int, method: str, body: Path, *, calls: int, service: str = KSERVE) -> float:
     """Call a method so often, one call at a time; gives the median of what a call takes, in milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"
-        h2load(port, method, body, calls=calls, options=["--log-file", str(log)])
+        h2load(port, method, body, calls=calls, options=["--log-file", str(log)], service=service)
         return statistics.median(int(line.split("\t")[2]) for line in log.read_text().splitlines()) / 1e3
 
 
@@ -123,9 +124,14 @@ def _wait_ready(process: subprocess.Popen[bytes], rest: int, started: float) -> 
 
 
 @contextlib.contextmanager
-def script(arguments: Sequence[str], port: int) -> Iterator[Server]:
-    """Run a Python script that listens on ``port`` until the block ends."""
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+def script(arguments: Sequence[str], port: int, *, quiet: bool = False, folder: Path | None = None) -> Iterator[Server]:
+    """Run a Python script that listens on ``port`` until the block ends; a quiet one tells nobody its errors.
+
+    It runs in ``folder``, where it may leave files, or in the current one.
+    """
+    command = [sys.executable, *arguments]
+    errors = subprocess.DEVNULL if quiet else None
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
     started = time.perf_counter()
     with _ended(process):
         while time.perf_counter() - started < READY_WITHIN_SECONDS:
@@ -133,3 +139,18 @@ def script(arguments: Sequence[str], port: int) -> Iterator[Server]:
                 break
             threading.Event().wait(0.05)
         yield Server(process, port, port, time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def service(folder: Path) -> Iterator[int]:
+    """Run the ``web_service.py`` of a folder on free ports until the block ends; yields its port of HTTP."""
+    grpc, rest = free_ports(2)
+    file = folder / "config.yml"
+    text = re.sub(r"(?m)^rpc_port:.*$", f"rpc_port: {grpc}", file.read_text())
+    file.write_text(re.sub(r"(?m)^http_port:.*$", f"http_port: {rest}", text))
+    command = [sys.executable, "-m", "ovms_cli", "run", "web_service.py"]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with _ended(process):
+        _wait_ready(process, rest, started)
+        yield rest

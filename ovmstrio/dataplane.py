@@ -92,6 +92,7 @@ class DataPlane:
             there is nothing to reload from.
         observers: are told of every request to a servable that exists.
         metrics: rendered for scrapers; None when metrics are off.
+        obstacle: tells why what is served cannot answer although it is loaded, or an empty text.
     """
 
     def __init__(
@@ -101,8 +102,10 @@ class DataPlane:
         reload: Callable[[], Awaitable[bool]] | None = None,
         observers: Sequence[RequestObserver] = (),
         metrics: Metrics | None = None,
+        obstacle: Callable[[], str] | None = None,
     ) -> None:
         self.registry = registry
+        self._obstacle = obstacle
         self._reload = reload
         self._observers = (*observers, metrics) if metrics is not None else tuple(observers)
         self._metrics = metrics
@@ -121,7 +124,8 @@ class DataPlane:
         """Tell whether requests will be served, and if not, why."""
         if self._not_serving:
             return Readiness(ready=False, reason=self._not_serving)
-        return self.registry.readiness
+        reason = "" if self._obstacle is None else self._obstacle()
+        return Readiness(ready=False, reason=reason) if reason else self.registry.readiness
 
     @property
     def is_draining(self) -> bool:

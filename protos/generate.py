@@ -2,7 +2,8 @@
 
 Writes typed message classes and service bases (betterproto2) and ``descriptors.binpb``, a serialised
 ``FileDescriptorSet`` of all sources, which reflection hands out and from which the parser of the hot path is made.
-Graph files (``mediapipe/``) are read by Google's parser alone, for betterproto2 knows no extensions.
+Two folders are for Google's parser alone: graph files (``mediapipe/``), for betterproto2 knows no extensions, and the
+messages of pipelines (``paddle_serving/``), which become values of their own at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tempfile import TemporaryDirectory
 SOURCES = Path(__file__).resolve().parent
 GENERATED = SOURCES.parent / "ovmstrio" / "protocol" / "generated"
 
-_WITH_EXTENSIONS = "mediapipe/"
+_UNTYPED = ("mediapipe/", "paddle_serving/")
 _BESIDE_OURS = ("google/protobuf/struct.proto",)  # options of calculators that the server does not know
 
 
@@ -32,7 +33,7 @@ def generate(output: Path) -> None:
     described = [*protos, *_BESIDE_OURS]
     _compile("--include_imports", f"--descriptor_set_out={output / 'descriptors.binpb'}", *described)
     options = "--python_betterproto2_opt=client_generation=none,server_generation=async"
-    typed = [proto for proto in protos if not proto.startswith(_WITH_EXTENSIONS)]
+    typed = [proto for proto in protos if not proto.startswith(_UNTYPED)]
     _compile(f"--python_betterproto2_out={output}", options, *typed)
 
 

@@ -1,8 +1,13 @@
-"""What all tests share: slow tests need a flag."""
+"""What all tests share: slow tests need a flag, and each leaves the logs as they were."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import structlog
 from hypothesis import settings
 
 # A machine that is busy with something else must not fail a property.
@@ -23,3 +28,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no test that configures logs hide the lines of later ones: loggers are not kept, handlers are put back."""
+    configure = structlog.configure
+
+    def configure_for_now(**settings: Any) -> None:
+        configure(**{**settings, "cache_logger_on_first_use": False})
+
+    monkeypatch.setattr(structlog, "configure", configure_for_now)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()

@@ -21,10 +21,13 @@ from ovms_cli import (
     models,
     pipeline,
     prepare,
+    run,
     sequence,
     sequences,
     serve,
+    stop,
     stream,
+    trace,
 )
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
 
@@ -65,6 +68,7 @@ def _options(
 
 _COMMANDS = (
     serve,
+    stop,
     demo,
     infer,
     stream,
@@ -78,6 +82,8 @@ _COMMANDS = (
     custom_node,
     generate,
     prepare,
+    run,
+    trace,
 )
 for module in _COMMANDS:
     module.register(app)

@@ -23,10 +23,19 @@ __all__ = ["register"]
 _DEFAULT_NAME = "config.json"
 
 _ConfigPath = Annotated[
-    Path, typer.Argument(help="config.json, or the directory that it is in", show_default=False, metavar="CONFIG")
+    Path,
+    typer.Argument(
+        help="config.json, config.yml of a pipeline of Ops, or the directory that it is in",
+        show_default=False,
+        metavar="CONFIG",
+    ),
 ]
 _PipelineName = Annotated[
     str, typer.Argument(help="one pipeline, all if not given", show_default=False, metavar="NAME")
+]
+_Service = Annotated[
+    Path | None,
+    typer.Option(help="the script that makes the Ops of config.yml; web_service.py beside it", show_default=False),
 ]
 
 
@@ -46,6 +55,7 @@ def check(
         bool, typer.Option("--no-models", help="load no models and open no custom nodes: check the structure alone")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+    service: _Service = None,
 ) -> None:
     """Tell every problem of pipelines with its line and the way out: exits with 1 if there is an error."""
     import json
@@ -55,8 +65,12 @@ def check(
     from ovmstrio.checking import check_pipelines
     from ovmstrio.observability.logs import configure_logs
 
-    file = _find(config)
     configure_logs(level="ERROR")
+    if (of_ops := _find_ops(config, service, name)) is not None:
+        from ovms_cli.op_pipeline_check import check_service
+
+        check_service(of_ops, service, load=not no_models, as_json=as_json)
+    file = _find(config)
     pipelines, problems = _read(file, name)
     with stderr().status(f"checking {file} ..."):
         report = trio.run(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
@@ -77,8 +91,14 @@ def show(
     *,
     picture: FormatOption = PictureFormat.TEXT,
     output: OutputOption = None,
+    service: _Service = None,
 ) -> None:
     """Draw pipelines: nodes in layers with what they call, what is split and gathered where, and what goes where."""
+    if (of_ops := _find_ops(config, service, name)) is not None:
+        from ovms_cli.op_pipeline import show_service
+
+        show_service(of_ops, service, picture, output)
+        return
     from ovmstrio.dataflow.drawing import draw
 
     file = _find(config)
@@ -96,6 +116,20 @@ def show(
     if any(problem.severity == "error" for problem in problems):
         hint = f"see: ovms pipeline check {config}{f' {name}' if name else ''}"
         stderr().print(f"{count_problems(problems)}; {safe(hint)}", highlight=False, soft_wrap=True)
+
+
+def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
+    """Give the configuration of a pipeline of Ops, None for that of other pipelines."""
+    from ovms_cli.op_pipeline import find_op_config
+
+    file = find_op_config(config, service)
+    if file is None:
+        return None
+    if not file.is_file():
+        fail(f"{file}: no such file; give a config.yml, or the directory that it is in", EX_USAGE)
+    if name:
+        fail(f"{file} has one pipeline, whose name its script gives: leave {name!r} out", EX_USAGE)
+    return file
 
 
 def _find(config: Path) -> Path:

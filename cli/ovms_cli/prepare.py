@@ -15,7 +15,7 @@ from ovms_cli.console import EX_USAGE, fail, stderr, stdout
 if TYPE_CHECKING:
     from ovmstrio.openvino.convert import Converted
     from ovmstrio.tensor import TensorSpec
-    from ovmstrio_samples.catalog import HandlerSample, Sample
+    from ovmstrio_samples.catalog import ProjectSample, Sample
     from ovmstrio_samples.wheels import Progress
 
 __all__ = ["register"]
@@ -88,10 +88,10 @@ def _pairs(options: Sequence[str]) -> dict[str, str]:
 
 
 def _list(*, as_json: bool) -> None:
-    from ovmstrio_samples.catalog import HANDLERS, SAMPLES
+    from ovmstrio_samples.catalog import PROJECTS, SAMPLES
 
     if as_json:
-        _print_json([*map(_sample_facts, SAMPLES), *map(_handler_facts, HANDLERS)])
+        _print_json([*map(_sample_facts, SAMPLES), *map(_project_facts, PROJECTS)])
         return
     from rich.table import Table
 
@@ -99,8 +99,8 @@ def _list(*, as_json: bool) -> None:
     for sample in SAMPLES:
         fetched = f"{sample.wheel.megabytes:g} MB" if sample.wheel else "nothing"
         table.add_row(f"[bold cyan]{sample.name}[/]", sample.purpose, sample.licence, fetched)
-    for handler in HANDLERS:
-        table.add_row(f"[bold cyan]{handler.name}[/]", f"handler: {handler.purpose}", handler.licence, "nothing")
+    for project in PROJECTS:
+        table.add_row(f"[bold cyan]{project.name}[/]", f"{project.kind}: {project.purpose}", project.licence, "nothing")
     stdout().print(table)
     stderr().print("\nTake one with: ovms prepare --sample NAME", highlight=False)
 
@@ -121,12 +121,12 @@ def _sample_facts(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _handler_facts(sample: HandlerSample) -> dict[str, Any]:
+def _project_facts(sample: ProjectSample) -> dict[str, Any]:
     return {
         "name": sample.name,
         "purpose": sample.purpose,
         "licence": sample.licence,
-        "kind": "handler",
+        "kind": sample.kind,
         "project": str(sample.folder),
         "megabytes": 0,
     }
@@ -154,17 +154,17 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
     from difflib import get_close_matches
 
     from ovmstrio.errors import ServerError
-    from ovmstrio_samples.catalog import BY_NAME, HANDLERS
+    from ovmstrio_samples.catalog import BY_NAME, PROJECTS
     from ovmstrio_samples.preparing import prepare_sample
     from ovmstrio_samples.wheels import WheelUnavailable
 
-    handlers = {handler.name: handler for handler in HANDLERS}
-    if name in handlers:
-        _show_handler(handlers[name], as_json=as_json)
+    projects = {project.name: project for project in PROJECTS}
+    if name in projects:
+        _show_project(projects[name], as_json=as_json)
         return
     sample = BY_NAME.get(name)
     if sample is None:
-        near = get_close_matches(name, [*BY_NAME, *handlers], 1)
+        near = get_close_matches(name, [*BY_NAME, *projects], 1)
         fail(f"no sample is called {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
     try:
         with _download_bar(sample) as progress:
@@ -177,19 +177,22 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
         return
     for path in written:
         stdout().print(f"[green]prepared[/] {path}", highlight=False, soft_wrap=True)
+    if sample.service:
+        _next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio_samples.{name}.client")
+        return
     path = written[0] if sample.graph else written[0].parent
     stateful = " --stateful" if sample.stateful else ""
     target = f"--config_path {config}" if config else f"--model_name {name} --model_path {path}{stateful}"
     _next_steps(f"ovms serve {target}", f"python -m ovmstrio_samples.{name}.client --help")
 
 
-def _show_handler(sample: HandlerSample, *, as_json: bool) -> None:
+def _show_project(sample: ProjectSample, *, as_json: bool) -> None:
     """Tell how to serve what needs no preparation here."""
     if as_json:
         _print_json({"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)})
         return
     stdout().print(f"[green]ready[/] {sample.folder} is served as it is", highlight=False, soft_wrap=True)
-    _next_steps(sample.first, f"ovms serve {sample.folder}", f"python -m ovmstrio_samples.{sample.name}.client")
+    _next_steps(sample.first, sample.command, f"python -m ovmstrio_samples.{sample.name}.client")
 
 
 def _wheel_cache() -> Path:

@@ -13,6 +13,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr
 from ovms_cli.serve_project import run_project
+from ovms_cli.serve_service import run_pipeline_service
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "run_server"]
 
-HELP = """Serve models over gRPC and REST, or a handler project.
+HELP = """Serve models over gRPC and REST, a handler project, or a pipeline of Ops.
 
-Give the folder or the [bold]nucleus.yaml[/] of a project, [bold]--config_path[/] for many models, [bold]--model_name[/]
-and [bold]--model_path[/] for one, or nothing for the embedded samples. The first Ctrl-C or SIGTERM drains, the second
-stops at once. Options may be spelled with _ or with -.
+Give the folder or the [bold]nucleus.yaml[/] of a project, a pipeline's [bold]config.yml[/] with [bold]--service[/],
+[bold]--config_path[/] for many models, [bold]--model_name[/] and [bold]--model_path[/] for one, or nothing for the
+embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. Options may be spelled with _ or with -.
 """
 
 
@@ -40,14 +41,16 @@ def register(app: typer.Typer) -> None:
 def _command() -> Callable[..., None]:
     from ovmstrio.config.settings import ServeSettings
 
-    def serve(project: Path | None = None, **options: Any) -> None:
+    def serve(project: Path | None = None, service: Path | None = None, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
-        if project is None:
+        if service is not None:
+            run_pipeline_service(project, service, given)
+        elif project is None:
             run_server(given)
         else:
             run_project(project, given)
 
-    parameters = [_project_parameter()]
+    parameters = [_project_parameter(), _service_parameter()]
     parameters += [_parameter(name, field) for name, field in ServeSettings.model_fields.items()]
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -55,9 +58,19 @@ def _command() -> Callable[..., None]:
 
 
 def _project_parameter() -> inspect.Parameter:
-    argument = typer.Argument(help="A handler project: its folder, or its nucleus.yaml.", show_default=False)
+    help_text = (
+        "A handler project: its folder, or its nucleus.yaml. With --service, the config.yml of a pipeline of Ops."
+    )
+    argument = typer.Argument(help=help_text, show_default=False)
     kind = Annotated[Path | None, argument]
     return inspect.Parameter("project", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=kind)
+
+
+def _service_parameter() -> inspect.Parameter:
+    help_text = "The script of a pipeline of Ops, such as web_service.py."
+    option = typer.Option("--service", help=help_text, show_default=False, metavar="SCRIPT")
+    kind = Annotated[Path | None, option]
+    return inspect.Parameter("service", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -24,6 +25,10 @@ _SHARED: Final = ("port", "drain_delay", "drain_seconds", "tls_cert", "tls_key",
 """Options that mean the same as for models; of gRPC or HTTP there is only the one port."""
 
 
+_OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
+"""Keys of the configuration of a pipeline of Ops, which no project has."""
+
+
 def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
     import trio
@@ -37,6 +42,7 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
     try:
         project, warnings = read_project(path.absolute())
     except ConfigError as error:
+        _refuse_pipeline(path)
         _warn(problem for problem in error.problems if problem.severity == "warning")
         fail("\n       ".join(str(problem) for problem in error.problems if problem.severity == "error"))
     _warn(warnings)
@@ -44,6 +50,14 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
     enter_project(project, port_of(project, settings))
     configure_project_logs(project.log_level)
     raise typer.Exit(trio.run(_run, project, settings))
+
+
+def _refuse_pipeline(path: Path) -> None:
+    """Tell how a pipeline of Ops is served, if that is what was given in a project's place."""
+    config = path / "config.yml" if path.is_dir() else path
+    if config.is_file() and _OF_PIPELINES.search(config.read_bytes()):
+        way_out = "add --service SCRIPT, with the script that makes the Ops, such as web_service.py"
+        fail(f"{config} configures a pipeline of Ops; {way_out}", EX_USAGE)
 
 
 def _warn(problems: Iterable[Problem]) -> None:

@@ -94,8 +94,8 @@ def _show(replies: Generator[StreamReply], *, as_json: bool, verbose: bool, live
     """Show a stream; one that failed, or a request of which did, ends the command with 1."""
     from ovms_cli.stream_show import Seen, show
     from ovms_cli.stream_text import safe_for_terminals
-    from ovmstrio.client.failures import Unreachable, status_of
     from ovmstrio.errors import ServerError
+    from ovmstrio.protocol.failures import Unreachable, status_of
 
     seen = Seen()
     try:

@@ -7,8 +7,8 @@ from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING, Any, Final
 
 from ovms_cli.tensor_output import as_json
-from ovmstrio.client.wire_tensors import from_raw
 from ovmstrio.datatypes import BY_NAME
+from ovmstrio.protocol.wire_tensors import from_raw
 
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder

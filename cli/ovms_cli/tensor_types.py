@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ovmstrio.client.wire_tensors import from_raw, to_raw
 from ovmstrio.datatypes import BY_NAME, BYTES
 from ovmstrio.errors import InvalidRequest
+from ovmstrio.protocol.wire_tensors import from_raw, to_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable

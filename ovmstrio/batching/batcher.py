@@ -122,6 +122,10 @@ class Batcher(Generic[_T, _R]):
             raise DeadlineExceeded("the deadline passed before the batch of the request had run")
         return call.outcome()
 
+    def flush(self) -> None:
+        """Let what waits now run without further delay, as far as ``concurrency`` allows."""
+        self._dispatch(math.inf)
+
     async def aclose(self) -> None:
         """Take nothing in any more, run what waits without further delay, and return when the last batch has ended.
 
@@ -145,11 +149,12 @@ class Batcher(Generic[_T, _R]):
             self._give_up()
             raise
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, now: float | None = None) -> None:
         """Start every batch that may run now, and see to it that the next one is started in time."""
         if self._nursery is None or self._ended.is_set():
             return
-        now = math.inf if self._closing else trio.current_time()
+        if now is None:
+            now = math.inf if self._closing else trio.current_time()
         while self._running < self._concurrency:
             calls = self._policy.take(now, idle=self._running == 0)
             if not calls:

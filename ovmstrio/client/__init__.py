@@ -5,8 +5,8 @@
 
 from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, SequenceState, TensorInfo
 from ovmstrio.client.connect import open_client
-from ovmstrio.client.failures import Unreachable
 from ovmstrio.client.tls import ClientTls
+from ovmstrio.protocol.failures import Unreachable
 
 __all__ = [
     "Client",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ovmstrio.client.wire_tensors import datatype_of, to_raw
+from ovmstrio.protocol.wire_tensors import datatype_of, to_raw
 
 __all__ = ["TIMESTAMP", "StreamOutput", "StreamReply", "StreamRequest", "to_wire"]
 

@@ -194,6 +194,12 @@ class HandlerSpec(ServableSpec):
     path: Path
 
 
+class OpPipelineSpec(ServableSpec):
+    """A pipeline of Ops, which has the one version 1; ``base_path`` is the folder of its service."""
+
+    kind: ClassVar[str] = "op pipeline"
+
+
 class NodeInput(_Spec):
     """Where an input comes from: an item of a node, or of ``request``, whose items are the pipeline's inputs."""
 

@@ -26,7 +26,7 @@ from ovmstrio.openvino.warmup import Timing, warm_up
 from ovmstrio.placement import Placement
 from ovmstrio.tensor import TensorSpec
 
-__all__ = ["Compiled", "ModelSource", "compile_model"]
+__all__ = ["Compiled", "ModelSource", "compile_model", "compile_read"]
 
 log = structlog.get_logger(__name__)
 
@@ -82,8 +82,12 @@ def compile_model(source: ModelSource) -> Compiled:
         ConfigError: the file cannot be read, a setting does not fit it, or the device cannot compile it; the
             message gives the file and OpenVINO's own reason.
     """
+    return compile_read(_read(source.file), source)
+
+
+def compile_read(model: ov.Model, source: ModelSource) -> Compiled:
+    """Compile a model that was read already, and changes it; as :func:`compile_model` otherwise."""
     spec, file = source.spec, str(source.file)
-    model = _read(source.file)
     model = preprocess(model, spec, source.mapping)
     reshape(model, spec, source.mapping, source.requested, file)
     if spec.batching is not None:

@@ -21,6 +21,11 @@ Array = np.ndarray[Any, Any]
 
 _TYPES: Final = {row.name: getattr(ov.Type, row.openvino) for row in BY_NAME.values()}
 
+# OpenVINO makes its tables of numpy's types when they are first needed, and lets go of Python's lock meanwhile: where
+# two threads need them at once, each waits for ever for what the other holds.  Here nobody else can need them yet.
+ov.Type.f32.to_dtype()
+ov.Type(np.float32)
+
 
 def to_tensor(array: Array, spec: TensorSpec) -> ov.Tensor:
     """Make a tensor that shares the array's memory, which may be read-only; whoever calls keeps the array alive.

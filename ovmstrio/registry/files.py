@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ovmstrio.config.specs import GraphSpec, HandlerSpec, PipelineSpec
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec
 from ovmstrio.errors import ConfigError
 from ovmstrio.registry.kinds import ONLY_VERSION
 from ovmstrio.repository.fingerprints import tree_mark
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["files_mark", "list_versions"]
 
+_NO_FILES: Final = ""
+"""The mark of what is made by code: no file of it is looked at."""
+
 
 def list_versions(spec: ServableSpec) -> Listing:
     """List the versions that could be loaded; what has only one has it even where its files are missing.
@@ -33,6 +36,8 @@ def list_versions(spec: ServableSpec) -> Listing:
         return Listing({ONLY_VERSION: spec.base_path}, mark=pipeline_mark(spec))
     if isinstance(spec, HandlerSpec):
         return Listing({ONLY_VERSION: spec.base_path}, mark=handler_mark(spec))
+    if isinstance(spec, OpPipelineSpec):
+        return Listing({ONLY_VERSION: spec.base_path}, mark=_NO_FILES)
     if spec.errors:
         raise ConfigError(spec.errors)
     return scan(spec.base_path)
@@ -44,4 +49,6 @@ def files_mark(spec: ServableSpec, directory: Path) -> str:
         return graph_mark(spec)
     if isinstance(spec, HandlerSpec):
         return handler_mark(spec)
+    if isinstance(spec, OpPipelineSpec):
+        return _NO_FILES
     return pipeline_mark(spec) if isinstance(spec, PipelineSpec) else tree_mark(directory)

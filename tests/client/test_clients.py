@@ -12,7 +12,7 @@ import pytest
 
 from ovmstrio import errors
 from ovmstrio.client import Client, Unreachable, open_client
-from ovmstrio.client.wire_tensors import datatype_of, from_raw, to_raw
+from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
 from tests.support import ir
 from tests.support.processes import OvmsProcess, free_ports, serving
 

@@ -17,11 +17,11 @@ import pytest
 
 from ovmstrio import errors
 from ovmstrio.client import Unreachable, open_client
-from ovmstrio.client.failures import status_of
 from ovmstrio.client.interrupts import interrupts_cancel
 from ovmstrio.client.rest_streams import read_events
 from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.protocol.failures import status_of
 from tests.support.processes import free_ports
 
 WAIT_SECONDS = 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +13,6 @@ from ovmstrio.errors import InvalidRequest, ModelFailure
 from ovmstrio.observability.events import OK, RequestEvent
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.request_log import RequestLog
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    """Give the process its logging back."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def _lines(path: Path) -> list[dict[str, object]]:

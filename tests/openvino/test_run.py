@@ -11,6 +11,8 @@ import pytest
 import trio
 
 from ovmstrio.errors import ConfigError, ModelFailure, Problem
+from ovmstrio.openvino import run
+from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.run import Network
 from ovmstrio.placement import Placement
 from tests.support import ir
@@ -254,6 +256,25 @@ async def test_large_requests_of_a_dynamic_model_leave_the_event_loop(tmp_path: 
     assert not running._placement.is_inline(4_000_000)
     large = (await running.infer([np.ones((1000, 1000), np.float32)]))[0]
     assert large[0, 0] == 2
+
+
+async def test_a_network_learns_how_long_its_inferences_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs far larger than the zeros at the start occupy a thread at first, and none when they have become usual."""
+    running = send_away(network(ir.matmul(), tmp_path))
+    waited: list[int] = []
+    wait_in_thread = running._wait_in_thread
+
+    async def counted(slot: Slot) -> None:
+        waited.append(len(waited))
+        await wait_in_thread(slot)
+
+    monkeypatch.setattr(running, "_wait_in_thread", counted)
+    monkeypatch.setattr(run, "_LEAST_PATIENCE_SECONDS", 1e-6)
+    large = [np.ones((400, 400), np.float32), np.ones((400, 400), np.float32)]
+    for _ in range(40):
+        await running.infer(large)
+    assert 1 <= len(waited) < 30
+    assert (await running.infer(large))[0][0, 0] == 400
 
 
 async def test_network_is_freed_with_its_last_reference(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio_samples.catalog import HANDLERS, HandlerSample
+from ovmstrio_samples.catalog import HANDLERS, ProjectSample
 
 README = HANDLERS[0].folder.parent / "README.md"
 
 
 @pytest.mark.parametrize("sample", HANDLERS, ids=lambda sample: sample.name)
-def test_a_listed_handler_is_a_project(sample: HandlerSample) -> None:
+def test_a_listed_handler_is_a_project(sample: ProjectSample) -> None:
     """Without a warning unless something comes first, with a client, and a README that says how to serve it."""
     project, warnings = read_project(sample.folder)
     assert not warnings or sample.first

@@ -15,8 +15,9 @@ import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-__all__ = ["OvmsProcess", "free_ports", "run_ovms", "serving"]
+__all__ = ["OvmsProcess", "free_ports", "run_ovms", "running", "serving"]
 
 START_TIMEOUT_SECONDS = 60
 STOP_TIMEOUT_SECONDS = 30
@@ -37,7 +38,7 @@ def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProces
 
 
 class OvmsProcess:
-    """A running ``ovms serve``."""
+    """A running ``ovms`` command that serves."""
 
     def __init__(self, process: subprocess.Popen[str], grpc: int, rest: int) -> None:
         self.process = process
@@ -82,12 +83,12 @@ class OvmsProcess:
 
 
 @contextlib.contextmanager
-def serving(*options: str, ready: bool = True) -> Iterator[OvmsProcess]:
-    """Run ``ovms serve`` with options on free loopback ports until the block ends."""
-    grpc, rest = free_ports(2)
-    command = [sys.executable, "-m", "ovms_cli", "serve", "--port", str(grpc), "--rest_port", str(rest)]
-    command += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def running(
+    *arguments: str, grpc: int, rest: int, ready: bool = True, folder: Path | None = None
+) -> Iterator[OvmsProcess]:
+    """Run an ``ovms`` command that serves at these ports until the block ends, in a folder or the current one."""
+    command = [sys.executable, "-m", "ovms_cli", *arguments]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         server = OvmsProcess(process, grpc, rest)
         if ready:
@@ -97,3 +98,13 @@ def serving(*options: str, ready: bool = True) -> Iterator[OvmsProcess]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def serving(*options: str, ready: bool = True) -> Iterator[OvmsProcess]:
+    """Run ``ovms serve`` with options on free loopback ports until the block ends."""
+    grpc, rest = free_ports(2)
+    arguments = ["serve", "--port", str(grpc), "--rest_port", str(rest)]
+    arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
+    with running(*arguments, grpc=grpc, rest=rest, ready=ready) as server:
+        yield server

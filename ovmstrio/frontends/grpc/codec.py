@@ -41,9 +41,22 @@ _ENCODERS: Final[Mapping[type, Callable[[Any], bytes]]] = {
 
 
 class Codec(CodecBase):
-    """Protobuf for the messages of :mod:`ovmstrio.protocol` and for the domain's requests and responses."""
+    """Protobuf for the messages of :mod:`ovmstrio.protocol` and for the domain's requests and responses.
+
+    Args:
+        decoders: of further types that handlers take.
+        encoders: of further types that handlers give.
+    """
 
     __content_subtype__ = "proto"
+
+    def __init__(
+        self,
+        decoders: Mapping[type, Callable[[bytes], Any]] | None = None,
+        encoders: Mapping[type, Callable[[Any], bytes]] | None = None,
+    ) -> None:
+        self._decoders = {**_DECODERS, **(decoders or {})}
+        self._encoders = {**_ENCODERS, **(encoders or {})}
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """Serialise a message.
@@ -53,7 +66,7 @@ class Codec(CodecBase):
         """
         if not isinstance(message, message_type):
             raise TypeError(f"expected a message of {message_type.__name__}, got {type(message).__name__}")
-        encoder = _ENCODERS.get(message_type)
+        encoder = self._encoders.get(message_type)
         return bytes(message) if encoder is None else encoder(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
@@ -63,7 +76,7 @@ class Codec(CodecBase):
             GRPCError: INVALID_ARGUMENT, when the bytes are not a message of that type.
         """
         try:
-            decoder = _DECODERS.get(message_type) or _decoder_of(message_type)
+            decoder = self._decoders.get(message_type) or _decoder_of(message_type)
             return decoder(data)
         except InvalidRequest as error:
             raise GRPCError(Status.INVALID_ARGUMENT, error.message) from None

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.config.findings import Findings, by_line, shown
+from ovmstrio.config.yaml_locations import YamlDocument, YamlSyntaxError, parse_yaml
 from ovmstrio.errors import ConfigError, Problem
 from ovmstrio.handlers.config.dotenv import parse_dotenv
 from ovmstrio.handlers.config.image_section import IMAGE_KEYS, read_image
 from ovmstrio.handlers.config.models_section import find_models_section, read_models
 from ovmstrio.handlers.config.sections import Section, is_file, is_folder, local_path
 from ovmstrio.handlers.config.specs import ModelsSpec, ProjectBatching, ProjectSpec
-from ovmstrio.handlers.config.yaml_locations import YamlDocument, YamlSyntaxError, parse_yaml
 
 __all__ = ["find_project_file", "read_project"]
 

@@ -70,6 +70,14 @@ class PacketSocket:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
+    def end(self) -> None:
+        """Take no more than has been sent by now, because the other process has ended.
+
+        A process that it has left behind may have a copy of its end, so that the end of one is not that of the other.
+        """
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end."""
         self._socket.close()

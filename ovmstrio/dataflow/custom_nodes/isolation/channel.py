@@ -72,6 +72,10 @@ class Channel:
         """Tell the other end that nothing more will come; what it still sends can be received."""
         self._packets.finish()
 
+    def end(self) -> None:
+        """Take no more than has been sent by now, because the other process has ended."""
+        self._packets.end()
+
     def close(self) -> None:
         """Close this end."""
         self._packets.close()

@@ -50,6 +50,11 @@ class _Call:
         self.is_abandoned = False
 
 
+async def _end_with(process: trio.Process, channel: Channel) -> None:
+    await process.wait()
+    channel.end()
+
+
 class WorkerProcess:
     """A process with one node in it.
 
@@ -108,6 +113,7 @@ class WorkerProcess:
                 self.kill()
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(_end_with, self._process, channel)
                 task_status.started(await self._open(channel))
                 await self._receive_all(channel)
                 nursery.cancel_scope.cancel()

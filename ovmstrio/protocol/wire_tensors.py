@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
 
 from ovmstrio.datatypes import BY_NAME, BYTES, from_bf16, to_bf16
 from ovmstrio.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from ovmstrio.client.api import Array
-
 __all__ = ["datatype_of", "from_raw", "to_raw"]
+
+Array = np.ndarray[Any, Any]
 
 _LENGTH: Final = struct.Struct("<I")
 _BY_DTYPE: Final = {row.numpy: row.name for row in BY_NAME.values() if row.name not in {"BF16", "BYTES"}}

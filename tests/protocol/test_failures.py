@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import serialization
 
 from ovmstrio import errors
 from ovmstrio.client import ClientTls, Unreachable, open_client
-from ovmstrio.client.failures import error_of_grpc, error_of_http
-from ovmstrio.client.wire_tensors import from_raw, to_raw
 from ovmstrio.frontends.statuses import STATUS_OF
+from ovmstrio.protocol.failures import error_of_grpc, error_of_http
+from ovmstrio.protocol.wire_tensors import from_raw, to_raw
 
 REFUSAL = "cannot connect to the database"
 

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.handlers.config.yaml_locations import YamlSyntaxError, parse_yaml
+from ovmstrio.config.yaml_locations import YamlSyntaxError, parse_yaml
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.dates()
 _values = st.recursive(

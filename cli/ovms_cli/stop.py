@@ -1,0 +1,62 @@
+"""`ovms stop`: ends pipeline services that run in the background."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ovms_cli.console import EX_USAGE, fail, stdout
+
+if TYPE_CHECKING:
+    from ovmstrio.ops.process_info import ServingProcess
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(stop)
+
+
+def stop(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Where they were started; $SERVING_HOME or the current folder by default."),
+    ] = None,
+    *,
+    port: Annotated[int | None, typer.Option("--port", help="Only the service that has this port.")] = None,
+    kill: Annotated[bool, typer.Option("--kill", help="At once, without waiting for requests.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="How many seconds to wait for the end.")] = 60.0,
+) -> None:
+    """Stop the pipeline services of a folder's [bold]ProcessInfo.json[/], and wait until they have ended.
+
+    Exits with 1 if there is none, or one does not end in time.
+    """
+    from ovmstrio.ops.process_info import FILE_NAME, home, signal_processes, wait_ended
+
+    where = folder or home()
+    if not where.is_dir():
+        fail(f"{where}: no such folder; give the one that has the service's {FILE_NAME}", EX_USAGE)
+    sent, _ = signal_processes(signal.SIGKILL if kill else signal.SIGINT, port, where)
+    if not sent:
+        of_port = f" of port {port}" if port is not None else ""
+        fail(f"no running service{of_port} is known in {where.absolute()}; services note themselves where they start")
+    late = [process for process in sent if not _said(process, ended=wait_ended(process, timeout))]
+    if late:
+        fail(f"{_names(late)} did not end within {timeout:g} s; --kill ends it at once")
+
+
+def _said(process: ServingProcess, *, ended: bool) -> bool:
+    if ended:
+        stdout().print(f"ended {_names([process])}", highlight=False, soft_wrap=True)
+    return ended
+
+
+def _names(processes: list[ServingProcess]) -> str:
+    return ", ".join(
+        f"process {process.pid} (ports {', '.join(str(port) for port in process.port if port)})"
+        for process in processes
+    )

@@ -1,0 +1,91 @@
+"""``ovms trace``: what the Ops of a running pipeline do, live."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, fail, stdout
+from ovms_cli.server_options import EX_UNREACHABLE, Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.live import Live
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(trace)
+
+
+def trace(
+    target: Annotated[
+        str, typer.Argument(help="config.yml, the directory that it is in, or HOST:PORT of HTTP", metavar="TARGET")
+    ] = ".",
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Show the figures of now, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, a line each time.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.05, max=3600, help="Seconds between looks.")] = 1.0,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Show each stage's times, what waits between Ops and how large batches are, until it is interrupted.
+
+    Exits with 1 if the server has no such figures, with 2 if it does not answer, with 64 if the command line is wrong.
+    """
+    import trio
+
+    from ovms_cli.trace_source import NoFigures, NoServer, NoTarget, find_url
+
+    try:
+        url = find_url(target)
+        trio.run(_watch, url, timeout, None if once else interval, as_json)
+    except* NoTarget as group:
+        fail(str(group.exceptions[0]), EX_USAGE)
+    except* NoFigures as group:
+        fail(str(group.exceptions[0]))
+    except* NoServer as group:
+        fail(f"{group.exceptions[0]}; is the server running?", EX_UNREACHABLE)
+    except* KeyboardInterrupt:
+        raise typer.Exit(EX_INTERRUPTED) from None
+
+
+async def _watch(url: str, timeout: float, interval: float | None, as_json: bool) -> None:  # noqa: ASYNC109
+    """Show the figures again and again, once if there is no interval; owns a client, may be cancelled at any time."""
+    from ovms_cli.trace_source import open_source
+    from ovms_cli.trace_view import draw
+
+    async with open_source(url, timeout) as read:
+        if as_json:
+            await _repeat(read, _print_json, interval)
+        elif interval is None:
+            stdout().print(draw(await read(), stdout().width))
+        else:
+            with _live() as live:
+                await _repeat(read, lambda figures: live.update(draw(figures, stdout().width), refresh=True), interval)
+
+
+async def _repeat(read: Any, show: Callable[[dict[str, Any]], None], interval: float | None) -> None:
+    """Show figures until cancelled, or once."""
+    import trio
+
+    while True:
+        show(await read())
+        if interval is None:
+            return
+        await trio.sleep(interval)
+
+
+def _live() -> Live:
+    from rich.live import Live
+
+    return Live(console=stdout(), auto_refresh=False, screen=stdout().is_terminal, vertical_overflow="crop")
+
+
+def _print_json(figures: dict[str, Any]) -> None:
+    import json
+
+    typer.echo(json.dumps(figures))

@@ -1,0 +1,94 @@
+"""Errors as scripts raise and check them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from ovmstrio.ops import CustomException, CustomExceptionCode, PipelineResponse, ProductErrCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CustomException", "CustomExceptionCode", "ErrorCatch", "ParamChecker", "ParamVerify", "ProductErrCode"]
+
+log = structlog.get_logger(__name__)
+
+
+def _catch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that returns its result and a response with ``err_no`` and ``err_msg``, and raises nothing."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> tuple[Any, PipelineResponse]:
+        try:
+            return function(*args, **kwargs), PipelineResponse()
+        except CustomException as error:
+            shown = error.message if error.is_sent_to_user else "the server's log has the details"
+            return None, _response(function, error, error.code, shown, kwargs)
+        except Exception as error:  # noqa: BLE001 - this is what the decorator is for
+            return None, _response(function, error, CustomExceptionCode.UNKNOW.value, str(error), kwargs)
+
+    return wrapper
+
+
+def _response(
+    function: Callable[..., Any], error: Exception, code: int, shown: str, kwargs: dict[str, Any]
+) -> PipelineResponse:
+    log_id = kwargs.get("log_id", 0)
+    log.error("function failed", function=function.__qualname__, log_id=log_id, exc_info=error)
+    where = f"ClassName: {function.__qualname__}  FunctionName: {function.__name__}"
+    return PipelineResponse(code, f"Log_id: {log_id}  Raise_msg: {shown}  {where}")
+
+
+ErrorCatch: Final = _catch
+
+
+def ParamChecker(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - the name that scripts import
+    """Check arguments and result by their annotations: types, functions that judge a value, or several of them."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        wrong = [
+            name for name, value in bound.arguments.items() if not _fits(value, signature.parameters[name].annotation)
+        ]
+        if wrong:
+            raise CustomException(CustomExceptionCode.INPUT_PARAMS_ERROR, f"invalid arg list: {wrong}", True)
+        result = function(*args, **kwargs)
+        if not _fits(result, signature.return_annotation):
+            raise CustomException(CustomExceptionCode.INPUT_PARAMS_ERROR, "invalid return type", True)
+        return result
+
+    return wrapper
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if annotation is inspect.Signature.empty:
+        return True
+    if isinstance(annotation, tuple | list | set):
+        return any(_fits(value, one) for one in annotation)
+    if annotation is None or isinstance(annotation, type):
+        return value is None if annotation is None else isinstance(value, annotation)
+    return bool(annotation(value)) if callable(annotation) else True
+
+
+class ParamVerify:
+    """Judges of values, for annotations."""
+
+    @staticmethod
+    def int_check(c: Any, lower_bound: int | None = None, upper_bound: int | None = None) -> bool:
+        """Tell whether a value is a whole number, between bounds where both are given."""
+        if not isinstance(c, int):
+            return False
+        return lower_bound is None or upper_bound is None or lower_bound <= c <= upper_bound
+
+    @staticmethod
+    def file_check(f: Any) -> bool:
+        """Tell whether a value is the name of something that exists."""
+        return isinstance(f, str) and Path(f).exists()

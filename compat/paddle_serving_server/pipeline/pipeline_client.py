@@ -1,0 +1,6 @@
+"""The client of pipelines."""
+
+from ovmstrio.client.pipeline import PipelineClient
+from ovmstrio.client.pipeline import PredictFuture as PipelinePredictFuture
+
+__all__ = ["PipelineClient", "PipelinePredictFuture"]

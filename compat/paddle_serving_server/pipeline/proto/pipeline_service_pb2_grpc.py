@@ -1,0 +1,38 @@
+"""The service's stub and base for grpcio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE, SERVICE
+
+__all__ = ["PipelineServiceServicer", "PipelineServiceStub", "add_PipelineServiceServicer_to_server"]
+
+
+class PipelineServiceStub:
+    """Calls ``inference`` over a channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.inference = channel.unary_unary(
+            METHOD, request_serializer=REQUEST.SerializeToString, response_deserializer=RESPONSE.FromString
+        )
+
+
+class PipelineServiceServicer:
+    """Base of a service of one's own."""
+
+    def inference(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Answer a request; to be overridden."""
+        raise NotImplementedError("inference is to be overridden")
+
+
+def add_PipelineServiceServicer_to_server(  # noqa: N802 - the name that scripts import
+    servicer: PipelineServiceServicer, server: grpc.Server
+) -> None:
+    """Host a service of one's own on a server of grpcio."""
+    handler = grpc.unary_unary_rpc_method_handler(
+        servicer.inference, request_deserializer=REQUEST.FromString, response_serializer=RESPONSE.SerializeToString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"inference": handler}),))

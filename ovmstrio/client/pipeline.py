@@ -1,0 +1,189 @@
+"""The client of Paddle Serving's pipelines, as scripts know it: blocking, over grpcio."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import numpy as np
+
+from ovmstrio.ops.messages import add_tensor
+from ovmstrio.ops.tensors import LOD_SUFFIX, from_array
+from ovmstrio.ops.values import PipelineTensor
+from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["PipelineClient", "PredictFuture"]
+
+PROFILE_KEY: Final = "pipeline.profile"
+
+_MAX_MESSAGE_BYTES: Final = 512 * 2**20
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.lb_policy_name", "round_robin"),
+)
+_APART: Final = frozenset({"logid", "clientip"})
+"""Keys of a feed that are fields of the request."""
+
+_STRINGS: Final = 12
+_NPY: Final = 13
+
+
+class PredictFuture:
+    """A call that is under way."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the answer, at most ``timeout`` seconds.
+
+        Raises:
+            grpc.RpcError: the call failed.
+            grpc.FutureTimeoutError: it has not ended in time, and goes on.
+        """
+        return self._call.result(timeout)
+
+
+class PipelineClient:
+    """Calls pipelines; may be used by several threads once it is connected."""
+
+    def __init__(self) -> None:
+        self._channel: Any = None
+        self._inference: Any = None
+
+    def connect(self, endpoints: Sequence[str] | str) -> None:
+        """Name the servers, ``host:port`` each, which are asked in turn.
+
+        Raises:
+            ValueError: there is none.
+            OSError: a host's name cannot be resolved.
+        """
+        listed = [endpoints] if isinstance(endpoints, str) else list(endpoints)
+        if not listed:
+            raise ValueError("connect needs at least one endpoint, such as '127.0.0.1:9998'")
+        self.release()
+        target = f"ipv4:{','.join(map(_numeric, listed))}"
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+        self._inference = self._channel.unary_unary(
+            METHOD, request_serializer=REQUEST.SerializeToString, response_deserializer=RESPONSE.FromString
+        )
+
+    def release(self) -> None:
+        """Close the connection, if there is one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = self._inference = None
+
+    def predict(  # noqa: PLR0917 - what scripts call by position
+        self,
+        feed_dict: Mapping[str, Any],
+        fetch: list[str] | None = None,
+        asyn: bool = False,  # noqa: FBT002 - what scripts call by position
+        pack_tensor_format: bool = False,  # noqa: FBT002
+        use_tensor_bytes: bool = False,  # noqa: FBT002
+        profile: bool = False,  # noqa: FBT002
+        log_id: int | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask the pipeline; gives the ``Response`` message, or with ``asyn`` a :class:`PredictFuture`.
+
+        Args:
+            feed_dict: values by key: texts, arrays and lists.  ``logid`` and ``clientip`` are sent apart.
+            fetch: accepted for compatibility; the server decides what it answers with.
+            asyn: whether to return before the answer is there.
+            pack_tensor_format: whether to send arrays as tensors and not as text.
+            use_tensor_bytes: whether to send their elements in numpy's file format.
+            profile: whether to ask for the timeline of the request.
+            log_id: the client's number of the request; by default ``logid`` of the feed, else 0.
+            timeout: how many seconds to wait at most; by default without end.
+
+        Raises:
+            TypeError: a value is of a type that cannot be sent.
+            RuntimeError: the client is not connected.
+            grpc.RpcError: the call failed.
+        """
+        if not isinstance(feed_dict, dict):
+            raise TypeError("feed must be dict type with format: {name: value}.")
+        if fetch is not None and not isinstance(fetch, list):
+            raise TypeError("fetch must be list type with format: [name].")
+        if self._inference is None:
+            raise RuntimeError("the client is not connected: call connect(['host:port']) first")
+        request = _request(feed_dict, log_id)
+        if pack_tensor_format:
+            _add_tensors(request, feed_dict, as_bytes=use_tensor_bytes)
+        else:
+            _add_texts(request, feed_dict)
+        if profile:
+            request.key.append(PROFILE_KEY)
+            request.value.append("1")
+        if asyn:
+            return PredictFuture(self._inference.future(request, timeout=timeout))
+        return self._inference(request, timeout=timeout)
+
+
+def _numeric(endpoint: str) -> str:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        host = socket.gethostbyname(host)
+    return f"{host}:{port}"
+
+
+def _request(feed: Mapping[str, Any], log_id: int | None) -> Any:
+    chosen = feed.get("logid", 0) if log_id is None else log_id
+    return REQUEST(logid=int(chosen), clientip=feed.get("clientip") or _own_address())
+
+
+def _own_address() -> str:
+    """Give an address of this machine; empty, so that the server fills it in, where its name has none."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+
+
+def _add_texts(request: Any, feed: Mapping[str, Any]) -> None:
+    for key, value in feed.items():
+        if key not in _APART:
+            request.key.append(key)
+            request.value.append(value if isinstance(value, str) else _array_text(key, value))
+
+
+def _array_text(key: str, value: Any) -> str:
+    if not isinstance(value, np.ndarray | list):
+        raise TypeError(f"{key}: only str, list and np.ndarray type is supported: {type(value)}")
+    with np.printoptions(threshold=sys.maxsize):
+        return repr(np.asarray(value))
+
+
+def _add_tensors(request: Any, feed: Mapping[str, Any], *, as_bytes: bool) -> None:
+    for key, value in feed.items():
+        if key in _APART or (key.endswith(LOD_SUFFIX) and key.removesuffix(LOD_SUFFIX) in feed):
+            continue
+        add_tensor(request, _tensor(key, value, feed.get(key + LOD_SUFFIX), as_bytes=as_bytes))
+
+
+def _tensor(key: str, value: Any, lod: Any, *, as_bytes: bool) -> PipelineTensor:
+    if isinstance(value, str):
+        return PipelineTensor(key, _STRINGS, str_data=[value])
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{key}: only str and np.ndarray type is supported: {type(value)}")
+    if not as_bytes:
+        try:
+            return from_array(key, value, lod)
+        except ValueError as error:
+            raise TypeError(str(error)) from None
+    offsets = [] if lod is None else np.asarray(lod).reshape(-1).tolist()
+    file = io.BytesIO()
+    np.save(file, value, allow_pickle=False)
+    return PipelineTensor(key, _NPY, list(value.shape), offsets, byte_data=file.getvalue())

@@ -1,0 +1,44 @@
+"""Run inferences of one compiled model from any thread, with no event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+from ovmstrio.errors import ModelFailure
+from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.pool import Slot
+from ovmstrio.openvino.tensors import Array
+
+__all__ = ["BlockingNetwork"]
+
+
+class BlockingNetwork:
+    """A compiled model with its infer requests, which threads take in turn."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.signature = compiled.signature
+        self._compiled = compiled
+        models = compiled.models if compiled.may_fail else compiled.models * compiled.nireq
+        self._idle: SimpleQueue[Slot] = SimpleQueue()
+        for model in models:
+            self._idle.put(Slot(model, compiled.signature, synchronous=compiled.synchronous))
+
+    def infer(self, arrays: Sequence[Array]) -> list[Array]:
+        """Infer on ``arrays``, in the order of the signature's inputs; waits for an idle request first.
+
+        Raises:
+            ModelFailure: OpenVINO failed on these inputs.
+        """
+        slot = self._idle.get()
+        try:
+            slot.bind(arrays)
+            slot.infer()
+            return slot.outputs()
+        except ModelFailure:
+            if self._compiled.may_fail:
+                slot.recover(self._compiled.compile_again)
+            raise
+        finally:
+            slot.unbind()
+            self._idle.put(slot)

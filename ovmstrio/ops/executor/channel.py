@@ -1,0 +1,160 @@
+"""The way into one Op: samples wait in it, as many as it holds, until there is a seat, the oldest request first.
+
+::
+
+    enter() ──> blocked ──(room)──> waiting ──(seat)──> seated ──> leave()
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from enum import Enum, auto
+
+import trio
+
+__all__ = ["Channel", "Ticket"]
+
+
+class _State(Enum):
+    BLOCKED = auto()
+    WAITING = auto()
+    SEATED = auto()
+    GONE = auto()
+
+
+class Ticket:
+    """One sample's place in a channel."""
+
+    __slots__ = ("_channel", "changed", "data_id", "state")
+
+    def __init__(self, channel: Channel, data_id: int) -> None:
+        self._channel = channel
+        self.data_id = data_id
+        self.state = _State.BLOCKED
+        self.changed: trio.Event | None = None
+
+    async def seated(self) -> None:
+        """Wait for a seat.
+
+        Ownership: the ticket, which has to be left in any case.
+
+        Cancellation: at once.
+        """
+        while self.state is not _State.SEATED:
+            await self.wait_for_change()
+
+    async def wait_for_change(self) -> None:
+        """Wait until the ticket is in another state.
+
+        Cancellation: at once.
+        """
+        self.changed = trio.Event()
+        await self.changed.wait()
+
+    def leave(self) -> None:
+        """Give the place up, whichever it is; may be called twice."""
+        self._channel.leave(self)
+
+
+class _Queue:
+    """Tickets by data id, without those that have gone."""
+
+    def __init__(self, state: _State) -> None:
+        self._state = state
+        self._heap: list[tuple[int, int, Ticket]] = []
+        self._numbers = itertools.count()
+        self.count = 0
+
+    def push(self, ticket: Ticket) -> None:
+        """Add one."""
+        ticket.state = self._state
+        self.count += 1
+        heapq.heappush(self._heap, (ticket.data_id, next(self._numbers), ticket))
+
+    def pop(self) -> Ticket:
+        """Take the one with the smallest data id; there is one."""
+        while True:
+            ticket = heapq.heappop(self._heap)[2]
+            if ticket.state is self._state:
+                self.count -= 1
+                return ticket
+
+    def forget(self) -> None:
+        """Note that one has gone."""
+        self.count -= 1
+        if not self.count:
+            self._heap.clear()
+
+
+class Channel:
+    """The way into one Op.
+
+    Args:
+        capacity: how many samples wait at most for a seat; 0 for any number.
+        seats: how many samples the Op works on at once, or collects for its batches.
+    """
+
+    def __init__(self, capacity: int, seats: int) -> None:
+        self.capacity = capacity
+        self._free = seats
+        self._blocked = _Queue(_State.BLOCKED)
+        self._waiting = _Queue(_State.WAITING)
+
+    @property
+    def size(self) -> int:
+        """How many samples wait for a seat."""
+        return self._waiting.count
+
+    async def enter(self, data_id: int, *, is_forced: bool = False) -> Ticket:
+        """Wait until the channel has taken a sample in; one that is forced is taken in even if it is full.
+
+        Ownership: the ticket is the caller's, who has to leave it.
+
+        Cancellation: at once, while it waits; the sample is not in the channel then.
+        """
+        ticket = Ticket(self, data_id)
+        (self._waiting if is_forced else self._blocked).push(ticket)
+        self._advance()
+        try:
+            while ticket.state is _State.BLOCKED:
+                await ticket.wait_for_change()
+        except BaseException:
+            self.leave(ticket)
+            raise
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take a sample away, wherever it is."""
+        state, ticket.state = ticket.state, _State.GONE
+        if state is _State.SEATED:
+            self._free += 1
+        elif state is _State.WAITING:
+            self._waiting.forget()
+        elif state is _State.BLOCKED:
+            self._blocked.forget()
+        self._advance()
+
+    def _advance(self) -> None:
+        while True:
+            if self._waiting.count and self._free:
+                self._seat(self._waiting.pop())
+            elif self._blocked.count and self._has_room():
+                ticket = self._blocked.pop()
+                self._waiting.push(ticket)
+                _tell(ticket)
+            else:
+                return
+
+    def _has_room(self) -> bool:
+        return not self.capacity or self._waiting.count < self.capacity or self._free > 0
+
+    def _seat(self, ticket: Ticket) -> None:
+        self._free -= 1
+        ticket.state = _State.SEATED
+        _tell(ticket)
+
+
+def _tell(ticket: Ticket) -> None:
+    if ticket.changed is not None:
+        ticket.changed.set()

@@ -1,0 +1,159 @@
+"""Values of Ops as bytes and back: plain data and arrays, never code.
+
+::
+
+    length of the JSON (8 bytes, little-endian) | JSON | padding | buffer | padding | buffer ...
+
+The JSON is ``[value, [[offset, length], ...]]``; offsets count from the first buffer.  What JSON does not have is an
+object with one key, which tells what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["Encoded", "decode", "encode"]
+
+Ndarray = np.ndarray[Any, Any]
+
+_LENGTH_BYTES: Final = 8
+_ALIGNMENT: Final = 64
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+class Encoded:
+    """A value that is ready to be written.
+
+    Attributes:
+        size: how many bytes it takes.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._buffers: list[memoryview] = []
+        tree = self._tree(value)
+        rows, end = [], 0
+        for buffer in self._buffers:
+            rows.append((_aligned(end), buffer.nbytes))
+            end = _aligned(end) + buffer.nbytes
+        self._text = json.dumps([tree, rows], separators=(",", ":")).encode()
+        self._rows = rows
+        self._base = _aligned(_LENGTH_BYTES + len(self._text))
+        self.size = self._base + end
+
+    def write(self, target: memoryview) -> None:
+        """Write it to memory of its size."""
+        target[:_LENGTH_BYTES] = len(self._text).to_bytes(_LENGTH_BYTES, "little")
+        target[_LENGTH_BYTES : _LENGTH_BYTES + len(self._text)] = self._text
+        for (offset, length), buffer in zip(self._rows, self._buffers, strict=True):
+            target[self._base + offset : self._base + offset + length] = buffer
+
+    def _tree(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(value)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list):
+            return [self._tree(one) for one in value]
+        if isinstance(value, dict):
+            return {"d": [[self._tree(key), self._tree(one)] for key, one in value.items()]}
+        if isinstance(value, tuple | set | frozenset):
+            return {type(value).__name__: [self._tree(one) for one in value]}
+        if isinstance(value, bytes | bytearray | memoryview):
+            return {"b": self._buffer(memoryview(value).cast("B"))}
+        if isinstance(value, complex):
+            return {"c": [value.real, value.imag]}
+        raise TypeError(f"an Op in a process of its own takes and gives plain data and arrays, not {_name(value)}")
+
+    def _array(self, value: Any) -> Any:
+        array = np.asarray(value)
+        if array.dtype.hasobject or array.dtype.names is not None:
+            if array.dtype.names is None:
+                return {"o": [self._tree(array.reshape(-1).tolist()), list(array.shape)]}
+            raise TypeError(f"an Op in a process of its own takes and gives no arrays of {array.dtype}")
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+        kind = "a" if isinstance(value, np.ndarray) else "g"
+        return {kind: [self._buffer(flat.data), array.dtype.str, list(array.shape)]}
+
+    def _buffer(self, buffer: memoryview) -> int:
+        self._buffers.append(buffer)
+        return len(self._buffers) - 1
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def encode(value: Any) -> Encoded:
+    """Make a value ready to be written.
+
+    Raises:
+        TypeError: it holds something that is neither plain data nor an array.
+    """
+    return Encoded(value)
+
+
+def decode(source: memoryview) -> Any:
+    """Read a value; its arrays lie in the memory that it is read from.
+
+    Raises:
+        ValueError, LookupError, TypeError: it is not what :class:`Encoded` writes.
+    """
+    length = int.from_bytes(source[:_LENGTH_BYTES], "little")
+    tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
+    base = _aligned(_LENGTH_BYTES + length)
+    return _Decoder([source[base + offset : base + offset + size] for offset, size in rows]).value(tree)
+
+
+_COLLECTIONS: Final = {"tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class _Decoder:
+    """Makes values of their trees; is in no cycle, so that memory goes as soon as its last array does."""
+
+    def __init__(self, buffers: list[memoryview]) -> None:
+        self._buffers = buffers
+
+    def value(self, tree: Any) -> Any:
+        """Make one value."""
+        if isinstance(tree, list):
+            return [self.value(one) for one in tree]
+        if isinstance(tree, dict):
+            ((kind, inner),) = tree.items()
+            return self._of_kind(kind, inner)
+        return tree
+
+    def _of_kind(self, kind: str, inner: Any) -> Any:
+        match kind:
+            case "d":
+                return {self.value(key): self.value(one) for key, one in inner}
+            case "a":
+                return self._array(inner)
+            case "g":
+                return self._array(inner)[()]
+            case "o":
+                return self._objects(inner)
+            case "b":
+                return bytes(self._buffers[inner])
+            case "c":
+                return complex(*inner)
+        return _COLLECTIONS[kind](map(self.value, inner))
+
+    def _array(self, parts: list[Any]) -> Ndarray:
+        number, kind, shape = parts
+        dtype = np.dtype(kind)
+        if not math.prod(shape) or not dtype.itemsize:
+            return np.empty(shape, dtype)
+        return np.frombuffer(self._buffers[number], dtype).reshape(shape)
+
+    def _objects(self, parts: list[Any]) -> Ndarray:
+        elements, shape = parts
+        array = np.empty(len(elements), object)
+        array[:] = self.value(elements)
+        return array.reshape(shape)

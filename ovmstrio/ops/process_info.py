@@ -1,0 +1,166 @@
+"""``ProcessInfo.json``: which processes serve which ports, so that another command can end them.
+
+The file is a list of ``{"pid", "port", "model", "start_time"}``.  A pid may belong to somebody else by the time it is
+used, so a process is only touched if it began when the file says that it did.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["FILE_NAME", "ServingProcess", "home", "list_processes", "record_process", "signal_processes", "wait_ended"]
+
+FILE_NAME: Final = "ProcessInfo.json"
+MODEL: Final = "pipline"
+"""What the file has always called a pipeline, spelled as its readers expect it."""
+
+_SLACK_SECONDS: Final = 2.0
+_STARTED_FIELD: Final = 18
+"""Place of a process's start among the fields of its ``stat`` file that come after its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingProcess:
+    """One process of the file; ``began`` is its own start by the system's clock, ``start_time`` that of serving."""
+
+    pid: int
+    port: list[int | None] = field(default_factory=list)
+    model: str = MODEL
+    start_time: float = 0.0
+    began: float | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the process of that number is still the one that wrote the entry."""
+        began = _began(self.pid)
+        if began is None:
+            return False
+        if self.began is not None:
+            return abs(began - self.began) < _SLACK_SECONDS
+        return began <= self.start_time + _SLACK_SECONDS
+
+
+def home() -> Path:
+    """Give the folder of the file: ``$SERVING_HOME``, else the current one."""
+    return Path(os.environ.get("SERVING_HOME") or Path.cwd())
+
+
+@contextmanager
+def record_process(ports: Sequence[int | None], folder: Path | None = None) -> Iterator[Path]:
+    """Have this process in the file while the block lasts; entries of its ports and of dead processes go.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    directory = home() if folder is None else folder
+    directory.mkdir(parents=True, exist_ok=True)
+    pid = os.getpid()
+    entry = ServingProcess(pid, list(ports), MODEL, time.time(), _began(pid))
+    wanted = {port for port in ports if port}
+    with _locked(directory) as entries:
+        entries[:] = [each for each in entries if each.is_ours and not wanted & set(each.port)] + [entry]
+    try:
+        yield directory / FILE_NAME
+    finally:
+        with _locked(directory) as entries:
+            entries[:] = [each for each in entries if each != entry]
+
+
+def list_processes(folder: Path | None = None) -> list[ServingProcess]:
+    """Read the file; none if there is no file, or nothing in it."""
+    path = (home() if folder is None else folder) / FILE_NAME
+    return _read(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def signal_processes(
+    number: signal.Signals, port: int | None = None, folder: Path | None = None
+) -> tuple[list[ServingProcess], list[ServingProcess]]:
+    """Send a signal to every process of the file, or to the one of a port; those signalled and those not ours."""
+    sent: list[ServingProcess] = []
+    stale: list[ServingProcess] = []
+    for process in list_processes(folder):
+        if port is not None and port not in process.port:
+            continue
+        (sent if _send(process, number) else stale).append(process)
+    return sent, stale
+
+
+def wait_ended(process: ServingProcess, seconds: float) -> bool:
+    """Wait until a process has ended, but not longer; whether it has; blocking."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return not process.is_ours or bool(select.select([handle], [], [], seconds)[0])
+    finally:
+        os.close(handle)
+
+
+def _send(process: ServingProcess, number: signal.Signals) -> bool:
+    if not process.is_ours:
+        return False
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[list[ServingProcess]]:
+    """Read the file, and write it again after the block, alone among processes."""
+    with (directory / FILE_NAME).open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        entries = _read(file.read())
+        yield entries
+        file.seek(0)
+        file.truncate()
+        json.dump([asdict(entry) for entry in entries], file)
+
+
+def _read(text: str) -> list[ServingProcess]:
+    """Read the entries that have a pid; others, and a file that is not JSON, say nothing of any process."""
+    try:
+        entries: Any = json.loads(text) if text.strip() else []
+    except ValueError:
+        return []
+    usable = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("pid"), int)]
+    return [
+        ServingProcess(
+            entry["pid"],
+            list(entry.get("port") or []),
+            str(entry.get("model", "")),
+            float(entry.get("start_time") or 0),
+            entry.get("began"),
+        )
+        for entry in usable
+    ]
+
+
+def _began(pid: int) -> float | None:
+    """Tell when a process began, in seconds since the epoch; None if there is none that lives."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        uptime = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
+    except OSError:
+        return None
+    # The command's name comes second, in brackets, and may hold anything.
+    state, *fields = stat.rpartition(")")[2].split()
+    if state == "Z":
+        return None
+    ticks = int(fields[_STARTED_FIELD])
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,28 @@
+"""Ask for the petals of many flowers at once: ``python -m ovmstrio_samples.ops_diamond.client [URL]``."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from ovmstrio_samples.calling import call
+from ovmstrio_samples.ops_regression.client import FLOWERS
+
+__all__ = ["estimate"]
+
+ASKED = 48
+
+
+def estimate(url: str, sizes: tuple[float, ...]) -> tuple[float, float]:
+    """Give the estimated width (cm) of a flower's petals, and how far the models are apart."""
+    answer = call(f"{url}/diamond/prediction", {"x": ",".join(map(str, sizes))})
+    return float(answer["width"]), float(answer["apart"])
+
+
+if __name__ == "__main__":
+    url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:18083"
+    with ThreadPoolExecutor(ASKED) as pool:
+        answers = list(pool.map(lambda number: estimate(url, FLOWERS[number % len(FLOWERS)][0]), range(ASKED)))
+    for (_, real), (width, apart) in zip(FLOWERS, answers, strict=False):
+        print(f"estimated {width:.2f} cm (the models are {apart:.2f} apart), really {real} cm")
+    print(f"{len(answers)} answers")

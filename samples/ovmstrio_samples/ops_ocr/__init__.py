@@ -1,0 +1,1 @@
+"""Text in pictures, read by a pipeline of Ops."""

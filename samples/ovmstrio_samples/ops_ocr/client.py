@@ -1,0 +1,33 @@
+"""Read the text in picture files: ``python -m ovmstrio_samples.ops_ocr.client [--url URL] [PICTURE...]``."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+from pathlib import Path
+
+from ovmstrio_samples.calling import call
+
+__all__ = ["PAGE", "WORDS", "read_text"]
+
+PAGE = Path(__file__).parents[1] / "ocr_pipeline" / "page.png"
+"""A photograph of a printed page, from scikit-image (BSD-3-Clause)."""
+WORDS = ("segmentation", "determine markers of the coins", "unambiguously", "two extreme parts", "histogram of grey")
+"""Some of what is printed on the page, from top to bottom."""
+
+
+def read_text(url: str, path: Path) -> list[str]:
+    """Give the lines of text in a picture file."""
+    image = base64.b64encode(path.read_bytes()).decode()
+    texts: list[str] = json.loads(call(f"{url}/ocr/prediction", {"image": image})["texts"])
+    return texts
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="What do these pictures say?")
+    parser.add_argument("--url", default="http://localhost:9998")
+    parser.add_argument("files", metavar="PICTURE", type=Path, nargs="*", default=[PAGE])
+    options = parser.parse_args()
+    for file in options.files:
+        print("\n".join(read_text(options.url, file)))

@@ -1,0 +1,1 @@
+"""A regression with a Paddle model, served by a pipeline of one Op."""

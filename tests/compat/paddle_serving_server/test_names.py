@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paddle_serving_app
+from ovmstrio import ops
+from paddle_serving_server.pipeline import LocalServiceHandler, PipelineServer
+from paddle_serving_server.pipeline.channel import ChannelStopError, ThreadChannel
+from paddle_serving_server.pipeline.operator import VirtualOp
+from paddle_serving_server.pipeline.util import AvailablePortGenerator, GetAvailablePortGenerator, NameGenerator
+from paddle_serving_server.web_service import WebService
+from tests.support.processes import free_ports
+
+NAMES = {
+    "paddle_serving_server.web_service": "WebService Op",
+    "paddle_serving_server.pipeline": (
+        "Op RequestOp ResponseOp PipelineServer PipelineClient LocalServiceHandler Analyst"
+    ),
+    "paddle_serving_server.pipeline.operator": "Op RequestOp ResponseOp VirtualOp",
+    "paddle_serving_server.pipeline.channel": (
+        "ChannelData ChannelDataType ChannelDataErrcode ThreadChannel ProcessChannel ChannelStopError "
+        "ChannelTimeoutError"
+    ),
+    "paddle_serving_server.pipeline.error_catch": (
+        "CustomExceptionCode CustomException ProductErrCode ErrorCatch ParamChecker ParamVerify"
+    ),
+    "paddle_serving_server.pipeline.proto.pipeline_service_pb2": "Request Response Tensor",
+    "paddle_serving_server.pipeline.proto.pipeline_service_pb2_grpc": "PipelineServiceStub PipelineServiceServicer",
+    "paddle_serving_server.pipeline.pipeline_client": "PipelineClient",
+    "paddle_serving_server.pipeline.pipeline_server": "PipelineServer",
+    "paddle_serving_server.pipeline.dag": "DAG",
+    "paddle_serving_server.pipeline.profiler": "TimeProfiler",
+    "paddle_serving_server.pipeline.analyse": "Analyst",
+    "paddle_serving_server.util": "ArgsParser",
+    "paddle_serving_app.local_predict": "LocalPredictor",
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names_that_scripts_import(module: str) -> None:
+    """Every module has the names that scripts take from it."""
+    missing = [name for name in NAMES[module].split() if not hasattr(import_module(module), name)]
+    assert missing == []
+
+
+def test_classes_are_those_of_the_engine() -> None:
+    """A script's Ops are ours and nothing besides."""
+    operator: Any = import_module("paddle_serving_server.pipeline.operator")
+    channel: Any = import_module("paddle_serving_server.pipeline.channel")
+    assert (operator.Op, operator.RequestOp, operator.ResponseOp) == (ops.Op, ops.RequestOp, ops.ResponseOp)
+    assert channel.ChannelDataErrcode is ops.CustomExceptionCode
+    assert [kind.value for kind in channel.ChannelDataType] == [0, 1, 2]
+
+
+def test_importing_leaves_no_files(tmp_path: Path) -> None:
+    """A client that imports the package has no folder for logs afterwards."""
+    command = [sys.executable, "-c", "import paddle_serving_server.pipeline"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run(command, check=True, cwd=tmp_path, env=environment, timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_gone_says_so() -> None:
+    """Names without a use here can be imported, and tell the way out when they are used."""
+    with pytest.raises(NotImplementedError, match="local_service_conf"):
+        LocalServiceHandler(model_config="x")
+    with pytest.raises(NotImplementedError, match="input_ops"):
+        VirtualOp("vir0")
+    with pytest.raises(NotImplementedError, match="ThreadChannel cannot be made"):
+        ThreadChannel()
+    with pytest.raises(NotImplementedError, match="get_pipeline_response"):
+        WebService().load_model_config("x")
+    assert str(ChannelStopError()) == "Channel stopped."
+
+
+def test_servers_of_ops_that_a_script_joins() -> None:
+    """A PipelineServer is a service of its ResponseOp, without a name unless it has one; misuse is told."""
+    server = PipelineServer()
+    with pytest.raises(ValueError, match="prepare_server"):
+        server.run_server()
+    with pytest.raises(TypeError, match="must be a ResponseOp, got Op"):
+        server.set_response_op(ops.Op(name="a"))  # type: ignore[arg-type]
+    server.set_response_op(ops.ResponseOp(input_ops=[ops.Op(name="a", input_ops=[ops.RequestOp()])]))
+    server.prepare_server(yml_dict={"rpc_port": 0})
+    taken: list[ops.WebService] = []
+    from ovmstrio.ops.service import set_service_runner
+
+    set_service_runner(taken.append)
+    try:
+        server.run_server()
+    finally:
+        set_service_runner(None)
+    (service,) = taken
+    assert (service.name, list(service.graph().ops)) == ("", ["a"])
+
+
+def test_generators_of_names_and_ports() -> None:
+    """Names count up, and ports are free and different."""
+    names = NameGenerator("op")
+    assert [names.next(), names.next()] == ["op0", "op1"]
+    (start,) = free_ports(1)
+    ports = AvailablePortGenerator(start)
+    first, second = ports.next(), ports.next()
+    assert start <= first < second
+    assert AvailablePortGenerator.port_is_available(first)
+    assert GetAvailablePortGenerator() is GetAvailablePortGenerator()
+
+
+def test_readers_of_the_original_are_found_behind_ours() -> None:
+    """Our folder comes first, and what it has not may come from another copy of the package."""
+    ours = Path(paddle_serving_app.__file__ or "").parent
+    assert next(iter(paddle_serving_app.__path__)) == str(ours)

@@ -1,0 +1,287 @@
+"""Pipelines of Ops by the real command: scripts as users have them, called in every way there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+
+from ovmstrio.ops.process_info import list_processes
+from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
+from paddle_serving_server.pipeline import PipelineClient
+from tests.support.processes import OvmsProcess, free_ports, run_ovms, running, serving
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = """
+import os
+import numpy as np
+from paddle_serving_server.web_service import WebService, Op
+
+
+class DetOp(Op):
+    def init_op(self):
+        self.factor = 2.0
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (_, input_dict), = input_dicts.items()
+        if "gate" in input_dict:
+            open(input_dict["gate"]).read()
+        values = np.array(input_dict["x"], np.float32) if not isinstance(input_dict["x"], str) else np.float32(
+            input_dict["x"].split(","))
+        return {"x": values * self.factor, "pid": os.getpid()}, False, None, ""
+
+
+class RecOp(Op):
+    def preprocess(self, input_dicts):
+        (_, input_dict), = input_dicts.items()
+        return input_dict
+
+    def postprocess(self, input_dicts, fetch_dict):
+        return {"y": str((fetch_dict["x"] + 1).tolist()), "pid": str(fetch_dict["pid"])}
+
+
+class OcrService(WebService):
+    def get_pipeline_response(self, read_op):
+        det_op = DetOp(name="det", input_ops=[read_op])
+        rec_op = RecOp(name="rec", input_ops=[det_op])
+        return rec_op
+
+
+ocr_service = OcrService(name="ocr")
+ocr_service.prepare_pipeline_config("config.yml")
+ocr_service.run_service()
+"""
+TIMEOUT_SECONDS = 20
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder with a script, which is where servers start and leave their files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "web_service.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def _write_config(folder: Path, *lines: str) -> tuple[int, int]:
+    rpc, http = free_ports(2)
+    (folder / "config.yml").write_text("\n".join([f"rpc_port: {rpc}", f"http_port: {http}", "worker_num: 4", *lines]))
+    return rpc, http
+
+
+def _post(server: OvmsProcess, x: str, **fields: Any) -> Any:
+    body = {"key": ["x", *fields], "value": [x, *fields.values()]}
+    answer = httpx.post(f"{server.rest}/ocr/prediction", json=body, timeout=TIMEOUT_SECONDS, trust_env=False)
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def _values(response: Any) -> str:
+    assert response.err_no == 0, response.err_msg
+    return str(response.value[list(response.key).index("y")])
+
+
+def test_every_way_in(project: Path) -> None:
+    """JSON, the client, both layouts of the gRPC message and KServe v2 give the same; then ``serve stop`` ends it."""
+    _write_config(project)
+    with serving("config.yml", "--service", "web_service.py") as server:
+        assert _post(server, "1,2")["value"][0] == "[3.0, 5.0]"
+        _check_client(server)
+        _check_messages(server)
+        _check_kserve(server)
+        assert server.get("/health").json() == {"status": "ok"}
+        assert "pd_query_request_success_total" in server.get("/metrics").text
+        assert set(server.get("/trace").json()["ops"]) == {"det", "rec"}
+        (entry,) = list_processes(project)
+        assert entry.pid == server.process.pid
+        assert [f"127.0.0.1:{entry.port[0]}", f"http://127.0.0.1:{entry.port[1]}"] == [server.grpc, server.rest]
+        stop = [sys.executable, "-m", "paddle_serving_server.serve", "stop", "--port", str(entry.port[0])]
+        subprocess.run(stop, check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS)
+        assert server.process.wait(5) == 0
+        for port in entry.port:
+            socket.create_server(("127.0.0.1", port or 0)).close()
+    assert list_processes(project) == []
+    logs = {file.name for file in (project / "PipelineServingLogs").iterdir()}
+    assert logs == {"pipeline.log", "pipeline.log.wf", "pipeline.tracer"}
+
+
+def _check_client(server: OvmsProcess) -> None:
+    client = PipelineClient()
+    client.connect([server.grpc])
+    assert _values(client.predict({"x": "1,2"}, fetch=["y"], timeout=TIMEOUT_SECONDS)) == "[3.0, 5.0]"
+    array = {"x": np.array([3, 4], np.int64)}
+    for as_bytes in (False, True):
+        assert _values(client.predict(array, pack_tensor_format=True, use_tensor_bytes=as_bytes)) == "[7.0, 9.0]"
+    futures = [client.predict({"x": str(number)}, asyn=True) for number in range(100)]
+    answers = [_values(future.result(TIMEOUT_SECONDS)) for future in futures]
+    assert answers == [f"[{2.0 * number + 1}]" for number in range(100)]
+    assert "pipeline.profile" in client.predict({"x": "1"}, profile=True).key
+    client.release()
+
+
+def _check_messages(server: OvmsProcess) -> None:
+    older = b"\x0a\x01x\x12\x011\x1a\x03ocr\x22\x0aprediction\x28\x07\x32\x091.2.3.4.5"
+    newer = REQUEST(key=["x"], value=["1"], name="ocr", method="prediction", logid=7).SerializeToString()
+    wrong = REQUEST(key=["x"], value=["1"], name="other").SerializeToString()
+    with grpc.insecure_channel(server.grpc) as channel:
+        ask = channel.unary_unary(METHOD, response_deserializer=RESPONSE.FromString)
+        assert [_values(ask(each, timeout=TIMEOUT_SECONDS)) for each in (older, newer)] == ["[3.0]", "[3.0]"]
+        assert ask(wrong, timeout=TIMEOUT_SECONDS).err_no == 3002
+
+
+def _check_kserve(server: OvmsProcess) -> None:
+    from tritonclient.grpc import InferenceServerClient, InferInput
+
+    given = {"name": "x", "shape": [1], "datatype": "BYTES", "data": ["1,2"]}
+    answer = httpx.post(f"{server.rest}/v2/models/ocr/infer", json={"inputs": [given]}, timeout=TIMEOUT_SECONDS)
+    assert answer.json()["outputs"][0] == {"name": "y", "shape": [1], "datatype": "BYTES", "data": ["[3.0, 5.0]"]}
+    with InferenceServerClient(server.grpc) as client:
+        tensor = InferInput("x", [2], "FP32")
+        tensor.set_data_from_numpy(np.array([1, 2], np.float32))
+        result = client.infer("ocr", [tensor], client_timeout=TIMEOUT_SECONDS)
+    assert result.as_numpy("y").tolist() == [b"[3.0, 5.0]"]
+
+
+def test_a_script_runs_unchanged(project: Path) -> None:
+    """``ovms run`` takes ports and Ops from what the script names, with Ops in processes, and Ctrl-C ends it."""
+    rpc, http = _write_config(project, "dag:", "  is_thread_op: false")
+    with running("run", "--bind_address", "127.0.0.1", "web_service.py", grpc=rpc, rest=http) as server:
+        answer = _post(server, "1,2")
+        assert answer["value"][0] == "[3.0, 5.0]"
+        worker = int(answer["value"][1])
+        assert worker != server.process.pid
+        code, output = server.stop(signal.SIGINT)
+    assert code == 0, output
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def test_a_script_runs_by_python_itself(project: Path) -> None:
+    """With the folder of our packages on its path, a script needs no command."""
+    rpc, http = _write_config(project)
+    compat = Path(sys.modules["paddle_serving_server"].__path__[0]).parent
+    path = os.pathsep.join([str(compat), *filter(None, sys.path)])
+    command = [sys.executable, "web_service.py"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    server = OvmsProcess(process, rpc, http)
+    try:
+        server.wait_ready()
+        assert _post(server, "1")["err_no"] == 0
+        assert server.stop()[0] == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_end_waits_for_what_runs(project: Path) -> None:
+    """A request that is worked on when SIGTERM comes is answered, and then the server ends."""
+    _write_config(project)
+    gate = project / "gate"
+    os.mkfifo(gate)
+    answers: list[Any] = []
+    with serving("config.yml", "--service", "web_service.py") as server:
+        asking = threading.Thread(target=lambda: answers.append(_post(server, "1", gate=str(gate))))
+        asking.start()
+        with gate.open("w"):  # opens once the Op reads, which it does until this is closed
+            server.process.send_signal(signal.SIGTERM)
+        asking.join(TIMEOUT_SECONDS)
+        assert server.process.wait(TIMEOUT_SECONDS) == 0
+    assert [answer["value"][0] for answer in answers] == ["[3.0]"]
+
+
+@pytest.mark.parametrize("is_thread_op", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_hook_that_never_returns_does_not_keep_the_server(project: Path, *, is_thread_op: bool) -> None:
+    """After the time for drain the server ends with 1, whatever user code does."""
+    _write_config(project, "dag:", f"  is_thread_op: {is_thread_op}")
+    gate = project / "gate"
+    os.mkfifo(gate)
+    with serving("config.yml", "--service", "web_service.py", "--drain_seconds", "0.2") as server:
+        asking = threading.Thread(target=_ask_in_vain, args=(server, gate))
+        asking.start()
+        with gate.open("w"):  # the Op reads until it is closed
+            code, output = server.stop()
+        asking.join(TIMEOUT_SECONDS)
+        assert code == 1, output
+        assert "requests cut" in output
+        assert not asking.is_alive()
+
+
+def _ask_in_vain(server: OvmsProcess, gate: Path) -> None:
+    try:
+        assert _post(server, "1", gate=str(gate))["err_no"] == 3001
+    except httpx.TransportError:
+        return
+
+
+@pytest.mark.parametrize("is_thread_op", [True, False])
+def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bool) -> None:
+    """SIGTERM while an Op prepares itself ends the server and its workers, without waiting for the Op."""
+    rpc, http = _write_config(project, "dag:", f"  is_thread_op: {is_thread_op}")
+    gate = project / "gate"
+    os.mkfifo(gate)
+    noting = 'self.factor = open("gate", "w").write(str(os.getpid())) or open("gate").read()'
+    (project / "web_service.py").write_text(SCRIPT.replace("self.factor = 2.0", noting))
+    with running("run", "web_service.py", grpc=rpc, rest=http, ready=False) as server:
+        with gate.open() as reader:
+            worker = int(reader.read())
+        assert (worker == server.process.pid) is is_thread_op
+        code, output = server.stop()
+    assert code == 0, output
+    assert not Path(f"/proc/{worker}").exists()
+
+
+REFUSALS = {
+    "bad_config": ("worker_num: 0\ndag: {is_thread_op: 3}\nrpc_port: 80\n", "", ["bad.yml:1: worker_num", "rpc_port"]),
+    "init_op": (
+        "rpc_port: 0\n",
+        SCRIPT.replace("2.0", "no_such_name"),
+        ["NameError", "no_such_name", "init_op", "det"],
+    ),
+    "import": ("rpc_port: 0\n", "import no_such_module", ["No module named 'no_such_module'"]),
+    "no_service": ("rpc_port: 0\n", "print(1)", ["ran no service"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_served_is_told(project: Path, name: str) -> None:
+    """The command says what is wrong and ends with 1, without a server."""
+    config, script, expected = REFUSALS[name]
+    (project / "bad.yml").write_text(config)
+    (project / "web_service.py").write_text(script or SCRIPT)
+    done = run_ovms("serve", "bad.yml", "--service", "web_service.py")
+    assert done.returncode == 1, done.stderr
+    assert [part for part in expected if part not in done.stderr.replace("\n", " ")] == [], done.stderr
+
+
+def test_a_port_in_use_is_told(project: Path) -> None:
+    """A port that somebody listens on is named with its key."""
+    rpc, _ = _write_config(project)
+    with socket.create_server(("127.0.0.1", rpc)):
+        done = run_ovms("run", "web_service.py")
+    assert done.returncode == 1
+    assert f"rpc_port: port {rpc} is in use" in done.stderr
+
+
+def test_the_original_package_is_not_shadowed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the original is installed, too, the script is not run, and both ways out are told."""
+    _write_config(project)
+    original = project / "site" / "paddle_serving_server"
+    original.mkdir(parents=True)
+    (original / "__init__.py").write_text('"""The original."""\n')
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, sys.path), str(original.parent)]))
+    done = run_ovms("run", "web_service.py")
+    assert done.returncode == 1
+    assert "pip uninstall paddle-serving-server" in done.stderr
+    assert json.dumps(str(original))[1:-1] in done.stderr.replace("\n", "")

@@ -1,0 +1,42 @@
+"""The fields of Paddle's program files."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.openvino.paddle_program import fields, read_program, write_field
+
+
+@given(st.integers(1, 1000), st.lists(st.binary(max_size=300)), st.lists(st.integers(0, 2**64 - 1)))
+def test_fields_come_back(number: int, contents: list[bytes], numbers: list[int]) -> None:
+    """What is written is read, whatever lies between."""
+    data = b"".join(write_field(number, content) for content in contents)
+    data += b"".join(write_field(number + 1, value) for value in numbers)
+
+    assert list(fields(data, number)) == contents
+    assert list(fields(data, number + 1)) == []
+
+
+@given(st.binary())
+def test_anything_else_is_refused(data: bytes) -> None:
+    """No content makes it fail in another way than with ValueError."""
+    try:
+        read_program(data)
+    except ValueError:
+        return
+    assert read_program(data).content == data
+
+
+@pytest.mark.parametrize(("version", "kept"), [(1_007_000, False), (0, False), (2_000_000, True)])
+def test_only_old_versions_are_taken_out(version: int, *, kept: bool) -> None:
+    """A program of Paddle 2 stays as it is; everything but the version is kept of an older one."""
+    block = write_field(1, write_field(4, write_field(3, "mul")))
+    other = write_field(5, b"more")
+    content = block + write_field(4, write_field(1, version)) + other
+
+    program = read_program(content)
+
+    assert (program.version, program.operations) == (version, frozenset({"mul"}))
+    assert program.readable() == (content if kept else block + other)

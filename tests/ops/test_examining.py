@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovmstrio.ops import Op
+from ovmstrio.ops.config.pipeline_file import examine_pipeline_config
+from ovmstrio.ops.examining import examine_pipeline
+from ovmstrio.ops.graph import OpGraph
+from tests.support.ops import text_graph
+
+
+async def _problems(tmp_path: Path, config: str, graph: OpGraph | None = None, *, load: bool = True) -> list[str]:
+    file = tmp_path / "config.yml"
+    file.write_text(f"rpc_port: 0\n{config}")
+    found = await examine_pipeline(graph or text_graph("a<@", "b<a"), examine_pipeline_config(file), load=load)
+    return [str(problem).replace(str(file), "F") for problem in found]
+
+
+async def test_nothing_to_say(tmp_path: Path) -> None:
+    """A pipeline whose settings fit its Ops has no problem."""
+    config = "op:\n  a: {batch_size: 4, auto_batching_timeout: 5}\n  b: {timeout: 10, retry: 2}\n"
+    assert await _problems(tmp_path, config) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("op:\n  aa: {}", "F:3: op.aa: no Op of the pipeline is called 'aa'; did you mean 'a'?"),
+        ("op:\n  xyz: {}", "F:3: op.xyz: no Op of the pipeline is called 'xyz'; its Ops are a, b"),
+        (
+            "op:\n  a:\n    batch_size: 2",
+            (
+                "F:4: op.a.batch_size: batches of Op a wait until they are full, or until no request moves any more; "
+                "set auto_batching_timeout"
+            ),
+        ),
+        (
+            "op:\n  b:\n    auto_batching_timeout: 2",
+            (
+                "F:4: op.b.auto_batching_timeout: auto_batching_timeout of Op b has no effect with batches of 1; "
+                "set batch_size"
+            ),
+        ),
+        (
+            "op:\n  b:\n    retry: 2",
+            "F:4: op.b.retry: retry of Op b has no effect without a timeout, after which to try again; set timeout",
+        ),
+    ],
+)
+async def test_settings_that_say_nothing(tmp_path: Path, config: str, expected: str) -> None:
+    """Settings without effect, or with one that nobody wants, are told with their line and the way out."""
+    assert await _problems(tmp_path, config) == [expected]
+
+
+async def test_models_that_cannot_be_had(tmp_path: Path) -> None:
+    """Models that are not there, or cannot be reached in the way that is asked for, are told, all of them."""
+    config = (
+        "op:\n  a:\n    local_service_conf:\n      model_config: nowhere\n  b:\n    server_endpoints: ['h:1']\n"
+        "    client_type: brpc\n"
+    )
+    missing, unsupported = await _problems(tmp_path, config)
+    assert missing.startswith(
+        "F:5: op.a.local_service_conf.model_config: no such file or folder (expected a folder with serving_server"
+    )
+    assert unsupported.startswith("F:8: op.b.client_type: models cannot be reached in this way (expected kserve")
+    assert await _problems(tmp_path, config, load=False) == []
+    device = "op:\n  a:\n    local_service_conf:\n      model_config: nowhere\n      device_type: 4\n"
+    (text,) = await _problems(tmp_path, device)
+    assert text.startswith("F:6: op.a.local_service_conf.device_type: ")
+
+
+class _Wrong(Op):
+    """A hook that cannot be called."""
+
+    def postprocess(self, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:  # type: ignore[override]
+        """Take too much."""
+
+
+async def test_ops_that_cannot_run(tmp_path: Path) -> None:
+    """Hooks that cannot be called and arguments that cannot be used are told by Op."""
+    (hook,) = await _problems(tmp_path, "", text_graph("a<@", make=_Wrong))
+    assert hook.startswith(f"{__file__}:{_Wrong.postprocess.__code__.co_firstlineno}: ")
+    assert hook.endswith(
+        "postprocess of Op a cannot be called (expected postprocess(self, input_dicts, fetch_data, data_id, log_id), "
+        "whose numbers may be left out, found postprocess(self, a, b, c, d, e))"
+    )
+
+    def make(**arguments: Any) -> Op:
+        return Op(**arguments, concurrency=0)
+
+    texts = await _problems(tmp_path, "", text_graph("a<@", "b<a", make=make))
+    assert [text.partition(" cannot")[0] for text in texts] == [
+        "argument concurrency of Op a",
+        "argument concurrency of Op b",
+    ]
+
+
+async def test_loops_with_first_arrivals(tmp_path: Path) -> None:
+    """Jumps in a pipeline whose joins take what comes first are refused at the key that asks for it."""
+    graph = text_graph("a<@", "b<a", "c<a b", "d<c", jumps={"c": "a"})
+    (text,) = await _problems(tmp_path, "dag:\n  channel_recv_frist_arrive: true\n", graph)
+    assert text.startswith("F:3: dag.channel_recv_frist_arrive: ")

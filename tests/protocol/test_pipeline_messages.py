@@ -1,0 +1,84 @@
+"""Requests of pipelines in both layouts of their fields."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.protocol.pipeline_messages import REQUEST, decode_request
+
+
+def _text(number: int, value: str) -> bytes:
+    data = value.encode()
+    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    parts = []
+    while value >= 0x80:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def test_older_layout_is_known_by_its_number_in_field_five() -> None:
+    """Name, method, log id and client of the older layout come out under their names."""
+    data = b"".join(
+        (
+            _text(1, "x"),
+            _text(2, "1,2"),
+            _text(3, "uci"),
+            _text(4, "prediction"),
+            b"\x28" + _varint(10000),
+            _text(6, "::1"),
+        )
+    )
+    request = decode_request(data)
+    assert (list(request.key), list(request.value)) == (["x"], ["1,2"])
+    assert (request.name, request.method, request.logid, request.clientip) == ("uci", "prediction", 10000, "::1")
+
+
+@pytest.mark.parametrize("tail", [_text(6, "10.0.0.1"), b"\x28\x07"])
+def test_older_layout_needs_only_one_of_its_marks(tail: bytes) -> None:
+    """Either the log id or the client's address tells the layout."""
+    request = decode_request(_text(3, "uci") + tail)
+    assert request.name == "uci"
+    assert not request.tensors
+
+
+def test_older_layout_without_marks_is_known_by_a_name_that_is_no_tensor() -> None:
+    """A name in the place of a tensor cannot be read as one."""
+    assert decode_request(_text(1, "x") + _text(2, "1") + _text(3, "uci") + _text(4, "prediction")).name == "uci"
+
+
+def test_garbage_is_refused() -> None:
+    """Bytes of neither layout are an error that says their number."""
+    with pytest.raises(ValueError, match="its 3 bytes are not"):
+        decode_request(b"\xff\xff\xff")
+
+
+@given(
+    keys=st.lists(st.text(max_size=8), max_size=4),
+    name=st.text(max_size=8),
+    method=st.text(max_size=8),
+    logid=st.integers(-(2**63), 2**63 - 1),
+    clientip=st.text(max_size=8),
+    numbers=st.lists(st.floats(width=32, allow_nan=False), max_size=4),
+)
+def test_newer_layout_is_read_as_it_was_written(
+    keys: list[str], name: str, method: str, logid: int, clientip: str, numbers: list[float]
+) -> None:
+    """Whatever a client of the newer layout sends comes out unchanged."""
+    sent = REQUEST(key=keys, value=keys, name=name, method=method, logid=logid, clientip=clientip)
+    sent.tensors.add(name="t", elem_type=1, float_data=numbers, shape=[len(numbers)])
+    assert decode_request(sent.SerializeToString()) == sent
+
+
+@given(st.binary(max_size=64))
+def test_no_bytes_do_anything_but_parse_or_be_refused(data: bytes) -> None:
+    """Random bytes give a message or a ``ValueError``."""
+    try:
+        decode_request(data)
+    except ValueError as error:
+        assert "bytes" in str(error)  # noqa: PT017 - either outcome is right

@@ -1,0 +1,175 @@
+"""Ops whose hooks do what no hook should."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Self
+
+import numpy as np
+import trio
+
+from ovmstrio.ops import Op, PipelineResponse, RequestOp, ResponseOp
+
+__all__ = ["ASYNC_DEEDS", "DEEDS", "AsyncHostile", "Hostile", "Release", "StubbornRequest", "StubbornResponse"]
+
+
+class Release:
+    """What ends the hooks that would not end by themselves, at the latest when its block is left; one for each test."""
+
+    def __init__(self) -> None:
+        self.threads = threading.Event()
+        self.tasks = trio.Event()
+
+    def __call__(self) -> None:
+        """End them."""
+        self.threads.set()
+        self.tasks.set()
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End them."""
+        self()
+
+
+class Untold(Exception):
+    """An error that cannot even be printed."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise AttributeError("text")
+
+
+class Uncopied:
+    """A value that stops whoever copies it."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Fail in a way that ends programs."""
+        raise SystemExit(6)
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _cyclic() -> dict[str, Any]:
+    output: dict[str, Any] = {"x": "cyclic"}
+    output["self"] = output
+    return output
+
+
+DEEDS: Final[Mapping[str, Callable[[], Any]]] = {
+    "raise": lambda: _raise(ValueError("no")),
+    "exit": lambda: _raise(SystemExit(3)),
+    "interrupt": lambda: _raise(KeyboardInterrupt()),
+    "generator": lambda: _raise(GeneratorExit()),
+    "base": lambda: _raise(BaseException("no")),
+    "group": lambda: _raise(BaseExceptionGroup("no", [SystemExit(1)])),
+    "untold": lambda: _raise(Untold()),
+    "none": lambda: None,
+    "number": lambda: 7,
+    "pair": lambda: ({"x": "pair"}, 1),
+    "five": lambda: (1, 2, 3, 4, 5),
+    "code": lambda: ({"x": "code"}, False, object(), object()),
+    "object": object,
+    "uncopied": lambda: {"x": "uncopied", "y": Uncopied()},
+    "lock": lambda: {"x": "lock", "y": threading.Lock()},
+    "cyclic": _cyclic,
+    "odd array": lambda: {"x": np.array([object()], object)},
+    "odd keys": lambda: {1: "x", None: "y"},
+}
+"""What a hook may do at once, by the text of the request."""
+
+ASYNC_DEEDS: Final = sorted(set(DEEDS) - {"interrupt"})
+"""Those of a hook on the loop, where an interrupt is one of the server."""
+
+
+class Hostile(Op):
+    """Does in one of its hooks, in a thread, what a request's text says; the hook is told by ``where``."""
+
+    where: str = "preprocess"
+    release: Release
+
+    def do(self, hook: str, values: Any) -> Any:
+        """Do it, if this is the hook; None for nothing."""
+        text = str(next(iter(values.values()), "")) if isinstance(values, dict) else ""
+        if hook != self.where or self.name not in {"a", "op"}:
+            return None
+        if text == "wait":
+            self.release.threads.wait(60)
+        return (DEEDS[text](),) if text in DEEDS else None
+
+    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
+        """Pass on what came first, and spoil it for others."""
+        first = next(iter(input_dicts.values()))
+        done = self.do("preprocess", first)
+        mine = dict(first)
+        first.clear()
+        return mine if done is None else done[0]
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        """Pass on what came, and spoil the feed."""
+        done = self.do("process", feed_batch[0])
+        mine = dict(feed_batch[0])
+        feed_batch[0].clear()
+        return mine if done is None else done[0]
+
+    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        """Pass on what came."""
+        done = self.do("postprocess", fetch_data)
+        return fetch_data if done is None else done[0]
+
+
+class AsyncHostile(Hostile):
+    """Does the same on the loop, and ignores its cancellation where it waits."""
+
+    async def _wait(self, hook: str, values: Any) -> None:
+        waits = isinstance(values, dict) and values.get("x") == "wait"
+        if waits and hook == self.where and self.name in {"a", "op"}:
+            with trio.CancelScope(shield=True):
+                await self.release.tasks.wait()
+
+    async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
+        """Wait first."""
+        await self._wait("preprocess", next(iter(input_dicts.values())))
+        return super().preprocess(input_dicts, data_id, log_id)
+
+    async def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        """Wait first."""
+        await self._wait("process", feed_batch[0])
+        return super().process(feed_batch, typical_logid)
+
+    async def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        """Wait first."""
+        await self._wait("postprocess", fetch_data)
+        return super().postprocess(input_dicts, fetch_data, data_id, log_id)
+
+
+class StubbornRequest(RequestOp):
+    """Reads requests, but for some of them for ever."""
+
+    release: Release
+
+    async def unpack_request_package(self, request: Any) -> Any:
+        """Ignore the cancellation."""
+        if request.values == ["unpack"]:
+            with trio.CancelScope(shield=True):
+                await self.release.tasks.wait()
+        return super().unpack_request_package(request)
+
+
+class StubbornResponse(ResponseOp):
+    """Packs answers, but some of them for ever."""
+
+    release: Release
+
+    async def pack_response_package(self, channeldata: Any) -> PipelineResponse:
+        """Ignore the cancellation."""
+        if channeldata.parse().get("x") == "pack":
+            with trio.CancelScope(shield=True):
+                await self.release.tasks.wait()
+        packed: PipelineResponse = super().pack_response_package(channeldata)
+        return packed

@@ -1,0 +1,96 @@
+"""Ops and pipelines that tests of several parts need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import trio
+
+from ovmstrio.ops import Op, PipelineRequest, RequestOp, ResponseOp
+from ovmstrio.ops.graph import OpGraph, build
+from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
+
+
+class TextOp(Op):
+    """Joins its inputs' texts by its own name: ``b(a(x))``, ``d(b(x),c(x))``; runs on the loop."""
+
+    seconds: float = 0.0
+
+    async def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
+        """Wait, and put the name around what came."""
+        await trio.sleep(self.seconds)
+        inner = ",".join(str(one["x"]) for one in input_dicts.values())
+        return {"x": f"{self.name}({inner})"}
+
+
+def text_graph(
+    *edges: str,
+    make: Callable[..., Op] = TextOp,
+    read: RequestOp | None = None,
+    response: type[ResponseOp] = ResponseOp,
+    jumps: Mapping[str, str] | None = None,
+) -> OpGraph:
+    """Build ``"b<a"``, ``"d<b c"`` of Ops that a function makes; the last one named is the last Op, ``@`` the first."""
+    ops: dict[str, Op] = {"@": read or RequestOp()}
+    for edge in edges:
+        name, _, producers = edge.partition("<")
+        ops[name] = make(name=name, input_ops=[ops[one] for one in producers.split()])
+    for name, target in (jumps or {}).items():
+        ops[name].set_jump_to_ops(ops[target])
+    return build(response(input_ops=list(ops.values())[-1]))
+
+
+def single(op: type[Op], **arguments: Any) -> OpGraph:
+    """Build a pipeline of one Op, which is called ``op``."""
+    return build(ResponseOp(input_ops=op(name="op", input_ops=RequestOp(), **arguments)))
+
+
+def settings(*, worker_num: int = 100, ops: Mapping[str, OpSettings] | None = None, **dag: Any) -> PipelineSettings:
+    """Give settings with room for many requests."""
+    return PipelineSettings(worker_num=worker_num, dag=DagSettings(**dag), ops=ops or {})
+
+
+def with_model(name: str = "op", **values: Any) -> dict[str, OpSettings]:
+    """Give the settings of an Op that has a model."""
+    return {name: OpSettings(name=name, server_endpoints=("here",), **values)}
+
+
+def asking(x: str = "x", **values: Any) -> PipelineRequest:
+    """Make a request with one text, ``x``."""
+    return PipelineRequest(keys=["x"], values=[x], **values)
+
+
+class Model:
+    """A predictor on the loop: ``y = x + 1``, after some seconds a call, of which ``calls`` keeps the rows."""
+
+    feed_names = ("x",)
+    fetch_names = ("y",)
+
+    def __init__(self, seconds: float = 0.0, error: Exception | None = None) -> None:
+        self.seconds = seconds
+        self.error = error
+        self.calls: list[int] = []
+        self.is_closed = False
+
+    async def predict(
+        self, feed: Mapping[str, Any], fetch: Sequence[str] | None = None, *, batch: bool = True
+    ) -> dict[str, Any]:
+        """Wait, and add one."""
+        self.calls.append(len(feed["x"]))
+        await trio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        return {"y": np.asarray(feed["x"]) + 1}
+
+    def check(self, feed: Mapping[str, Any]) -> None:
+        """Take everything."""
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+
+    async def make(self, op_settings: OpSettings, index: int) -> Model:
+        """Be the predictor of every worker."""
+        return self

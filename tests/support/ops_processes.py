@@ -1,0 +1,138 @@
+"""Pipelines of one Op that runs in processes, by the names under which their workers make them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ovmstrio.ops import Op
+from ovmstrio.ops.executor import Loaded, Source
+from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
+from tests.support.ops import single
+
+__all__ = ["load", "loaded", "source"]
+
+
+class Told(Op):
+    """Does what the text of a request says."""
+
+    def init_op(self) -> None:
+        """Count from nothing in each worker."""
+        self.count = 0
+
+    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
+        """Die, wait forever, give what cannot be sent, or count."""
+        (one,) = input_dicts.values()
+        self.count += 1
+        _do(one["x"])
+        return {"x": one["x"]}
+
+    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        """Tell who did it, and how often it has done something."""
+        if fetch_data["x"] == "object":
+            return {"x": threading.Event()}
+        if fetch_data["x"] == "junk":
+            os.write(int(sys.argv[1]), b"no message")
+            return {"x": "never read"}
+        return {"x": f"{self.concurrency_idx} {os.getpid()} {self.count}"}
+
+
+def _do(deed: str) -> None:
+    deed, _, file = deed.partition(":")
+    match deed:
+        case "orphan":
+            _leave_a_process(Path(file))
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(3)
+        case "leave":
+            raise SystemExit(4)
+        case "wait":
+            threading.Event().wait(60)
+
+
+def _leave_a_process(file: Path) -> None:
+    """Start a process that has a copy of the worker's end of the socket, as one that is forked would, and note it."""
+    command = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+    process = subprocess.Popen(command, pass_fds=(int(sys.argv[1]),))
+    file.write_text(str(process.pid))
+
+
+class Stuck(Op):
+    """Processes, or waits for longer than it may."""
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        """Wait if asked to."""
+        if feed_batch[0]["x"] == "wait":
+            threading.Event().wait(60)
+        return {"x": str(os.getpid())}
+
+
+class Arrays(Op):
+    """Makes large arrays of large arrays."""
+
+    def preprocess(self, input_dicts: Mapping[str, Any], data_id: int = 0, log_id: int = 0) -> Any:
+        """Add one to an array, in place where it came."""
+        (one,) = input_dicts.values()
+        array = one["x"]
+        array += 1
+        return {"x": array, "small": np.arange(3, dtype=np.int16), "texts": ["a", "b"], "scalar": np.float32(2)}
+
+    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        """Give everything back but the number, which goes to the array."""
+        fetch_data["x"] *= fetch_data.pop("scalar")
+        return fetch_data
+
+
+class Unprepared(Op):
+    """Cannot be prepared."""
+
+    def init_op(self) -> None:
+        """Fail."""
+        raise OSError("no such dictionary")
+
+
+class Dead(Op):
+    """Ends its process while it is prepared."""
+
+    def init_op(self) -> None:
+        """End."""
+        os._exit(7)
+
+
+_OPS: dict[str, type[Op]] = {one.__name__: one for one in (Told, Stuck, Arrays, Unprepared, Dead)}
+
+
+def load(argument: str) -> Loaded:
+    """Make the pipeline ``Name concurrency batch_size``, in the server and in each worker."""
+    name, concurrency, batch_size = argument.split()
+    settings = OpSettings(
+        "op",
+        concurrency=int(concurrency),
+        batch_size=int(batch_size),
+        auto_batching_timeout=2000,
+        timeout=100 if name == "Stuck" else -1,
+    )
+    dag = DagSettings(is_thread_op=False)
+    return Loaded(single(_OPS[name]), PipelineSettings(worker_num=20, dag=dag, ops={"op": settings}))
+
+
+def loaded(name: str, concurrency: int = 1, batch_size: int = 1) -> tuple[Loaded, Source]:
+    """Give a pipeline, and how its workers make it."""
+    argument = f"{name} {concurrency} {batch_size}"
+    return load(argument), source(argument)
+
+
+def source(argument: str) -> Source:
+    """Tell how workers make a pipeline."""
+    return Source("tests.support.ops_processes:load", argument)
