@@ -95,6 +95,7 @@ def run_server(options: dict[str, Any]) -> None:
     import trio
 
     from ovmstrio.config.command_line import UsageProblems, ignored_options, read_settings
+    from ovmstrio.freed_memory import keep_freed_memory
     from ovmstrio.observability.logs import configure_logs
 
     try:
@@ -111,6 +112,7 @@ def run_server(options: dict[str, Any]) -> None:
         fail(f"--log_path: {settings.log_path} cannot be opened: {error.strerror}")
     for name, reason in ignored_options(options).items():
         stderr().print(f"[yellow]warning:[/] --{name} has no effect: {reason}", highlight=False)
+    keep_freed_memory()
     code = trio.run(_run, settings)
     raise typer.Exit(code)
 

@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from ovmstrio.errors import ConfigError, ServerError
+from ovmstrio.freed_memory import keep_freed_memory
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.ops.executor.opening import open_executor
 from ovmstrio.ops.observing.observing import open_observing
@@ -73,6 +74,7 @@ def run_service(service: WebService, options: ServiceOptions | None = None) -> N
     Raises:
         SystemExit: with 1, the server could not start or had to be cut; why is on standard error.
     """
+    keep_freed_memory()
     try:
         gently = trio.run(serve_service, service, options or ServiceOptions())
     except* (ServerError, OSError) as group:
