@@ -51,18 +51,12 @@ Machine: {machine}. Server and load share its cores.
 
 """
 
-_NOTES = """
-## Where ResNet-50 loses to the bare queue
 
-Both cores are busy all the time on either side, so the ratio is a ratio of CPU. An inference takes about 36.7 ms of CPU
-in the bare queue; the goal leaves 0.7 ms for everything else. Served, the event loop's thread takes 1.2 to 1.5 ms a
-request of 602 KB and the load generator 0.4 ms. A canned service takes 0.4 ms for such a request with nothing beside
-it; that the convolutions evict the loop's code and data from the caches between any two requests is the likely reason.
-`perf record -t THREAD` on the event loop's thread while it serves: 59% interpreting Python, 20% kernel (the socket's
-copies and wake-ups), 7% copying memory in libc, 4% the binding of OpenVINO, 3% numpy, 2% protobuf. A request takes
-about 12 steps of tasks and 3.5 reads; pinning (`ENABLE_CPU_PINNING`), larger reads and one copy of the message less
-changed the ratio by less than its noise.
-"""
+def _notes() -> str:
+    """Give what the file of results says behind its table, written by hand."""
+    lines = RESULTS.read_text().splitlines(keepends=True)
+    last_row = max(number for number, line in enumerate(lines) if line.startswith("|"))
+    return "".join(lines[last_row + 1 :])
 
 
 def main(names: list[str]) -> None:
@@ -74,7 +68,7 @@ def main(names: list[str]) -> None:
     table = render(rows)
     print(table)
     if not names:
-        RESULTS.write_text(_HEAD.format(machine=machine()) + table + "\n" + _NOTES)
+        RESULTS.write_text(_HEAD.format(machine=machine()) + table + "\n" + _notes())
 
 
 if __name__ == "__main__":

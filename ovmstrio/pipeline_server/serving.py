@@ -27,9 +27,9 @@ from ovmstrio.frontends.grpc.pipeline import PIPELINE_DECODERS, PIPELINE_ENCODER
 from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
 from ovmstrio.frontends.grpc.transport.limits import TransportLimits
 from ovmstrio.frontends.pipeline_calls import PipelineCalls
+from ovmstrio.frontends.rest.http_serving import HttpFrontEnd
 from ovmstrio.frontends.rest.infer_lane import InferRoutes
 from ovmstrio.frontends.rest.pipeline import make_application, make_metrics_application
-from ovmstrio.frontends.rest.serving import HttpFrontEnd
 from ovmstrio.ops.servable import OpPipelineServable
 from ovmstrio.registry import Registry
 

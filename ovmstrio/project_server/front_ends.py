@@ -6,13 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.frontends.grpc.handlers.serving import HandlerGrpcFrontEnd
 from ovmstrio.frontends.grpc.transport.listeners import tls_context
-from ovmstrio.frontends.rest.handlers.service import HandlerService
-from ovmstrio.frontends.rest.handlers.serving import HandlerFrontEnd
 from ovmstrio.handlers.clients import open_clients
-from ovmstrio.handlers.grpc.project import open_grpc_project
-from ovmstrio.handlers.project import open_handler
 
 if TYPE_CHECKING:
     import ssl
@@ -21,6 +16,7 @@ if TYPE_CHECKING:
     import trio
 
     from ovmstrio.frontends.grpc.transport.listeners import Listener
+    from ovmstrio.handlers.clients import Models
     from ovmstrio.handlers.concurrency import ConcurrencyLimit
     from ovmstrio.handlers.config.specs import ProjectSpec
     from ovmstrio.project_server.settings import ProjectSettings
@@ -62,13 +58,40 @@ async def open_front_end(
     Cancellation: at any checkpoint; user code that runs in a thread gets a grace.
     """
     async with open_clients(project) as models:
-        if project.protobuf_path is not None:
-            async with open_grpc_project(project, clients=models.clients, limit=limit, is_alone=True) as opened:
-                yield HandlerGrpcFrontEnd([opened], [])
-            return
-        async with open_handler(project, clients=models.clients, is_alone=True) as handler:
-            service = HandlerService(handler, limit, shows_details=settings.debug)
-            yield HandlerFrontEnd(service, [], info=models.info, is_ready=is_ready)
+        open_end = _open_http if project.protobuf_path is None else _open_grpc
+        async with open_end(project, models, settings, limit, is_ready) as end:
+            yield end
+
+
+# Each process of a project has one of the two, and does without what the other one needs, such as OpenVINO.
+
+
+@asynccontextmanager
+async def _open_http(
+    project: ProjectSpec,
+    models: Models,
+    settings: ProjectSettings,
+    limit: ConcurrencyLimit,
+    is_ready: Callable[[], bool],
+) -> AsyncIterator[FrontEnd]:
+    from ovmstrio.frontends.rest.handlers.service import HandlerService  # noqa: PLC0415
+    from ovmstrio.frontends.rest.handlers.serving import HandlerFrontEnd  # noqa: PLC0415
+    from ovmstrio.handlers.project import open_handler  # noqa: PLC0415
+
+    async with open_handler(project, clients=models.clients, is_alone=True) as handler:
+        service = HandlerService(handler, limit, shows_details=settings.debug)
+        yield HandlerFrontEnd(service, [], info=models.info, is_ready=is_ready)
+
+
+@asynccontextmanager
+async def _open_grpc(
+    project: ProjectSpec, models: Models, _: ProjectSettings, limit: ConcurrencyLimit, __: Callable[[], bool]
+) -> AsyncIterator[FrontEnd]:
+    from ovmstrio.frontends.grpc.handlers.serving import HandlerGrpcFrontEnd  # noqa: PLC0415
+    from ovmstrio.handlers.grpc.project import open_grpc_project  # noqa: PLC0415
+
+    async with open_grpc_project(project, clients=models.clients, limit=limit, is_alone=True) as opened:
+        yield HandlerGrpcFrontEnd([opened], [])
 
 
 def make_tls(project: ProjectSpec, settings: ProjectSettings) -> ssl.SSLContext | None:

@@ -246,6 +246,7 @@ def test_a_process_that_dies_is_started_again(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_keeps_dying_is_started_ever_later(tmp_path: Path) -> None:
     """It is not ready meanwhile, the other one serves, and all is well once it lives."""
     broken = tmp_path / "broken"
@@ -271,6 +272,7 @@ def test_a_process_that_keeps_dying_is_started_ever_later(tmp_path: Path) -> Non
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_server_without_living_processes_ends_all_the_same(tmp_path: Path) -> None:
     """Those who wait for one are told by the end of their connection; a file that was changed meanwhile matters not."""
     broken = tmp_path / "broken"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ovmstrio.frontends.rest.handlers.application import make_project_application
 from ovmstrio.frontends.rest.handlers.lane import ProjectRoutes
-from ovmstrio.frontends.rest.serving import HttpFrontEnd
+from ovmstrio.frontends.rest.http_serving import HttpFrontEnd
 
 if TYPE_CHECKING:
     import ssl
