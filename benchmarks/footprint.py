@@ -11,11 +11,12 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.against_quart import BODY
 from benchmarks.grpc_unary import request_bytes
 from benchmarks.models import trivial, write_repository
 from benchmarks.processes import Server, need, ovms
 from benchmarks.report import Row
-from benchmarks.rest_json import BODY, PATH
+from benchmarks.rest_json import PATH
 
 CONNECTIONS = 1_000
 MIXED_CALLS = 200_000

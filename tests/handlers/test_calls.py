@@ -228,14 +228,15 @@ async def test_callbacks_are_waited_for_when_the_handler_ends(tmp_path: Path) ->
     async with trio.open_nursery() as nursery:
         async with opened(tmp_path, code) as handler:
             handler.run_after((partial(wait.wait, 5), partial(done.append, 1)))
-            nursery.start_soon(_set_soon, wait)
+            nursery.start_soon(_set_late, wait)
         assert done == [1]
     handler.run_after((partial(done.append, 2),))
     assert done == [1]
 
 
-async def _set_soon(event: threading.Event) -> None:
-    await trio.sleep(0.01)
+async def _set_late(event: threading.Event) -> None:
+    """Set an event when there is nothing else to be done, so that somebody waits for it."""
+    await trio.testing.wait_all_tasks_blocked()
     event.set()
 
 

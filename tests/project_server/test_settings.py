@@ -32,5 +32,5 @@ def test_what_makes_no_sense_is_refused(given: dict[str, Any], problem: str) -> 
 
 def test_tls_with_and_without_certificates_of_clients_is_fine() -> None:
     """Both files of it are there."""
-    ProjectSettings(tls_cert=FILE, tls_key=FILE)
-    ProjectSettings(tls_cert=FILE, tls_key=FILE, client_ca=FILE)
+    assert ProjectSettings(tls_cert=FILE, tls_key=FILE).client_ca is None
+    assert ProjectSettings(tls_cert=FILE, tls_key=FILE, client_ca=FILE).client_ca == FILE

@@ -96,5 +96,7 @@ async def test_seats_are_free_again_when_their_samples_leave(seats: int) -> None
     channel = Channel(1, seats)
     for data_id in range(5):
         (ticket,) = await entered(channel, data_id)
-        await ticket.seated()
+        with trio.fail_after(1):
+            await ticket.seated()
         ticket.leave()
+    assert channel.size == 0

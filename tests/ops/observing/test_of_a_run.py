@@ -26,6 +26,7 @@ from ovmstrio.ops.observing.analyst import Analyst
 from ovmstrio.ops.observing.observing import Observing, open_observing
 from ovmstrio.ops.settings import TracerSettings
 from tests.support.ops import asking, settings, text_graph
+from tests.support.threads import until
 
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 
@@ -138,7 +139,7 @@ async def test_tracer_of_real_traffic(directory: Path) -> None:
     async with _running(settings(tracer=TracerSettings(1), worker_num=7)) as (executor, _):
         for x in ("x", "x", "bad"):
             await _ask(executor, x)
-        await trio.sleep(1.2)
+        await until(lambda: "chl1(" in (directory / "pipeline.tracer").read_text())
     lines = (directory / "pipeline.tracer").read_text().splitlines()
     texts = [re.fullmatch(rf"{_STAMP} (.*)", line) for line in lines]
     ms = r"\[[0-9.e-]+ ms\]"
