@@ -44,7 +44,7 @@ def run(
     """Run a service's script."""
     from ovms_cli.serve_service import hosts_of
     from ovmstrio.observability.logs import configure_logs
-    from ovmstrio.pipeline_server import ServiceOptions, run_service
+    from ovmstrio.ops_server import ServiceOptions, run_service
 
     own, left = _take_config(arguments or [])
     file = config or own
@@ -83,7 +83,7 @@ def call_script(
         BaseException: whatever the script raises.
     """
     from ovmstrio.ops.service import set_service_runner
-    from ovmstrio.pipeline_server import run_as_main
+    from ovmstrio.ops_server import run_as_main
 
     sys.argv = [str(script), *arguments]
     script = script.absolute()  # for a script may go elsewhere before it serves, and workers read it again

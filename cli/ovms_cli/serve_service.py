@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.settings import ServeSettings
-    from ovmstrio.pipeline_server import ServiceOptions
+    from ovmstrio.ops_server import ServiceOptions
 
 __all__ = ["hosts_of", "run_pipeline_service"]
 
@@ -32,7 +32,7 @@ _OWN: Final = frozenset(
 def run_pipeline_service(config: Path | None, script: Path, options: dict[str, Any]) -> None:
     """Serve a script's pipeline until it is told to stop; exits with 64 for a wrong command line, 1 for a failure."""
     from ovms_cli.run import execute_script
-    from ovmstrio.pipeline_server import run_service
+    from ovmstrio.ops_server import run_service
 
     if not script.is_file():
         fail(f"--service: {script}: no such file", EX_USAGE)
@@ -79,7 +79,7 @@ def _configure_logs(settings: ServeSettings) -> None:
 
 
 def _service_options(settings: ServeSettings, given: dict[str, Any], config: str | None) -> ServiceOptions:
-    from ovmstrio.pipeline_server import ServiceOptions
+    from ovmstrio.ops_server import ServiceOptions
 
     return ServiceOptions(
         config=config,

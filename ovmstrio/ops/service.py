@@ -14,7 +14,7 @@ __all__ = ["WebService", "set_service_runner"]
 
 RunService = Callable[["WebService"], None]
 
-_SERVER: Final = "ovmstrio.pipeline_server"
+_SERVER: Final = "ovmstrio.ops_server"
 
 _runners: list[RunService] = []
 

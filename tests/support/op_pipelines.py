@@ -11,7 +11,7 @@ from ovmstrio.ops.packing import holds_arrays, pack
 from ovmstrio.ops.ports import Ports
 from ovmstrio.ops.tensors import unpack
 from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
-from ovmstrio.pipeline_server import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
+from ovmstrio.ops_server import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ovmstrio.frontends.grpc.transport.stream import Call
-    from ovmstrio.frontends.pipeline_calls import PipelineCalls
+    from ovmstrio.frontends.ops_calls import PipelineCalls
 
 __all__ = ["PIPELINE_DECODERS", "PIPELINE_ENCODERS", "PipelineService", "host_of"]
 

@@ -23,8 +23,8 @@ from ovmstrio import errors
 from ovmstrio.frontends.rest import answers, kserve
 from ovmstrio.frontends.rest.answers import JSON, Answer, failure_answer, json_answer
 from ovmstrio.frontends.rest.infer_route import inflate, size_refusal
-from ovmstrio.frontends.rest.pipeline.reading import read_request
-from ovmstrio.frontends.rest.pipeline.writing import error_answer, render, status_of_code, text_answer
+from ovmstrio.frontends.rest.ops.reading import read_request
+from ovmstrio.frontends.rest.ops.writing import error_answer, render, status_of_code, text_answer
 from ovmstrio.frontends.rest.quart_answers import to_quart
 from ovmstrio.observability.metrics import CONTENT_TYPE
 from ovmstrio.ops.messages import to_message
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.dataplane import DataPlane
-    from ovmstrio.frontends.pipeline_calls import PipelineCalls
+    from ovmstrio.frontends.ops_calls import PipelineCalls
 
 __all__ = ["make_application", "make_metrics_application"]
 

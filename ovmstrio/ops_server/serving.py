@@ -23,13 +23,13 @@ import trio
 from ovmstrio.config.specs import ModelSpec, OpPipelineSpec
 from ovmstrio.dataplane import DataPlane
 from ovmstrio.frontends.grpc.codec import Codec
-from ovmstrio.frontends.grpc.pipeline import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
+from ovmstrio.frontends.grpc.ops import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
 from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
 from ovmstrio.frontends.grpc.transport.limits import TransportLimits
-from ovmstrio.frontends.pipeline_calls import PipelineCalls
+from ovmstrio.frontends.ops_calls import PipelineCalls
 from ovmstrio.frontends.rest.http_serving import HttpFrontEnd
 from ovmstrio.frontends.rest.infer_lane import InferRoutes
-from ovmstrio.frontends.rest.pipeline import make_application, make_metrics_application
+from ovmstrio.frontends.rest.ops import make_application, make_metrics_application
 from ovmstrio.ops.servable import OpPipelineServable
 from ovmstrio.registry import Registry
 

@@ -18,8 +18,8 @@ from ovmstrio.ops.executor.opening import open_executor
 from ovmstrio.ops.observing.observing import open_observing
 from ovmstrio.ops.ports import choose_ports
 from ovmstrio.ops.process_info import record_process
-from ovmstrio.pipeline_server.scripts import placed, predictor_maker, settings_of_service, source_of
-from ovmstrio.pipeline_server.serving import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
+from ovmstrio.ops_server.scripts import placed, predictor_maker, settings_of_service, source_of
+from ovmstrio.ops_server.serving import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
 from ovmstrio.signals import obey_signals
 
 if TYPE_CHECKING:

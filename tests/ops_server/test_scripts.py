@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.errors import ConfigError
-from ovmstrio.pipeline_server.scripts import load, run_as_main
+from ovmstrio.ops_server.scripts import load, run_as_main
 
 SCRIPT = """
 import sys

@@ -1,8 +1,8 @@
 """A server of one pipeline of Ops: gRPC, HTTP and KServe v2 over an executor, and how scripts are run as servers."""
 
-from ovmstrio.pipeline_server.running import ServiceOptions, run_script_service, run_service, serve_service
-from ovmstrio.pipeline_server.scripts import run_as_main
-from ovmstrio.pipeline_server.serving import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
+from ovmstrio.ops_server.running import ServiceOptions, run_script_service, run_service, serve_service
+from ovmstrio.ops_server.scripts import run_as_main
+from ovmstrio.ops_server.serving import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
 
 __all__ = [
     "Listening",

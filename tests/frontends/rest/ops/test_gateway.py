@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ovmstrio.pipeline_server import RunningPipeline
+    from ovmstrio.ops_server import RunningPipeline
 
 EMPTY = b'{"err_no":0,"err_msg":"","key":[],"value":[],"tensors":[]}'
 NO_SERVICE = b'{"err_no":3002,"err_msg":"Failed to inference: Service name error.","key":[],"value":[],"tensors":[]}'

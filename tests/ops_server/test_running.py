@@ -15,8 +15,8 @@ import trio.testing
 from ovmstrio.errors import ConfigError
 from ovmstrio.ops import Op, RequestOp, ResponseOp, WebService
 from ovmstrio.ops.process_info import list_processes
-from ovmstrio.pipeline_server import RunningPipeline, ServiceOptions, run_service, serve_service
-from ovmstrio.pipeline_server.running import Life
+from ovmstrio.ops_server import RunningPipeline, ServiceOptions, run_service, serve_service
+from ovmstrio.ops_server.running import Life
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from tests.support.grpc_clients import call
 from tests.support.processes import free_ports
