@@ -16,12 +16,12 @@ import numpy as np
 import trio
 
 from benchmarks.requests import framed_infer_request
+from ovmstrio.api.kserve.grpc.request_decoding import decode_request
+from ovmstrio.api.kserve.grpc.response_encoding import encode_response
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import PipelineSpec
-from ovmstrio.dataflow.loading import load_pipeline
-from ovmstrio.errors import NotFound
-from ovmstrio.frontends.grpc.request_decoding import decode_request
-from ovmstrio.frontends.grpc.response_encoding import encode_response
+from ovmstrio.core.errors import NotFound
+from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
 
 TENSOR_BYTES: Final = 1 << 20
 _FRAME: Final = 5

@@ -18,10 +18,10 @@ import structlog
 import trio
 
 from benchmarks.report import Row
-from ovmstrio.handlers.config.specs import ModelsSpec
-from ovmstrio.handlers.models.leases import lease_models
-from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.handlers.models.watching import WatchOptions
+from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
+from ovmstrio.runtimes.handlers.models.leases import lease_models
+from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.runtimes.handlers.models.watching import WatchOptions
 
 __all__ = ["run"]
 

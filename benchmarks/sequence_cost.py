@@ -20,11 +20,11 @@ import trio
 
 from benchmarks.report import Row
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.models.sequences import Control, SequenceManagers
 from ovmstrio.openvino.compile import ModelSource, compile_model
 from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.run import Network
 from ovmstrio.openvino.state import StateChange
+from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
 from tests.support import ir
 
 __all__ = ["run"]

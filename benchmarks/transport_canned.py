@@ -25,7 +25,7 @@ import trio
 from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 
-from ovmstrio.frontends.grpc.transport import Call, GrpcServer, open_listeners
+from ovmstrio.wire.grpc import Call, GrpcServer, open_listeners
 
 METHOD = "/bench.Canned/Call"
 ANSWER = b"a" * 100

@@ -11,7 +11,7 @@ from ovms_cli.console import fail, stderr, stdout
 from ovms_cli.problems import count, count_problems, safe, show_problems
 
 if TYPE_CHECKING:
-    from ovmstrio.checking import CheckReport
+    from ovmstrio.server.checking import CheckReport
 
 __all__ = ["register"]
 
@@ -39,8 +39,8 @@ def check(
 
     import trio
 
-    from ovmstrio.checking import check_config
     from ovmstrio.observability.logs import configure_logs
+    from ovmstrio.server.checking import check_config
 
     if not config.exists():
         fail(f"{config}: no such file or directory; give {_WANTED}")

@@ -44,7 +44,7 @@ def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Pa
     has_cpp = any(each.suffix in _CPP for each in sources)
     command = [
         *_compiler(has_cpp=has_cpp),
-        *("-shared", "-fPIC", "-O2", "-Wall", f"-I{files('ovmstrio.dataflow.custom_nodes') / 'include'}"),
+        *("-shared", "-fPIC", "-O2", "-Wall", f"-I{files('ovmstrio.runtimes.pipelines.custom_nodes') / 'include'}"),
         *_flags_of_environment("CXXFLAGS" if has_cpp else "CFLAGS"),
         *("-o", str(library)),
         *_with_languages(sources, has_cpp=has_cpp),

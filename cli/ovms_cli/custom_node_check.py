@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ovmstrio.errors import Problem
-from ovmstrio.user_code.exits import describe_exit
+from ovmstrio.core.errors import Problem
+from ovmstrio.work.user_code.exits import describe_exit
 
 __all__ = ["Item", "Verdict", "check_library"]
 

@@ -15,9 +15,9 @@ import structlog
 import trio
 
 from ovmstrio.config.node_libraries import find_library
-from ovmstrio.dataflow.custom_nodes.opening import open_custom_node
-from ovmstrio.dataflow.custom_nodes.ports import ItemInfo
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.pipelines.custom_nodes.opening import open_custom_node
+from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 
 __all__: list[str] = []
 

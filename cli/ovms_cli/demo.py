@@ -12,7 +12,7 @@ import typer
 from ovms_cli.console import fail, stderr, stdout
 
 if TYPE_CHECKING:
-    from ovmstrio.supervisor import Running
+    from ovmstrio.server.supervisor import Running
     from ovmstrio_samples.question import Ask, Question
 
 __all__ = ["register"]
@@ -99,9 +99,9 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool) -> bool:
     """
     import trio
 
-    from ovmstrio.config.command_line import read_settings
     from ovmstrio.observability.logs import configure_logs
-    from ovmstrio.supervisor import serve
+    from ovmstrio.server.command_line import read_settings
+    from ovmstrio.server.supervisor import serve
 
     addresses = {"grpc_bind_address": _HOST, "rest_bind_address": _HOST}
     settings = read_settings({"config_path": config, "port": port, "rest_port": rest_port, **addresses})
@@ -153,7 +153,7 @@ def _ask(number: int, question: Question, protocol: str, ask: Ask) -> Answer:
     from statistics import median
     from time import perf_counter
 
-    from ovmstrio.errors import ServerError
+    from ovmstrio.core.errors import ServerError
 
     durations = []
     try:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ovms_cli.console import stdout
 
 if TYPE_CHECKING:
-    from ovmstrio.drawing import Box, Drawing, Edge
+    from ovmstrio.core.drawing import Box, Drawing, Edge
 
 __all__ = ["to_text"]
 

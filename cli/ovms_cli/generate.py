@@ -11,7 +11,7 @@ from ovms_cli.console import fail, stderr, stdout
 from ovms_cli.problems import count_problems, show_problems
 
 if TYPE_CHECKING:
-    from ovmstrio.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
 __all__ = ["register"]
 
@@ -31,8 +31,8 @@ def generate(
     """Write the Dockerfile of a handler project, with this server in it: exits with 1 if the project has an error."""
     from importlib.metadata import version
 
-    from ovmstrio.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
-    from ovmstrio.handlers.config.expanded import expanded
+    from ovmstrio.runtimes.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
+    from ovmstrio.runtimes.handlers.config.expanded import expanded
 
     project = _read(config)
     context = output.resolve()
@@ -54,8 +54,8 @@ def generate(
 
 def _read(config: Path) -> ProjectSpec:
     """Read a project; shows its problems, and ends the command if one is an error."""
-    from ovmstrio.errors import ConfigError
-    from ovmstrio.handlers.config.project_file import read_project
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.runtimes.handlers.config.project_file import read_project
 
     try:
         project, warnings = read_project(config)

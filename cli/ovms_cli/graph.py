@@ -12,7 +12,7 @@ from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render,
 from ovms_cli.problems import count, count_problems, problem_facts, safe, show_problems
 
 if TYPE_CHECKING:
-    from ovmstrio.graphs.examining import Examination
+    from ovmstrio.runtimes.graphs.examining import Examination
 
 __all__ = ["register"]
 
@@ -46,7 +46,7 @@ def check(path: _GraphPath, *, as_json: Annotated[bool, typer.Option("--json", h
 
 def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: OutputOption = None) -> None:
     """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
-    from ovmstrio.graphs.drawing import draw
+    from ovmstrio.runtimes.graphs.drawing import draw
 
     examined = _examine(path)
     if examined.config is None:
@@ -59,7 +59,7 @@ def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output
 
 
 def _examine(path: Path) -> Examination:
-    from ovmstrio.graphs.examining import examine_graph
+    from ovmstrio.runtimes.graphs.examining import examine_graph
 
     file = path / _DEFAULT_NAME if path.is_dir() else path
     if not file.is_file():

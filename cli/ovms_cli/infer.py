@@ -65,7 +65,7 @@ def infer(
     from ovms_cli.tensor_files import read_inputs
     from ovms_cli.tensor_images import ImageOptions
     from ovms_cli.tensor_output import check_target, write_outputs
-    from ovmstrio.errors import InvalidRequest
+    from ovmstrio.core.errors import InvalidRequest
 
     images = ImageOptions(encoded, mean, scale)
     try:

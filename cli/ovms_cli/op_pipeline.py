@@ -14,10 +14,10 @@ from ovms_cli.pictures import PictureFormat, render, write_picture
 from ovms_cli.run import call_script
 
 if TYPE_CHECKING:
-    from ovmstrio.drawing import Drawing
-    from ovmstrio.errors import Problem
-    from ovmstrio.ops.config.pipeline_file import ExaminedConfig
-    from ovmstrio.ops.service import WebService
+    from ovmstrio.core.drawing import Drawing
+    from ovmstrio.core.errors import Problem
+    from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
+    from ovmstrio.runtimes.ops.web_service import WebService
 
 __all__ = ["examine", "find_op_config", "find_script", "load_service", "show_service"]
 
@@ -54,7 +54,7 @@ def load_service(config: Path, script: Path) -> WebService:
     Raises:
         ConfigError: no pipeline can be made of its Ops, or the script itself raised.
     """
-    from ovmstrio.errors import ConfigError
+    from ovmstrio.core.errors import ConfigError
 
     found: list[WebService] = []
     try:
@@ -70,7 +70,7 @@ def load_service(config: Path, script: Path) -> WebService:
 def _raised(error: Exception, script: Path) -> Problem:
     import traceback
 
-    from ovmstrio.errors import Problem
+    from ovmstrio.core.errors import Problem
 
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == script.resolve()]
@@ -83,7 +83,7 @@ def examine(config: Path, service: WebService | None) -> ExaminedConfig:
     Raises:
         ConfigError: there is nothing to read.
     """
-    from ovmstrio.ops.config.pipeline_file import examine_pipeline_config
+    from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 
     if service is not None and service.yml_dict is not None:
         return examine_pipeline_config(yml_dict=service.yml_dict)
@@ -92,7 +92,7 @@ def examine(config: Path, service: WebService | None) -> ExaminedConfig:
 
 def show_service(config: Path, service: Path | None, picture: PictureFormat, output: Path | None) -> None:
     """Draw the Ops of a script with their settings; exits with 1 if no pipeline can be made of them."""
-    from ovmstrio.errors import ConfigError
+    from ovmstrio.core.errors import ConfigError
 
     script = find_script(config, service)
     if script is None:
@@ -105,8 +105,8 @@ def show_service(config: Path, service: Path | None, picture: PictureFormat, out
 
 
 def _draw(config: Path, script: Path) -> Drawing:
-    from ovmstrio.errors import ConfigError
-    from ovmstrio.ops.drawing import draw
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.runtimes.ops.drawing import draw
 
     service = load_service(config, script)
     examined = examine(config, service)

@@ -15,7 +15,7 @@ from ovms_cli.problems import count, count_problems, problem_facts, safe, show_p
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ovmstrio.errors import Problem
+    from ovmstrio.core.errors import Problem
 
 __all__ = ["check_service"]
 
@@ -62,7 +62,7 @@ class _Checked:
 
     def run(self, *, load: bool) -> None:
         """Look at everything that can be looked at."""
-        from ovmstrio.errors import ConfigError
+        from ovmstrio.core.errors import ConfigError
 
         try:
             examined = examine(self._config, None)
@@ -77,8 +77,8 @@ class _Checked:
     def _run_script(self, script: Path, *, load: bool) -> None:
         import trio
 
-        from ovmstrio.errors import ConfigError
-        from ovmstrio.ops.examining import examine_pipeline
+        from ovmstrio.core.errors import ConfigError
+        from ovmstrio.runtimes.ops.examining import examine_pipeline
 
         try:
             service = load_service(self._config, script)

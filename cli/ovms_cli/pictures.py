@@ -11,7 +11,7 @@ import typer
 from ovms_cli.console import fail
 
 if TYPE_CHECKING:
-    from ovmstrio.drawing import Drawing
+    from ovmstrio.core.drawing import Drawing
 
 __all__ = ["FormatOption", "OutputOption", "PictureFormat", "render", "write_picture"]
 
@@ -36,7 +36,7 @@ def render(drawing: Drawing, picture: PictureFormat, *, plain: bool) -> str:
         from ovms_cli.drawing_text import to_text
 
         return to_text(drawing, plain=plain)
-    from ovmstrio.drawing import to_mermaid, to_svg
+    from ovmstrio.core.drawing import to_mermaid, to_svg
 
     return to_svg(drawing) if picture is PictureFormat.SVG else to_mermaid(drawing)
 

@@ -14,9 +14,9 @@ from ovms_cli.problems import count, count_problems, problem_facts, safe, show_p
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.checking import CheckReport
     from ovmstrio.config.specs import PipelineSpec
-    from ovmstrio.errors import Problem
+    from ovmstrio.core.errors import Problem
+    from ovmstrio.server.checking import CheckReport
 
 __all__ = ["register"]
 
@@ -62,8 +62,8 @@ def check(
 
     import trio
 
-    from ovmstrio.checking import check_pipelines
     from ovmstrio.observability.logs import configure_logs
+    from ovmstrio.server.checking import check_pipelines
 
     configure_logs(level="ERROR")
     if (of_ops := _find_ops(config, service, name)) is not None:
@@ -99,7 +99,7 @@ def show(
 
         show_service(of_ops, service, picture, output)
         return
-    from ovmstrio.dataflow.drawing import draw
+    from ovmstrio.runtimes.pipelines.drawing import draw
 
     file = _find(config)
     pipelines, problems = _read(file, name)
@@ -143,8 +143,8 @@ def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
     """Give the pipelines that are asked for, and what is wrong with the file and with them as far as it can be seen."""
     from ovmstrio.config.findings import did_you_mean
     from ovmstrio.config.ovms_json import examine_config
-    from ovmstrio.dataflow.examining import examine_pipeline
-    from ovmstrio.errors import ConfigError
+    from ovmstrio.core.errors import ConfigError
+    from ovmstrio.runtimes.pipelines.examining import examine_pipeline
 
     try:
         examined = examine_config(file.read_bytes(), file)

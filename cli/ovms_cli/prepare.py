@@ -13,8 +13,8 @@ import typer
 from ovms_cli.console import EX_USAGE, fail, stderr, stdout
 
 if TYPE_CHECKING:
+    from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.openvino.convert import Converted
-    from ovmstrio.tensor import TensorSpec
     from ovmstrio_samples.catalog import ProjectSample, Sample
     from ovmstrio_samples.wheels import Progress
 
@@ -153,7 +153,7 @@ def _download_bar(sample: Sample) -> Iterator[Progress]:
 def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, as_json: bool) -> None:
     from difflib import get_close_matches
 
-    from ovmstrio.errors import ServerError
+    from ovmstrio.core.errors import ServerError
     from ovmstrio_samples.catalog import BY_NAME, PROJECTS
     from ovmstrio_samples.preparing import prepare_sample
     from ovmstrio_samples.wheels import WheelUnavailable
@@ -213,7 +213,7 @@ def _write_config(repository: Path, sample: Sample) -> Path:
 def _convert(
     source: Path, repository: Path, name: str, version: int, wanted: Any, *, force: bool, as_json: bool
 ) -> None:
-    from ovmstrio.errors import ServerError
+    from ovmstrio.core.errors import ServerError
 
     try:
         with stderr().status(f"converting {source.name} ..."):

@@ -11,7 +11,7 @@ from ovms_cli.console import stdout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.errors import Problem
+    from ovmstrio.core.errors import Problem
 
 __all__ = ["count", "count_problems", "problem_facts", "safe", "show_problems"]
 

@@ -15,7 +15,7 @@ from ovms_cli.console import EX_USAGE, fail
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.ops import WebService
+    from ovmstrio.runtimes.ops import WebService
 
 __all__ = ["call_script", "compat_folder", "execute_script", "register"]
 
@@ -59,7 +59,7 @@ def execute_script(
     script: Path, arguments: Sequence[str], config: str | None, serve: Callable[[WebService], None]
 ) -> None:  # fmt: skip
     """Call a script as :func:`call_script` does; exits with 1 if it raises, and says why."""
-    from ovmstrio.errors import ConfigError
+    from ovmstrio.core.errors import ConfigError
 
     try:
         call_script(script, arguments, config, serve)
@@ -82,8 +82,8 @@ def call_script(
     Raises:
         BaseException: whatever the script raises.
     """
-    from ovmstrio.ops.service import set_service_runner
     from ovmstrio.ops_server import run_as_main
+    from ovmstrio.runtimes.ops.web_service import set_service_runner
 
     sys.argv = [str(script), *arguments]
     script = script.absolute()  # for a script may go elsewhere before it serves, and workers read it again

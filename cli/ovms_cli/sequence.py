@@ -120,7 +120,7 @@ def run(
 def _keeping(output: str, join: int | None) -> Keeping:
     """Check where outputs go to before anything is called."""
     from ovms_cli.sequence_show import Keeping
-    from ovmstrio.errors import InvalidRequest
+    from ovmstrio.core.errors import InvalidRequest
 
     try:
         return Keeping.of(output, join)

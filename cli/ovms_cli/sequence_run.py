@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovms_cli.console import stderr
 from ovmstrio.client.interrupts import interrupts_cancel
-from ovmstrio.errors import InvalidRequest, NotFound, ServerError
+from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

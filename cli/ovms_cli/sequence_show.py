@@ -18,7 +18,7 @@ from ovms_cli.console import stderr, stdout
 from ovms_cli.problems import count, safe
 from ovms_cli.tensor_output import as_json as as_lists
 from ovms_cli.tensor_output import write_outputs
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -9,7 +9,7 @@ import numpy as np
 
 from ovms_cli.problems import count
 from ovms_cli.tensor_files import read_inputs
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

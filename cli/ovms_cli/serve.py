@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from ovmstrio.config.settings import ServeSettings
-    from ovmstrio.supervisor import Running
+    from ovmstrio.server.settings import ServeSettings
+    from ovmstrio.server.supervisor import Running
 
 __all__ = ["register", "run_server"]
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _command() -> Callable[..., None]:
-    from ovmstrio.config.settings import ServeSettings
+    from ovmstrio.server.settings import ServeSettings
 
     def serve(project: Path | None = None, service: Path | None = None, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
@@ -94,9 +94,9 @@ def run_server(options: dict[str, Any]) -> None:
     """Run a server until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
     import trio
 
-    from ovmstrio.config.command_line import UsageProblems, ignored_options, read_settings
-    from ovmstrio.freed_memory import keep_freed_memory
     from ovmstrio.observability.logs import configure_logs
+    from ovmstrio.server.command_line import UsageProblems, ignored_options, read_settings
+    from ovmstrio.server.freed_memory import keep_freed_memory
 
     try:
         settings = read_settings(options)
@@ -133,8 +133,8 @@ async def _run(settings: ServeSettings) -> int:
     from rich.markup import escape
 
     from ovms_cli.startup import explain, show_startup, spare_the_collector
-    from ovmstrio.errors import ServerError
-    from ovmstrio.supervisor import serve
+    from ovmstrio.core.errors import ServerError
+    from ovmstrio.server.supervisor import serve
 
     reasons: list[str] = []
     gently = False

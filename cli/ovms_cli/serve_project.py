@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-    from ovmstrio.errors import Problem
-    from ovmstrio.handlers.config.specs import ProjectSpec
+    from ovmstrio.core.errors import Problem
     from ovmstrio.project_server.settings import ProjectSettings
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
 __all__ = ["run_project"]
 
@@ -33,11 +33,11 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
     import trio
 
-    from ovmstrio.errors import ConfigError
-    from ovmstrio.handlers.config.project_file import read_project
+    from ovmstrio.core.errors import ConfigError
     from ovmstrio.project_server.environment import enter_project
     from ovmstrio.project_server.listening import port_of
     from ovmstrio.project_server.logs import configure_project_logs
+    from ovmstrio.runtimes.handlers.config.project_file import read_project
 
     try:
         project, warnings = read_project(path.absolute())

@@ -9,8 +9,8 @@ from ovms_cli.console import EX_USAGE, fail
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.config.settings import ServeSettings
     from ovmstrio.ops_server import ServiceOptions
+    from ovmstrio.server.settings import ServeSettings
 
 __all__ = ["hosts_of", "run_pipeline_service"]
 
@@ -56,7 +56,7 @@ def hosts_of(addresses: str) -> list[str]:
 def _settings(options: dict[str, Any]) -> ServeSettings:
     from pydantic import ValidationError
 
-    from ovmstrio.config.settings import ServeSettings
+    from ovmstrio.server.settings import ServeSettings
 
     foreign = sorted(set(options) - _OWN)
     if foreign:

@@ -35,7 +35,7 @@ def asking(
 ) -> Iterator[Client]:
     """Give a client; what the server refuses ends the command with 1, a server that does not answer with 2."""
     from ovmstrio.client import ClientTls, Unreachable, open_client
-    from ovmstrio.errors import ServerError
+    from ovmstrio.core.errors import ServerError
 
     if (cert is None) != (key is None):
         fail("--cert and --key belong together", EX_USAGE)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ovmstrio.config.settings import ServeSettings
     from ovmstrio.registry import VersionStatus
-    from ovmstrio.supervisor import Running
+    from ovmstrio.server.settings import ServeSettings
+    from ovmstrio.server.supervisor import Running
 
 __all__ = ["explain", "show_startup", "spare_the_collector"]
 

@@ -72,7 +72,7 @@ def stream(
     command line is wrong, with 130 if it is interrupted.
     """
     from ovms_cli.stream_requests import are_typed, one_request, read_lines
-    from ovmstrio.errors import InvalidRequest
+    from ovmstrio.core.errors import InvalidRequest
 
     if bool(given) == bool(requests):
         fail("give either --input or --requests", EX_USAGE)
@@ -94,8 +94,8 @@ def _show(replies: Generator[StreamReply], *, as_json: bool, verbose: bool, live
     """Show a stream; one that failed, or a request of which did, ends the command with 1."""
     from ovms_cli.stream_show import Seen, show
     from ovms_cli.stream_text import safe_for_terminals
-    from ovmstrio.errors import ServerError
-    from ovmstrio.protocol.failures import Unreachable, status_of
+    from ovmstrio.core.errors import ServerError
+    from ovmstrio.protocol.status_errors import Unreachable, status_of
 
     seen = Seen()
     try:

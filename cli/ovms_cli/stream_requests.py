@@ -13,7 +13,7 @@ import numpy as np
 
 from ovms_cli.tensor_files import load_numpy
 from ovmstrio.client.streaming import StreamRequest
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

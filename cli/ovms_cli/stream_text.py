@@ -7,7 +7,7 @@ from codecs import getincrementaldecoder
 from typing import TYPE_CHECKING, Any, Final
 
 from ovms_cli.tensor_output import as_json
-from ovmstrio.datatypes import BY_NAME
+from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.protocol.wire_tensors import from_raw
 
 if TYPE_CHECKING:

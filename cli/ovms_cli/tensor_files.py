@@ -17,8 +17,8 @@ import numpy as np
 from ovms_cli.tensor_images import ImageOptions, decode_image, is_image
 from ovms_cli.tensor_sounds import decode_wave, is_wave
 from ovms_cli.tensor_types import Array, to_type
-from ovmstrio.datatypes import BY_NAME, BYTES
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.protocol.wire_tensors import from_raw
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from ovms_cli.console import stderr, stdout
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ovmstrio.datatypes import BY_NAME, BYTES
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.protocol.wire_tensors import from_raw, to_raw
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import httpx
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops.config.pipeline_file import examine_pipeline_config
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 
 __all__ = ["TRACE_PATH", "NoFigures", "NoServer", "NoTarget", "find_url", "open_source"]
 

@@ -6,7 +6,7 @@
 from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, SequenceState, TensorInfo
 from ovmstrio.client.connect import open_client
 from ovmstrio.client.tls import ClientTls
-from ovmstrio.protocol.failures import Unreachable
+from ovmstrio.protocol.status_errors import Unreachable
 
 __all__ = [
     "Client",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from ovmstrio.client.api import Client

@@ -10,9 +10,9 @@ import grpc
 from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
 from ovmstrio.client.closing import Closing
 from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_reply, set_parameters
-from ovmstrio.errors import DeadlineExceeded, NotReady, NotSupported, ServerError
+from ovmstrio.core.errors import DeadlineExceeded, NotReady, NotSupported, ServerError
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.failures import Unreachable, error_of_grpc, reading
+from ovmstrio.protocol.status_errors import Unreachable, error_of_grpc, reading
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.client.interrupts import interrupts_cancel
 from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest, to_wire
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import orjson
 from ovmstrio.client.api import Health, ModelInfo, ModelState, SequenceState, TensorInfo
 from ovmstrio.client.closing import Closing
 from ovmstrio.client.rest_streams import body_of, only, read_events
-from ovmstrio.datatypes import BY_NAME, BYTES
-from ovmstrio.errors import DeadlineExceeded, InvalidRequest
-from ovmstrio.protocol.failures import Unreachable, error_of_http, reading
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest
+from ovmstrio.protocol.status_errors import Unreachable, error_of_http, reading
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
 
 if TYPE_CHECKING:

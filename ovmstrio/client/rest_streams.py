@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -12,7 +12,7 @@ from ovmstrio.config.documents import expected_by
 from ovmstrio.config.findings import did_you_mean, shown, wrong
 from ovmstrio.config.shapes import format_batch_size
 from ovmstrio.config.specs import BatchingSpec, BatchSpec, ShapeSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["batching_contradictions", "parse_batching"]
 

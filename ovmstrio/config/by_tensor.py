@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ovmstrio.config.findings import wrong
 from ovmstrio.config.json_locations import JsonSyntaxError, parse_json
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["by_tensor", "object_in_text"]
 

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ovmstrio.config.findings import Findings, did_you_mean, shown
 from ovmstrio.config.json_locations import JsonDocument, JsonSyntaxError, Located, parse_json
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "is_whole", "items_of", "load_document"]
 

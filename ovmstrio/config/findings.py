@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from ovmstrio.config.json_locations import JsonDocument, Located
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["Findings", "Severity", "by_line", "did_you_mean", "shown", "wrong"]
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from ovmstrio.config.documents import OPTIONAL, Schema
 from ovmstrio.config.findings import shown
 from ovmstrio.config.model_options import check_local_path, check_name
-from ovmstrio.errors import Problem
+from ovmstrio.core.errors import Problem
 
 __all__ = ["GRAPH_SUFFIX", "GraphEntry", "GraphFiles", "check_graph_settings", "find_graph", "is_graph"]
 

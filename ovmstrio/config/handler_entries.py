@@ -16,7 +16,7 @@ from ovmstrio.config.json_locations import Located
 from ovmstrio.config.model_entries import Place
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.specs import HandlerSpec
-from ovmstrio.errors import Problem
+from ovmstrio.core.errors import Problem
 
 __all__ = ["HandlerEntries"]
 

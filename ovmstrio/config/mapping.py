@@ -11,7 +11,7 @@ from typing import Final
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, load_document
 from ovmstrio.config.findings import Findings, by_line
 from ovmstrio.config.json_locations import JsonDocument, Located
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["MAPPING_FILE", "NO_MAPPING", "TensorMapping", "read_mapping"]
 

@@ -16,7 +16,7 @@ from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.json_locations import Located
 from ovmstrio.config.model_options import LAYOUT_DEPENDENT, check_base_path, check_name, read_model_options
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.errors import Problem
+from ovmstrio.core.errors import Problem
 
 __all__ = ["KnownModel", "ModelEntries", "Place"]
 

@@ -20,7 +20,7 @@ from ovmstrio.config.policies import parse_version_policy
 from ovmstrio.config.preprocessing import parse_color_formats, parse_mean, parse_precisions, parse_scale
 from ovmstrio.config.shapes import parse_batch_size, parse_shapes
 from ovmstrio.config.specs import BatchSpec, ShapeSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = [
     "LAYOUT_DEPENDENT",

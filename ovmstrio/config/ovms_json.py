@@ -23,8 +23,8 @@ from ovmstrio.config.pipeline_circles import refuse_circles
 from ovmstrio.config.pipeline_entries import PipelineEntries
 from ovmstrio.config.specs import GraphSpec, HandlerSpec, MetricsSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.config.subconfigs import Subconfigs
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.observability.families import FAMILIES
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.metric_families import FAMILIES
 
 __all__ = ["Examined", "check_families", "examine_config", "parse_config"]
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from ovmstrio.config.specs import PipelineSpec
-from ovmstrio.errors import Problem
+from ovmstrio.core.errors import Problem
 
 __all__ = ["refuse_circles"]
 

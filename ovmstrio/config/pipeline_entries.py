@@ -19,7 +19,7 @@ from ovmstrio.config.model_options import check_name
 from ovmstrio.config.node_libraries import NodeLibraries
 from ovmstrio.config.pipeline_nodes import DemultiplyCount, read_demultiply_count, read_node, read_sources
 from ovmstrio.config.specs import PipelineNode, PipelineSpec
-from ovmstrio.errors import Problem
+from ovmstrio.core.errors import Problem
 
 __all__ = ["PipelineEntries"]
 

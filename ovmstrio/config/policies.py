@@ -8,7 +8,7 @@ from typing import Any, Final
 from ovmstrio.config.by_tensor import object_in_text
 from ovmstrio.config.findings import did_you_mean, wrong
 from ovmstrio.config.specs import AllVersions, LatestVersions, SpecificVersions, VersionPolicy
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 
 __all__ = ["format_version_policy", "parse_version_policy"]
 

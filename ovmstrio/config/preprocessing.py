@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ovmstrio.config.by_tensor import by_tensor
 from ovmstrio.config.findings import did_you_mean, wrong
-from ovmstrio.datatypes import BY_NAME
+from ovmstrio.core.datatypes import BY_NAME
 
 __all__ = [
     "COLOR_FORMATS",

@@ -8,7 +8,7 @@ from typing import Any, Final
 from ovmstrio.config.by_tensor import by_tensor
 from ovmstrio.config.findings import wrong
 from ovmstrio.config.specs import BatchSpec, ShapeSpec
-from ovmstrio.tensor import ANY_SIZE, Dim
+from ovmstrio.core.tensor import ANY_SIZE, Dim
 
 __all__ = ["format_batch_size", "format_shape", "parse_batch_size", "parse_shape", "parse_shapes"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ovmstrio.errors import Problem
-from ovmstrio.tensor import Dim
+from ovmstrio.core.errors import Problem
+from ovmstrio.core.tensor import Dim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,7 +9,7 @@ from typing import Any
 from ovmstrio.config.documents import Schema, check_members, load_document
 from ovmstrio.config.findings import Findings, by_line
 from ovmstrio.config.model_entries import KnownModel, ModelEntries
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["Subconfigs"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ovmstrio.observability.events import API_OF, OK
+from ovmstrio.core.events import API_OF, OK
 
 if TYPE_CHECKING:
-    from ovmstrio.observability.events import Interface, Method, RequestEvent
+    from ovmstrio.core.events import Interface, Method, RequestEvent
 
 __all__ = ["GraphMetrics"]
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ovmstrio.observability.events import API_OF, INFER, OK
-from ovmstrio.observability.families import FAMILIES, OWN_FAMILIES
+from ovmstrio.core.events import API_OF, INFER, OK
+from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ovmstrio.observability.events import Method, RequestEvent
-    from ovmstrio.observability.families import Family
+    from ovmstrio.core.events import Method, RequestEvent
+    from ovmstrio.core.metric_families import Family
 
 __all__ = ["CONTENT_TYPE", "BatchMetrics", "Metrics", "ServableMetrics"]
 

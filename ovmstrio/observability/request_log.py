@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ovmstrio.errors import ModelFailure, ServerError
-from ovmstrio.observability.events import OK
+from ovmstrio.core.errors import ModelFailure, ServerError
+from ovmstrio.core.events import OK
 
 if TYPE_CHECKING:
-    from ovmstrio.observability.events import RequestEvent
+    from ovmstrio.core.events import RequestEvent
 
 __all__ = ["RequestLog"]
 

@@ -13,10 +13,10 @@ import structlog
 
 from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import BatchingSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.signature import Signature, read_signature, to_partial_shape
-from ovmstrio.tensor import Dim, TensorSpec
 
 __all__ = ["take_batches"]
 

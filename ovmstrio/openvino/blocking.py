@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from queue import SimpleQueue
 
-from ovmstrio.errors import ModelFailure
+from ovmstrio.core.errors import ModelFailure
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.tensors import Array

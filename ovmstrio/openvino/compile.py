@@ -15,7 +15,8 @@ from openvino.passes import LowLatency2, Manager
 
 from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.openvino.batches import take_batches
 from ovmstrio.openvino.preprocess import preprocess
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
@@ -23,8 +24,7 @@ from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import Signature, read_signature
 from ovmstrio.openvino.state import read_variables
 from ovmstrio.openvino.warmup import Timing, warm_up
-from ovmstrio.placement import Placement
-from ovmstrio.tensor import TensorSpec
+from ovmstrio.work.placement import Placement
 
 __all__ = ["Compiled", "ModelSource", "compile_model", "compile_read"]
 

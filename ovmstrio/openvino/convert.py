@@ -30,9 +30,9 @@ from openvino.frontend import (
 )
 from openvino.passes import LowLatency2, MakeStateful, Manager
 
-from ovmstrio.datatypes import BY_OPENVINO_NAME
-from ovmstrio.errors import AlreadyExists, ConfigError, Problem
-from ovmstrio.tensor import Dim, TensorSpec
+from ovmstrio.core.datatypes import BY_OPENVINO_NAME
+from ovmstrio.core.errors import AlreadyExists, ConfigError, Problem
+from ovmstrio.core.tensor import Dim, TensorSpec
 
 __all__ = ["Conversion", "Converted", "convert", "detect_state", "framework_of", "new_folder", "new_version", "save"]
 

@@ -11,7 +11,7 @@ import openvino.opset13 as op
 from openvino.frontend import FrontEndManager, NodeContext
 from openvino.frontend.paddle import ConversionExtension
 
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.openvino.paddle_files import find_paddle_files, load_program, readable
 from ovmstrio.openvino.paddle_program import Program
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason

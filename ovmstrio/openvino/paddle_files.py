@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.openvino.paddle_program import Program, read_program
 
 __all__ = ["PaddleFiles", "find_paddle_files", "load_program", "readable"]

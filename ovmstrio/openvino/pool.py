@@ -9,8 +9,8 @@ import openvino as ov
 import structlog
 import trio
 
-from ovmstrio.datatypes import BYTES
-from ovmstrio.errors import ConfigError, ModelFailure
+from ovmstrio.core.datatypes import BYTES
+from ovmstrio.core.errors import ConfigError, ModelFailure
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.signature import Signature
 from ovmstrio.openvino.tensors import Array, from_tensor, idle_tensor, placeholder, set_inputs, to_tensor

@@ -9,10 +9,10 @@ from openvino.preprocess import ColorFormat, PrePostProcessor
 
 from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import LayoutSpec, ModelSpec
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.openvino.device_settings import for_ports
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.settings import for_ports
 from ovmstrio.openvino.signature import port_names
 
 __all__ = ["preprocess"]

@@ -14,8 +14,8 @@ from typing import Final
 
 import trio
 
-from ovmstrio.errors import ModelFailure
-from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.pool import RequestPool, Slot
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason

@@ -9,11 +9,11 @@ import structlog
 
 from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tensor import Dim
+from ovmstrio.openvino.device_settings import for_ports
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.settings import for_ports
 from ovmstrio.openvino.signature import Signature, port_names, read_signature, to_partial_shape
-from ovmstrio.tensor import Dim
 
 __all__ = ["reshape"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import openvino as ov
 
 from ovmstrio.config.mapping import TensorMapping
-from ovmstrio.datatypes import BY_OPENVINO_NAME
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.core.datatypes import BY_OPENVINO_NAME
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 
 __all__ = ["Signature", "port_names", "read_signature", "to_partial_shape"]
 

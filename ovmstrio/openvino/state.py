@@ -7,11 +7,11 @@ from typing import Any
 
 import openvino as ov
 
-from ovmstrio.datatypes import BY_OPENVINO_NAME, BYTES
-from ovmstrio.errors import ConfigError, ModelFailure, Problem
+from ovmstrio.core.datatypes import BY_OPENVINO_NAME, BYTES
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.tensors import Array, from_tensor, to_tensor
-from ovmstrio.tensor import ANY_SIZE, Dim, TensorSpec
 
 __all__ = ["State", "StateChange", "read_variables"]
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 import openvino as ov
 
-from ovmstrio.datatypes import BY_NAME, BYTES
-from ovmstrio.tensor import TensorSpec
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.tensor import TensorSpec
 
 __all__ = ["Array", "from_tensor", "idle_tensor", "placeholder", "set_inputs", "to_tensor"]
 

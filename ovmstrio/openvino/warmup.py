@@ -10,7 +10,7 @@ from typing import Final
 import openvino as ov
 import structlog
 
-from ovmstrio.errors import ModelFailure
+from ovmstrio.core.errors import ModelFailure
 from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.signature import Signature
 from ovmstrio.openvino.tensors import placeholder

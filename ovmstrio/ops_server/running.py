@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import trio
 
-from ovmstrio.errors import ConfigError, ServerError
-from ovmstrio.freed_memory import keep_freed_memory
+from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops.executor.opening import open_executor
-from ovmstrio.ops.observing.observing import open_observing
-from ovmstrio.ops.ports import choose_ports
-from ovmstrio.ops.process_info import record_process
 from ovmstrio.ops_server.scripts import placed, predictor_maker, settings_of_service, source_of
 from ovmstrio.ops_server.serving import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
-from ovmstrio.signals import obey_signals
+from ovmstrio.runtimes.ops.executor.opening import open_executor
+from ovmstrio.runtimes.ops.observing.observing import open_observing
+from ovmstrio.runtimes.ops.ports import choose_ports
+from ovmstrio.runtimes.ops.process_info import record_process
+from ovmstrio.server.freed_memory import keep_freed_memory
+from ovmstrio.server.signals import obey_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ovmstrio.ops import WebService
-    from ovmstrio.ops.config.settings import PipelineSettings
-    from ovmstrio.ops.observing.observing import Observing
-    from ovmstrio.ops.ports import Ports
+    from ovmstrio.runtimes.ops import WebService
+    from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
+    from ovmstrio.runtimes.ops.observing.observing import Observing
+    from ovmstrio.runtimes.ops.ports import Ports
 
 __all__ = ["Life", "ServiceOptions", "run_script_service", "run_service", "serve_service"]
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
-from ovmstrio.ops.examining import problem_of_model
-from ovmstrio.ops.executor.processes.source import Loaded, Source
-from ovmstrio.ops.predictor.make import PredictorMaker
-from ovmstrio.ops.service import set_service_runner
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
+from ovmstrio.runtimes.ops.examining import problem_of_model
+from ovmstrio.runtimes.ops.executor.processes.source import Loaded, Source
+from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
+from ovmstrio.runtimes.ops.web_service import set_service_runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.ops import WebService
-    from ovmstrio.ops.config.settings import OpSettings, PipelineSettings
-    from ovmstrio.ops.predictor.protocol import MakePredictor, Predictor
+    from ovmstrio.runtimes.ops import WebService
+    from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
+    from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor, Predictor
 
 __all__ = ["load", "placed", "predictor_maker", "run_as_main", "settings_of_service", "source_of"]
 

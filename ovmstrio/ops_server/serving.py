@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 import trio
 
+from ovmstrio.api.grpc_codec import Codec
+from ovmstrio.api.infer_lane import InferRoutes
+from ovmstrio.api.paddle.grpc import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
+from ovmstrio.api.paddle.http import make_application, make_metrics_application
+from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
 from ovmstrio.config.specs import ModelSpec, OpPipelineSpec
-from ovmstrio.dataplane import DataPlane
-from ovmstrio.frontends.grpc.codec import Codec
-from ovmstrio.frontends.grpc.ops import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
-from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
-from ovmstrio.frontends.grpc.transport.limits import TransportLimits
-from ovmstrio.frontends.ops_calls import PipelineCalls
-from ovmstrio.frontends.rest.http_serving import HttpFrontEnd
-from ovmstrio.frontends.rest.infer_lane import InferRoutes
-from ovmstrio.frontends.rest.ops import make_application, make_metrics_application
-from ovmstrio.ops.servable import OpPipelineServable
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
+from ovmstrio.runtimes.ops.op_servable import OpPipelineServable
+from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.http.http_server import HttpFrontEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.frontends.rest.lane_head import Head
-    from ovmstrio.ops.ports import Ports
-    from ovmstrio.ops.values import PipelineRequest, PipelineResponse
-    from ovmstrio.servable import Servable
+    from ovmstrio.core.servable import Servable
+    from ovmstrio.runtimes.ops.ports import Ports
+    from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
+    from ovmstrio.wire.http.lane_head import Head
 
 __all__ = ["MAX_MESSAGE_BYTES", "Listening", "PipelineExecutor", "RunningPipeline", "serve_pipeline"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ovmstrio.errors import ServerError
+from ovmstrio.core.errors import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.frontends.grpc.transport.listeners import tls_context
-from ovmstrio.handlers.clients import open_clients
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.handlers.clients import open_clients
+from ovmstrio.wire.listeners import tls_context
 
 if TYPE_CHECKING:
     import ssl
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     import trio
 
-    from ovmstrio.frontends.grpc.transport.listeners import Listener
-    from ovmstrio.handlers.clients import Models
-    from ovmstrio.handlers.concurrency import ConcurrencyLimit
-    from ovmstrio.handlers.config.specs import ProjectSpec
     from ovmstrio.project_server.settings import ProjectSettings
+    from ovmstrio.runtimes.handlers.clients import Models
+    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.wire.listeners import Listener
 
 __all__ = ["FrontEnd", "make_tls", "open_front_end"]
 
@@ -74,9 +74,9 @@ async def _open_http(
     limit: ConcurrencyLimit,
     is_ready: Callable[[], bool],
 ) -> AsyncIterator[FrontEnd]:
-    from ovmstrio.frontends.rest.handlers.service import HandlerService  # noqa: PLC0415
-    from ovmstrio.frontends.rest.handlers.serving import HandlerFrontEnd  # noqa: PLC0415
-    from ovmstrio.handlers.project import open_handler  # noqa: PLC0415
+    from ovmstrio.api.handlers.http.service import HandlerService  # noqa: PLC0415
+    from ovmstrio.api.handlers.http.serving import HandlerFrontEnd  # noqa: PLC0415
+    from ovmstrio.runtimes.handlers.project import open_handler  # noqa: PLC0415
 
     async with open_handler(project, clients=models.clients, is_alone=True) as handler:
         service = HandlerService(handler, limit, shows_details=settings.debug)
@@ -87,8 +87,8 @@ async def _open_http(
 async def _open_grpc(
     project: ProjectSpec, models: Models, _: ProjectSettings, limit: ConcurrencyLimit, __: Callable[[], bool]
 ) -> AsyncIterator[FrontEnd]:
-    from ovmstrio.frontends.grpc.handlers.serving import HandlerGrpcFrontEnd  # noqa: PLC0415
-    from ovmstrio.handlers.grpc.project import open_grpc_project  # noqa: PLC0415
+    from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd  # noqa: PLC0415
+    from ovmstrio.runtimes.handlers.grpc.project import open_grpc_project  # noqa: PLC0415
 
     async with open_grpc_project(project, clients=models.clients, limit=limit, is_alone=True) as opened:
         yield HandlerGrpcFrontEnd([opened], [])

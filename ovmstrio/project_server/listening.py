@@ -6,17 +6,17 @@ import errno
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.config.command_line import listen_addresses
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.frontends.grpc.transport.listeners import open_listeners
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.server.command_line import listen_addresses
+from ovmstrio.wire.listeners import open_listeners
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-    from ovmstrio.frontends.grpc.transport.listeners import Listener
-    from ovmstrio.handlers.config.specs import ProjectSpec
     from ovmstrio.project_server.settings import ProjectSettings
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.wire.listeners import Listener
 
 __all__ = ["open_project_listeners", "port_of"]
 

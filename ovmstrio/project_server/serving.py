@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from ovmstrio.handlers.concurrency import LocalLimit
 from ovmstrio.project_server.front_ends import make_tls, open_front_end
 from ovmstrio.project_server.listening import open_project_listeners
 from ovmstrio.project_server.readiness import ReadinessFile
 from ovmstrio.project_server.workers import Workers
-from ovmstrio.signals import obey_signals
+from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.server.signals import obey_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.handlers.config.specs import ProjectSpec
     from ovmstrio.project_server.front_ends import FrontEnd
     from ovmstrio.project_server.settings import ProjectSettings
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
 __all__ = ["ProjectRunning", "serve_project"]
 

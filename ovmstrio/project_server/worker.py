@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 import trio
 from pydantic import BaseModel
 
-from ovmstrio.handlers.concurrency import Board, SharedLimit
-from ovmstrio.handlers.config.project_file import read_project
 from ovmstrio.project_server.environment import enter_project
 from ovmstrio.project_server.failures import log_failures
 from ovmstrio.project_server.front_ends import make_tls, open_front_end
 from ovmstrio.project_server.logs import configure_project_logs
 from ovmstrio.project_server.passing import READY, ConnectionInbox
 from ovmstrio.project_server.settings import ProjectSettings
+from ovmstrio.runtimes.handlers.concurrency import Board, SharedLimit
+from ovmstrio.runtimes.handlers.config.project_file import read_project
 
 if TYPE_CHECKING:
-    from ovmstrio.frontends.grpc.transport.listeners import Listener
-    from ovmstrio.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.wire.listeners import Listener
 
 __all__ = ["WorkerTask"]
 

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.frontends.grpc.transport.listeners import address_of
-from ovmstrio.handlers.concurrency import Board
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.project_server.front_ends import make_tls
 from ovmstrio.project_server.listening import open_project_listeners, port_of
 from ovmstrio.project_server.passing import DRAIN, pass_connection
 from ovmstrio.project_server.readiness import ReadinessFile
 from ovmstrio.project_server.worker import WorkerTask
-from ovmstrio.user_code.exits import signal_name
+from ovmstrio.runtimes.handlers.concurrency import Board
+from ovmstrio.wire.listeners import address_of
+from ovmstrio.work.user_code.exits import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.handlers.config.specs import ProjectSpec
     from ovmstrio.project_server.settings import ProjectSettings
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
 __all__ = ["Workers"]
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ovmstrio.datatypes import BY_NAME, BYTES, from_bf16, to_bf16
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.datatypes import BY_NAME, BYTES, from_bf16, to_bf16
+from ovmstrio.core.errors import InvalidRequest
 
 __all__ = ["datatype_of", "from_raw", "to_raw"]
 

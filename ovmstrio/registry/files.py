@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.config.specs import GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.registry.kinds import ONLY_VERSION
 from ovmstrio.repository.fingerprints import tree_mark
 from ovmstrio.repository.graph_files import graph_mark

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ovmstrio.errors import NotReady
+from ovmstrio.core.errors import NotReady
 from ovmstrio.registry.states import ApplyResult
 
 __all__ = ["Job", "JobQueue"]

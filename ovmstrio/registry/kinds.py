@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, OpPipelineSpec, PipelineSpec
-from ovmstrio.errors import GraphLoading, HandlerLoading, PipelineLoading, VersionLoading
+from ovmstrio.core.errors import GraphLoading, HandlerLoading, PipelineLoading, VersionLoading
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.servable import Servable
+    from ovmstrio.core.servable import Servable
 
 __all__ = ["Instance", "Lease"]
 

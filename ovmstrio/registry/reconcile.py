@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.registry.kinds import MODEL
 from ovmstrio.registry.states import ApplyResult, VersionState, VersionStatus
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec, VersionPolicy
     from ovmstrio.registry.leases import Instance
-    from ovmstrio.registry.loading import VersionLoader
     from ovmstrio.registry.marks import Marks
     from ovmstrio.registry.records import ModelRecord, VersionRecord
+    from ovmstrio.registry.version_loader import VersionLoader
     from ovmstrio.repository.versions import Listing
 
 __all__ = ["Reconciler", "choose_versions"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.errors import NotFound, VersionRetired
+from ovmstrio.core.errors import NotFound, VersionRetired
 from ovmstrio.registry.kinds import MODEL, ONLY_VERSION, Kind, kind_of
 from ovmstrio.registry.states import OK, VersionState, VersionStatus
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.errors import ServerError
+    from ovmstrio.core.errors import ServerError
     from ovmstrio.registry.leases import Instance
 
 __all__ = ["DEFAULT_VERSION", "VERSION_MISSING", "Failure", "ModelRecord", "VersionRecord"]

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.errors import InvalidRequest, NotFound, NotReady
+from ovmstrio.core.errors import InvalidRequest, NotFound, NotReady
 from ovmstrio.registry.instances import RetiredInstances
 from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.leases import Instance, Lease
-from ovmstrio.registry.loading import LoadServable, VersionLoader
 from ovmstrio.registry.marks import Marks
 from ovmstrio.registry.readiness import readiness_at_start, readiness_of
 from ovmstrio.registry.reconcile import Reconciler
 from ovmstrio.registry.records import DEFAULT_VERSION, VERSION_MISSING, ModelRecord
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
+from ovmstrio.registry.version_loader import LoadServable, VersionLoader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.servable import Servable
+    from ovmstrio.core.servable import Servable
 
 __all__ = ["Registry"]
 

@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from ovmstrio.config.specs import ServerSpec
-from ovmstrio.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError
 from ovmstrio.registry.kinds import MODEL
 from ovmstrio.repository.fingerprints import content_mark
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["Listing", "find_model_file", "list_versions", "scan"]
 

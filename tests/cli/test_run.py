@@ -12,8 +12,8 @@ import typer
 from ovms_cli.run import _take_config, compat_folder, execute_script, run
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import hosts_of, run_pipeline_service
-from ovmstrio.ops import WebService
 from ovmstrio.ops_server.scripts import source_of
+from ovmstrio.runtimes.ops import WebService
 
 SCRIPT = """
 import sys

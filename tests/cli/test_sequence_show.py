@@ -11,7 +11,7 @@ import pytest
 
 from ovms_cli.sequence_run import Answer
 from ovms_cli.sequence_show import Keeping, show
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 
 def _answers(*values: float) -> Generator[Answer]:

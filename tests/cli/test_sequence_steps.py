@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ovms_cli.sequence_steps import Cutting, Steps, WrongOption, plan
 from ovmstrio.client import TensorInfo
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 AUDIO = TensorInfo("audio", "FP32", (1, 4))
 OPEN = TensorInfo("audio", "FP32", (1, -1))

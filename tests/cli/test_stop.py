@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ovms_cli.main import app
-from ovmstrio.ops.process_info import FILE_NAME, record_process
+from ovmstrio.runtimes.ops.process_info import FILE_NAME, record_process
 
 Run = Callable[..., Result]
 

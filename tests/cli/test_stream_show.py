@@ -11,7 +11,7 @@ from rich.console import Console
 from ovms_cli import console, stream_live
 from ovms_cli.stream_show import Seen, show
 from ovmstrio.client.streaming import StreamOutput, StreamReply
-from ovmstrio.errors import GraphFailure
+from ovmstrio.core.errors import GraphFailure
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -18,7 +18,7 @@ from PIL import Image
 from ovms_cli.tensor_files import fit, read_inputs
 from ovms_cli.tensor_images import ImageOptions
 from ovmstrio.client import TensorInfo
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 X = TensorInfo("x", "FP32", (1, 3))
 Y = TensorInfo("y", "INT64", (-1,))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ovms_cli.tensor_output import as_json, write_outputs
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 
 def test_numbers_that_json_does_not_have_are_texts() -> None:

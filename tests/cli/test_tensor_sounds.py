@@ -13,7 +13,7 @@ import pytest
 from ovms_cli.tensor_files import read_inputs
 from ovms_cli.tensor_sounds import decode_wave
 from ovmstrio.client import TensorInfo
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 SOUND = TensorInfo("sound", "FP32", (-1, -1))
 NUMBERS = TensorInfo("sound", "INT16", (-1, -1))

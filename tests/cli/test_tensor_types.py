@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ovms_cli.tensor_types import to_type
 from ovmstrio.client import TensorInfo
-from ovmstrio.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest
 
 INTEGERS = ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"]
 

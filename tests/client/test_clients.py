@@ -10,8 +10,8 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from ovmstrio import errors
 from ovmstrio.client import Client, Unreachable, open_client
+from ovmstrio.core import errors
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
 from tests.support import ir
 from tests.support.processes import OvmsProcess, free_ports, serving

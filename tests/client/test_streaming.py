@@ -15,13 +15,13 @@ import numpy as np
 import orjson
 import pytest
 
-from ovmstrio import errors
 from ovmstrio.client import Unreachable, open_client
 from ovmstrio.client.interrupts import interrupts_cancel
 from ovmstrio.client.rest_streams import read_events
 from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest
+from ovmstrio.core import errors
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.failures import status_of
+from ovmstrio.protocol.status_errors import status_of
 from tests.support.processes import free_ports
 
 WAIT_SECONDS = 10

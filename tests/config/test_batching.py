@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ovmstrio.config.batching import parse_batching
 from ovmstrio.config.model_options import read_model_options
 from ovmstrio.config.specs import BatchingSpec
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 
 LEAST = {"max_batch_size": 16, "batch_timeout_ms": 5}
 

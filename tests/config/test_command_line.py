@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.config.command_line import (
+from ovmstrio.config.specs import BatchingSpec, LayoutSpec, MetricsSpec, ServerSpec, ShapeSpec, SpecificVersions
+from ovmstrio.core.tensor import Dim
+from ovmstrio.server.command_line import (
     UsageProblems,
     contradictions,
     ignored_options,
@@ -15,9 +17,7 @@ from ovmstrio.config.command_line import (
     read_settings,
     single_servable,
 )
-from ovmstrio.config.settings import IGNORED, IGNORED_GROUP, ServeSettings
-from ovmstrio.config.specs import BatchingSpec, LayoutSpec, MetricsSpec, ServerSpec, ShapeSpec, SpecificVersions
-from ovmstrio.tensor import Dim
+from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServeSettings
 
 MODEL = {"model_name": "m", "model_path": "models/m"}
 

@@ -8,7 +8,7 @@ import pytest
 
 from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import ServerSpec
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 
 
 def _write(path: Path, document: Any = "") -> None:

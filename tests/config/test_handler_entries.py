@@ -10,7 +10,7 @@ import pytest
 
 from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import HandlerSpec, ServerSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 _FILE = Path("/etc/ovms/config.json")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.config.mapping import MAPPING_FILE, NO_MAPPING, TensorMapping, read_mapping
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 
 
 def test_names_are_mapped(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from ovmstrio.config.specs import (
     ShapeSpec,
     SpecificVersions,
 )
-from ovmstrio.errors import ConfigError
-from ovmstrio.tensor import ANY_SIZE, Dim
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.tensor import ANY_SIZE, Dim
 
 SIZES = st.integers(0, 2**63 - 1)
 DIMS = st.just(ANY_SIZE) | st.builds(Dim.fixed, SIZES) | st.tuples(SIZES, SIZES).map(lambda two: Dim(*sorted(two)))

@@ -17,8 +17,8 @@ from ovmstrio.config.specs import (
     ServerSpec,
     ShapeSpec,
 )
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.tensor import Dim
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tensor import Dim
 
 FILE = Path("/etc/ovms/config.json")
 

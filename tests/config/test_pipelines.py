@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec, ServerSpec
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 
 _FILE = Path("/etc/ovms/config.json")
 

@@ -17,8 +17,8 @@ import httpx
 import numpy as np
 import pytest
 
-from ovmstrio.ops.process_info import list_processes
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.runtimes.ops.process_info import list_processes
 from paddle_serving_server.pipeline import PipelineClient
 from tests.support.processes import OvmsProcess, free_ports, run_ovms, running, serving
 

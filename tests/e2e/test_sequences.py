@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ovmstrio.client import open_client
-from ovmstrio.errors import NotSupported
+from ovmstrio.core.errors import NotSupported
 from tests.support import ir
 from tests.support.processes import run_ovms, serving
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from trio.testing import MockClock
 
-from ovmstrio.graphs.calculator import InstanceContext
-from ovmstrio.graphs.instance import GraphInstance, running
-from ovmstrio.graphs.packets import Packet
+from ovmstrio.runtimes.graphs.calculator import InstanceContext
+from ovmstrio.runtimes.graphs.instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.packets import Packet
 from tests.graphs.random_graphs import (
     ANY_SPEED,
     AT_REST,

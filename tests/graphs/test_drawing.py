@@ -3,9 +3,9 @@ from __future__ import annotations
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
-from ovmstrio.drawing import Drawing, to_mermaid, to_svg
-from ovmstrio.graphs.config.reading import examine_text
-from ovmstrio.graphs.drawing import draw
+from ovmstrio.core.drawing import Drawing, to_mermaid, to_svg
+from ovmstrio.runtimes.graphs.config.reading import examine_text
+from ovmstrio.runtimes.graphs.drawing import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

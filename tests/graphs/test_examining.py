@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ovmstrio.errors import Problem
-from ovmstrio.graphs.examining import Examination, examine_graph
+from ovmstrio.core.errors import Problem
+from ovmstrio.runtimes.graphs.examining import Examination, examine_graph
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 
 

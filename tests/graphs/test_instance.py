@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.graphs.calculator import InstanceContext
-from ovmstrio.graphs.instance import GraphInstance, running
-from ovmstrio.graphs.packets import Packet
+from ovmstrio.runtimes.graphs.calculator import InstanceContext
+from ovmstrio.runtimes.graphs.instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.packets import Packet
 from tests.graphs.random_graphs import Case, Recorders, make_recorders, plan_of
 from tests.graphs.reference import Feed, Handler, ModelNode
 from tests.support.calculators import Delivery, Emission, Gather, in_port, out_port

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from ovmstrio.errors import GraphFailure
-from ovmstrio.graphs.instance import GraphInstance
+from ovmstrio.core.errors import GraphFailure
+from ovmstrio.runtimes.graphs.instance import GraphInstance
 from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, loaded, python_node, stream, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.graphs.servable import GraphServable
-    from ovmstrio.request import InferResponse
+    from ovmstrio.core.request import InferResponse
+    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 
 COUNTING = """
 class OvmsPythonModel:

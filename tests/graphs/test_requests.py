@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import FailedPrecondition, InvalidRequest
-from ovmstrio.graphs.config.values import Port, StreamRef
-from ovmstrio.graphs.requests import RequestReader, side_packets, timestamp_of
-from ovmstrio.graphs.timestamps import MAX, MIN
-from ovmstrio.models.buffers import framed
-from ovmstrio.request import Contents, InferInput, InferRequest
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.runtimes.graphs.config.values import Port, StreamRef
+from ovmstrio.runtimes.graphs.requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
+from ovmstrio.runtimes.models.buffers import framed
 from pyovms import Tensor
 
 PYTHON = "OVMS_PY_TENSOR"

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import GraphFailure
-from ovmstrio.graphs.config.values import Port, StreamRef
-from ovmstrio.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
-from ovmstrio.graphs.requests import RequestReader
-from ovmstrio.graphs.responses import to_output
-from ovmstrio.models.buffers import buffer_of
-from ovmstrio.request import InferInput, InferRequest, InferResponse
-from ovmstrio.tensor import RawTensor, Tensor
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import GraphFailure
+from ovmstrio.core.request import InferInput, InferRequest, InferResponse
+from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.runtimes.graphs.config.values import Port, StreamRef
+from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
+from ovmstrio.runtimes.graphs.requests import RequestReader
+from ovmstrio.runtimes.graphs.responses import to_output
+from ovmstrio.runtimes.models.buffers import buffer_of
 from pyovms import Tensor as PythonTensor
 
 NUMERIC = sorted(set(BY_NAME) - {"BYTES"})

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.errors import FailedPrecondition, GraphFailure
-from ovmstrio.graphs.timestamps import MAX, MIN
+from ovmstrio.core.errors import FailedPrecondition, GraphFailure
+from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
 from tests.support.graphs import LOOPBACK, ask, graph_text, loaded, python_node, stamps, stream, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.graphs.servable import GraphServable
+    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 
 ECHO = """
 class OvmsPythonModel:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.graphs.config.values import Port
-from ovmstrio.graphs.packets import Packet
-from ovmstrio.graphs.streams import InputStream, TimestampMismatch, check_timestamp
-from ovmstrio.graphs.timestamps import DONE, MAX, MIN, UNSET
+from ovmstrio.runtimes.graphs.config.values import Port
+from ovmstrio.runtimes.graphs.packets import Packet
+from ovmstrio.runtimes.graphs.streams import InputStream, TimestampMismatch, check_timestamp
+from ovmstrio.runtimes.graphs.timestamps import DONE, MAX, MIN, UNSET
 
 
 def _stream(limit: int = -1) -> InputStream:

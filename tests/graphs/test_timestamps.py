@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.graphs.timestamps import DONE, MAX, MIN, UNSET, AutomaticTimestamps, is_range_value, next_allowed, show
+from ovmstrio.runtimes.graphs.timestamps import (
+    DONE,
+    MAX,
+    MIN,
+    UNSET,
+    AutomaticTimestamps,
+    is_range_value,
+    next_allowed,
+    show,
+)
 
 LOWEST = -(2**63)
 HIGHEST = 2**63 - 1

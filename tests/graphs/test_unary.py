@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import GraphFailure, InvalidRequest
-from ovmstrio.request import Contents, InferInput, InferRequest
-from ovmstrio.tensor import RawTensor
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import GraphFailure, InvalidRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.tensor import RawTensor
 from tests.support.graphs import GRAPH, LOOPBACK, ask, graph_text, loaded, python_node, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.request import InferResponse
+    from ovmstrio.core.request import InferResponse
 
 ADD = """
 import numpy as np

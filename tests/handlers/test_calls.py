@@ -12,8 +12,8 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import NotFound, UserCodeError
-from ovmstrio.handlers import HTTPError
+from ovmstrio.core.errors import NotFound, UserCodeError
+from ovmstrio.runtimes.handlers import HTTPError
 from tests.support.handlers import opened
 from tests.support.threads import until
 
@@ -151,8 +151,8 @@ async def test_what_a_method_raises_is_logged_once_and_hidden(tmp_path: Path, pr
 async def test_errors_that_say_what_they_are_pass(tmp_path: Path) -> None:
     """Those with a status without a word in the log, those of the server with one."""
     code = """
-        from ovmstrio.errors import NotFound
-        from ovmstrio.handlers import HTTPError
+        from ovmstrio.core.errors import NotFound
+        from ovmstrio.runtimes.handlers import HTTPError
         class Handler:
             def handle_get(self):
                 raise HTTPError(422, "no")
@@ -260,7 +260,7 @@ async def test_functions_run_in_the_handlers_threads(tmp_path: Path) -> None:
 async def test_models_are_leased_to_the_end_of_a_call(tmp_path: Path, prefix: str) -> None:
     """And no longer; each call has leases of its own."""
     code = f"""
-        from ovmstrio.handlers.models.leases import current_call
+        from ovmstrio.runtimes.handlers.models.leases import current_call
         class Handler:
             def __init__(self):
                 self.calls = []

@@ -10,13 +10,13 @@ from contextlib import suppress
 
 import pytest
 
-from ovmstrio.errors import TooManyRequests
-from ovmstrio.handlers.concurrency import Board, LocalLimit, SharedLimit
+from ovmstrio.core.errors import TooManyRequests
+from ovmstrio.runtimes.handlers.concurrency import Board, LocalLimit, SharedLimit
 
 CHILD = """
 import sys
-from ovmstrio.errors import TooManyRequests
-from ovmstrio.handlers.concurrency import Board, SharedLimit
+from ovmstrio.core.errors import TooManyRequests
+from ovmstrio.runtimes.handlers.concurrency import Board, SharedLimit
 
 board = Board(int(sys.argv[1]), 3)
 limit = SharedLimit(board, int(sys.argv[2]), 2)

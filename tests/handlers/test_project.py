@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.handlers.project import open_handler
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.handlers import opened, project
 
 HANDLER = "class Handler:\n    def handle_post(self):\n        return {}\n"

@@ -10,8 +10,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import UserCodeError
-from ovmstrio.user_code.pumps import CREDIT
+from ovmstrio.core.errors import UserCodeError
+from ovmstrio.work.user_code.pumps import CREDIT
 from tests.support.handlers import opened
 from tests.support.threads import until
 
@@ -157,7 +157,7 @@ async def test_a_generator_whose_closing_fails_is_logged(tmp_path: Path) -> None
 async def test_models_are_leased_to_the_end_of_a_stream(tmp_path: Path) -> None:
     """Whichever way it ends."""
     code = """
-        from ovmstrio.handlers.models.leases import current_call
+        from ovmstrio.runtimes.handlers.models.leases import current_call
         class Handler:
             released = 0
             def handle_get(self, query_params):

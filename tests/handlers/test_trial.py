@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.errors import Problem
-from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.trial import try_handler
+from ovmstrio.core.errors import Problem
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.trial import try_handler
 from tests.support.project_files import PYTHON, write
 
 GOOD = "class Handler:\n    def handle_post(self, payload): return payload\n"

@@ -12,12 +12,12 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import BatchingSpec, LayoutSpec, ModelSpec, ShapeSpec
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import InvalidRequest, ModelFailure, Overloaded
-from ovmstrio.models.batched import BatchedServable
-from ovmstrio.models.loading import load_model
-from ovmstrio.request import InferRequest
-from ovmstrio.tensor import Dim
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import InvalidRequest, ModelFailure, Overloaded
+from ovmstrio.core.request import InferRequest
+from ovmstrio.core.tensor import Dim
+from ovmstrio.runtimes.models.batched import BatchedServable
+from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
 from tests.support.answers import tensors
 from tests.support.servables import RecordingHooks, contents_request, load_batched, raw_request

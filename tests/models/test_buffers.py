@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.models.buffers import buffer_of
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.runtimes.models.buffers import buffer_of
 
 NUMBERS = [datatype for datatype in BY_NAME.values() if datatype.name != "BYTES"]
 

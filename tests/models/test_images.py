@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import InvalidRequest
-from ovmstrio.models import images
-from ovmstrio.models.validation import validate
-from ovmstrio.request import InferRequest
-from ovmstrio.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import InferRequest
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.runtimes.models import images
+from ovmstrio.runtimes.models.validation import validate
 from tests.support.servables import contents_request
 
 RGB = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10

@@ -9,12 +9,12 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import ConfigError, FailedPrecondition, InvalidRequest
-from ovmstrio.models import load_model
-from ovmstrio.request import RequestedOutput
-from ovmstrio.servable import Servable
-from ovmstrio.tensor import Dim
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest
+from ovmstrio.core.request import RequestedOutput
+from ovmstrio.core.servable import Servable
+from ovmstrio.core.tensor import Dim
+from ovmstrio.runtimes.models import load_model
 from tests.support import ir
 from tests.support.answers import tensors
 from tests.support.servables import contents_request, load, raw_request

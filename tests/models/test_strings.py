@@ -5,13 +5,13 @@ import struct
 import numpy as np
 import pytest
 
-from ovmstrio.datatypes import BY_NAME, BYTES
-from ovmstrio.errors import InvalidRequest
-from ovmstrio.models import strings
-from ovmstrio.models.strings import strings_of_rows
-from ovmstrio.models.validation import validate
-from ovmstrio.request import Buffer, InferInput, InferRequest
-from ovmstrio.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import Buffer, InferInput, InferRequest
+from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
+from ovmstrio.runtimes.models import strings
+from ovmstrio.runtimes.models.strings import strings_of_rows
+from ovmstrio.runtimes.models.validation import validate
 from tests.support.servables import contents_request
 
 NATIVE = [TensorSpec("s", BYTES, (ANY_SIZE,))]

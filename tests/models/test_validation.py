@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import InvalidRequest
-from ovmstrio.models.validation import Validator, validate
-from ovmstrio.request import Contents, InferInput, InferRequest
-from ovmstrio.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.runtimes.models.validation import Validator, validate
 from tests.support.servables import contents_request, raw_request
 
 NUMERIC = [name for name in BY_NAME if name != "BYTES"]

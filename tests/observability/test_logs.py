@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from ovmstrio.errors import InvalidRequest, ModelFailure
-from ovmstrio.observability.events import OK, RequestEvent
+from ovmstrio.core.errors import InvalidRequest, ModelFailure
+from ovmstrio.core.events import OK, RequestEvent
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.request_log import RequestLog
 

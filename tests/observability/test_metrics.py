@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ovmstrio.observability.events import OK, Method, RequestEvent
-from ovmstrio.observability.families import BUCKETS_US, FAMILIES
+from ovmstrio.core.events import OK, Method, RequestEvent
+from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES
 from ovmstrio.observability.metrics import Metrics
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ovmstrio.config.mapping import NO_MAPPING
 from ovmstrio.config.specs import BatchingSpec
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.openvino.batches import take_batches
 from tests.support import ir
 

@@ -10,11 +10,11 @@ import pytest
 
 from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.tensor import ANY_SIZE, Dim
 from ovmstrio.openvino.compile import Compiled, ModelSource, compile_model
 from ovmstrio.openvino.run import Network
 from ovmstrio.openvino.runtime import core, devices, reason
-from ovmstrio.tensor import ANY_SIZE, Dim
 from tests.support import ir
 from tests.support.servables import EXACT
 

@@ -7,7 +7,7 @@ import openvino as ov
 import openvino.opset13 as op
 import pytest
 
-from ovmstrio.errors import AlreadyExists, ConfigError
+from ovmstrio.core.errors import AlreadyExists, ConfigError
 from ovmstrio.openvino.convert import Conversion, convert, detect_state, new_version
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.openvino.paddle import read_paddle
 from tests.support.paddle_files import Layer, layers, write_model
 

@@ -10,11 +10,11 @@ import openvino as ov
 import pytest
 import trio
 
-from ovmstrio.errors import ConfigError, ModelFailure, Problem
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.openvino import run
 from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.run import Network
-from ovmstrio.placement import Placement
+from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
 

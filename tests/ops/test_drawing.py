@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ovmstrio.drawing import Edge, to_mermaid
-from ovmstrio.ops.config.pipeline_file import read_pipeline_config
-from ovmstrio.ops.drawing import draw
-from ovmstrio.ops.graph import build
-from ovmstrio.ops.op import Op, RequestOp, ResponseOp
+from ovmstrio.core.drawing import Edge, to_mermaid
+from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
+from ovmstrio.runtimes.ops.drawing import draw
+from ovmstrio.runtimes.ops.graph import build
+from ovmstrio.runtimes.ops.op import Op, RequestOp, ResponseOp
 
 
 class _Join(Op):

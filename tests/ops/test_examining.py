@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.ops import Op
-from ovmstrio.ops.config.pipeline_file import examine_pipeline_config
-from ovmstrio.ops.examining import examine_pipeline
-from ovmstrio.ops.graph import OpGraph
+from ovmstrio.runtimes.ops import Op
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
+from ovmstrio.runtimes.ops.examining import examine_pipeline
+from ovmstrio.runtimes.ops.graph import OpGraph
 from tests.support.ops import text_graph
 
 

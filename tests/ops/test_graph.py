@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops import Op, RequestOp, ResponseOp
-from ovmstrio.ops.graph import OpGraph, build
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp
+from ovmstrio.runtimes.ops.graph import OpGraph, build
 
 
 class Joining(Op):

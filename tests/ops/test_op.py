@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops import (
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops import (
     CustomException,
     CustomExceptionCode,
     Op,
@@ -15,11 +15,11 @@ from ovmstrio.ops import (
     RequestOp,
     ResponseOp,
 )
-from ovmstrio.ops.codes import product_number
-from ovmstrio.ops.executor import open_executor
-from ovmstrio.ops.graph import build
-from ovmstrio.ops.hooks import Hook
-from ovmstrio.ops.settings import OpSettings, settings_of
+from ovmstrio.runtimes.ops.codes import product_number
+from ovmstrio.runtimes.ops.executor import open_executor
+from ovmstrio.runtimes.ops.graph import build
+from ovmstrio.runtimes.ops.hooks import Hook
+from ovmstrio.runtimes.ops.settings import OpSettings, settings_of
 from tests.support.ops import asking, settings
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.ops.packing import as_response, holds_arrays, pack
-from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineResponse
 from ovmstrio.protocol.pipeline_messages import RESPONSE
+from ovmstrio.runtimes.ops.packing import as_response, holds_arrays, pack
+from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineResponse
 
 ARRAYS = ChannelDataType.CHANNEL_NPDATA.value
 

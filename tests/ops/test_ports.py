@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops.ports import Ports, choose_ports, is_free
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.ports import Ports, choose_ports, is_free
 from tests.support.processes import free_ports
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.ops.process_info import FILE_NAME, home, list_processes, record_process, signal_processes
+from ovmstrio.runtimes.ops.process_info import FILE_NAME, home, list_processes, record_process, signal_processes
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
-from ovmstrio.ops.servable import OpPipelineServable
-from ovmstrio.ops.tensors import from_array, unpack
-from ovmstrio.ops.values import PipelineRequest, PipelineResponse
-from ovmstrio.request import InferInput, InferRequest, RequestedOutput
-from ovmstrio.tensor import Tensor
+from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
+from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.ops.op_servable import OpPipelineServable
+from ovmstrio.runtimes.ops.tensors import from_array, unpack
+from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
 
 
 class _Pipeline:

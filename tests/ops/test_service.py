@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops import Op, ResponseOp, WebService
-from ovmstrio.ops.service import set_service_runner
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops import Op, ResponseOp, WebService
+from ovmstrio.runtimes.ops.web_service import set_service_runner
 
 
 class _Service(WebService):

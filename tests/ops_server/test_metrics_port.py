@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from ovmstrio.config.findings import by_line
-from ovmstrio.ops.config.pipeline_file import examine_pipeline_config
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 
 

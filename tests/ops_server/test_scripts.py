@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.ops_server.scripts import load, run_as_main
 
 SCRIPT = """
 import sys
-from ovmstrio.ops import Op, WebService
+from ovmstrio.runtimes.ops import Op, WebService
 
 
 class Service(WebService):

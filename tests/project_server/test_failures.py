@@ -7,7 +7,7 @@ import os
 
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.project_server.failures import log_failures
 
 

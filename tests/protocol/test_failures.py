@@ -17,11 +17,11 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from ovmstrio import errors
 from ovmstrio.client import ClientTls, Unreachable, open_client
-from ovmstrio.frontends.statuses import STATUS_OF
-from ovmstrio.protocol.failures import error_of_grpc, error_of_http
+from ovmstrio.core import errors
+from ovmstrio.protocol.status_errors import error_of_grpc, error_of_http
 from ovmstrio.protocol.wire_tensors import from_raw, to_raw
+from ovmstrio.wire.statuses import STATUS_OF
 
 REFUSAL = "cannot connect to the database"
 

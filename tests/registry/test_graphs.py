@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
+from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import GraphSpec, ModelSpec
-from ovmstrio.errors import GraphLoading, InvalidRequest, ModelFailure, NotFound, Problem, VersionRetired
-from ovmstrio.frontends.repository_index import repository_index
+from ovmstrio.core.errors import GraphLoading, InvalidRequest, ModelFailure, NotFound, Problem, VersionRetired
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, running

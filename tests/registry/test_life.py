@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.errors import NotReady
+from ovmstrio.core.errors import NotReady
 from ovmstrio.registry import Readiness, Registry, VersionState
 from tests.support.stub_registry import StubLoader, add_versions, running
 

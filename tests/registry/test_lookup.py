@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import AllVersions, ModelSpec
-from ovmstrio.errors import InvalidRequest, NotFound, ServerError, VersionLoading, VersionRetired
+from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError, VersionLoading, VersionRetired
 from ovmstrio.registry import Registry, VersionState
 from tests.support.stub_registry import StubLoader, add_versions, running
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import (
     AllVersions,
@@ -21,8 +22,7 @@ from ovmstrio.config.specs import (
     PipelineSpec,
     ServableSpec,
 )
-from ovmstrio.errors import ModelFailure, NotFound, PipelineLoading, Problem, VersionRetired
-from ovmstrio.frontends.repository_index import repository_index
+from ovmstrio.core.errors import ModelFailure, NotFound, PipelineLoading, Problem, VersionRetired
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, running

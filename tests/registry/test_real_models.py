@@ -8,10 +8,10 @@ import numpy as np
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.models import load_model
+from ovmstrio.core.request import InferInput, InferRequest
+from ovmstrio.core.tensor import Tensor
 from ovmstrio.registry import Registry, VersionState
-from ovmstrio.request import InferInput, InferRequest
-from ovmstrio.tensor import Tensor
+from ovmstrio.runtimes.models import load_model
 from tests.support import ir
 from tests.support.stub_registry import running
 

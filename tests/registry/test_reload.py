@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.errors import Problem
+from ovmstrio.core.errors import Problem
+from ovmstrio.core.request import InferRequest
 from ovmstrio.registry import ApplyResult, Registry, VersionState
-from ovmstrio.request import InferRequest
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
 
 

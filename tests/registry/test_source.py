@@ -11,7 +11,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import ModelSpec, ServerSpec
-from ovmstrio.errors import ConfigError, FailedPrecondition, ModelFailure, Problem
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
 from tests.support.stub_registry import StubLoader, add_versions, running

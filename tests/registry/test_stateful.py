@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
-from ovmstrio.errors import NotFound, VersionLoading
+from ovmstrio.core.errors import NotFound, VersionLoading
 from ovmstrio.registry import Lease, Registry, VersionState
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
 

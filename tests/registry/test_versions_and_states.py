@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions, VersionPolicy
-from ovmstrio.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.registry import Registry, VersionState, VersionStatus
 from ovmstrio.registry.reconcile import choose_versions
 from tests.support.stub_registry import StubLoader, add_versions, running

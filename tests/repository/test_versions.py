@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.repository.versions import find_model_file, list_versions, scan
 
 

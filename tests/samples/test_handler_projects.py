@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio_samples.catalog import HANDLERS, ProjectSample
 
 README = HANDLERS[0].folder.parent / "README.md"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from platformdirs import user_cache_path
 
-from ovmstrio.ops.config.pipeline_file import read_pipeline_config
-from ovmstrio.ops.predictor.local_predict import LocalPredictor
+from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
+from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
 from ovmstrio_samples.catalog import BY_NAME, SAMPLES, SERVICES
 from ovmstrio_samples.ops_regression.client import FLOWERS
 from ovmstrio_samples.preparing import prepare_sample

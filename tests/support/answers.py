@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.tensor import Tensor
+from ovmstrio.core.tensor import Tensor
 
 if TYPE_CHECKING:
-    from ovmstrio.request import InferResponse
+    from ovmstrio.core.request import InferResponse
 
 __all__ = ["tensors"]
 

@@ -9,8 +9,8 @@ from zlib import crc32
 
 import trio
 
-from ovmstrio.graphs.calculator import NodeContext, NodeContract, NodeFailure
-from ovmstrio.graphs.config.values import Port
+from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeContract, NodeFailure
+from ovmstrio.runtimes.graphs.config.values import Port
 
 __all__ = [
     "LOOPBACK",

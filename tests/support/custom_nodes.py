@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from textwrap import dedent
 
-from ovmstrio.dataflow.custom_nodes.builtin.node import BuiltinNode, open_builtin
-from ovmstrio.dataflow.custom_nodes.ports import CustomNode
-from ovmstrio.dataflow.custom_nodes.python import open_python_node
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode, open_builtin
+from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
+from ovmstrio.runtimes.pipelines.custom_nodes.python import open_python_node
 
 __all__ = ["DOUBLER", "opened_builtin", "opened_python", "write_node"]
 

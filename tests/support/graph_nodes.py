@@ -11,14 +11,14 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from ovmstrio.graphs.calculator import DefinitionScope, InstanceContext
-from ovmstrio.graphs.calculators import find_kind
-from ovmstrio.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
-from ovmstrio.graphs.instance import GraphInstance, running
-from ovmstrio.graphs.packets import Packet
-from ovmstrio.graphs.plan import LoadedNode, make_plan
-from ovmstrio.servable import LeaseServable
-from ovmstrio.user_code.worker_threads import WorkerThreads
+from ovmstrio.core.servable import LeaseServable
+from ovmstrio.runtimes.graphs.calculator import DefinitionScope, InstanceContext
+from ovmstrio.runtimes.graphs.calculators import find_kind
+from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.packets import Packet
+from ovmstrio.runtimes.graphs.plan import LoadedNode, make_plan
+from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 __all__ = ["Feed", "options", "refs", "run_nodes"]
 

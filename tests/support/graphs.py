@@ -11,19 +11,19 @@ import numpy as np
 import trio
 
 from ovmstrio.config.specs import GraphSpec
-from ovmstrio.errors import NotFound
-from ovmstrio.graphs.loading import load_graph
-from ovmstrio.request import InferInput, InferRequest, InferResponse, StreamProblem
-from ovmstrio.tensor import RawTensor
+from ovmstrio.core.errors import NotFound
+from ovmstrio.core.request import InferInput, InferRequest, InferResponse, StreamProblem
+from ovmstrio.core.tensor import RawTensor
+from ovmstrio.runtimes.graphs.load_graph import load_graph
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from ovmstrio.graphs.servable import GraphServable
-    from ovmstrio.request import ParameterValue, StreamReply
-    from ovmstrio.servable import InferStream, LeasedServable
+    from ovmstrio.core.request import ParameterValue, StreamReply
+    from ovmstrio.core.servable import InferStream, LeasedServable
+    from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 
 __all__ = ["LOOPBACK", "Answers", "ask", "graph_text", "loaded", "python_node", "stamps", "stream", "texts"]
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import grpc
 import trio
 
-from ovmstrio.frontends.grpc.handlers.serving import HandlerGrpcFrontEnd
-from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.grpc import GrpcProject, UserService, open_grpc_project
+from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.grpc import GrpcProject, UserService, open_grpc_project
 from tests.support.protos import written
 
 __all__ = ["TIMEOUT_SECONDS", "ServedProject", "served"]

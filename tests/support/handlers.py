@@ -8,10 +8,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.config.specs import ProjectSpec
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.project import open_handler
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.project import open_handler
 
 __all__ = ["opened", "project"]
 

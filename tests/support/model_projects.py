@@ -12,10 +12,10 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ovmstrio.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec
-from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.handlers.models.storage import LocalStorage, Storage, open_storage
-from ovmstrio.handlers.models.tree import StoredFile
+from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec
+from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.runtimes.handlers.models.storage import LocalStorage, Storage, open_storage
+from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
 __all__ = [
     "CountingStorage",

@@ -15,8 +15,8 @@ import pytest
 
 __all__ = ["FIXTURE_SOURCE", "INCLUDE", "Account", "compiled", "copy_of_fixture"]
 
-INCLUDE: Final = Path(str(files("ovmstrio.dataflow.custom_nodes") / "include"))
-FIXTURE_SOURCE: Final = Path(__file__).parents[1] / "dataflow/custom_nodes/native/fixture_node.c"
+INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))
+FIXTURE_SOURCE: Final = Path(__file__).parents[1] / "pipelines/custom_nodes/native/fixture_node.c"
 
 
 def compiled(source: Path, output: Path, *flags: str) -> Path:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ovmstrio.ops.packing import holds_arrays, pack
-from ovmstrio.ops.ports import Ports
-from ovmstrio.ops.tensors import unpack
-from ovmstrio.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.ops_server import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
+from ovmstrio.runtimes.ops.packing import holds_arrays, pack
+from ovmstrio.runtimes.ops.ports import Ports
+from ovmstrio.runtimes.ops.tensors import unpack
+from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

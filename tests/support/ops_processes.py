@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ovmstrio.ops import Op
-from ovmstrio.ops.executor import Loaded, Source
-from ovmstrio.ops.settings import DagSettings, OpSettings, PipelineSettings
+from ovmstrio.runtimes.ops import Op
+from ovmstrio.runtimes.ops.executor import Loaded, Source
+from ovmstrio.runtimes.ops.settings import DagSettings, OpSettings, PipelineSettings
 from tests.support.ops import single
 
 __all__ = ["load", "loaded", "source"]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import InvalidRequest, ModelFailure
-from ovmstrio.request import InferResponse, ServableMetadata
-from ovmstrio.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import InvalidRequest, ModelFailure
+from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.core.tensor import ANY_SIZE, Dim, RawTensor, Tensor, TensorSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.specs import ModelSpec
-    from ovmstrio.request import Buffer, InferInput, InferRequest
+    from ovmstrio.core.request import Buffer, InferInput, InferRequest
 
 __all__ = ["PassThrough", "load_pass_through"]
 

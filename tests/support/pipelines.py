@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
-from ovmstrio.dataflow.loading import load_pipeline
-from ovmstrio.dataflow.servable import DagServable
-from ovmstrio.errors import NotFound
-from ovmstrio.request import InferResponse
-from ovmstrio.servable import LeasedServable, Servable
-from ovmstrio.tensor import Tensor
+from ovmstrio.core.errors import NotFound
+from ovmstrio.core.request import InferResponse
+from ovmstrio.core.servable import LeasedServable, Servable
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
+from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support.servables import raw_request
 
 __all__ = ["ARITHMETIC", "answers", "call", "make_node", "make_pipeline", "serving_pipeline", "write_library"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ovmstrio.graphs.config.reading import read_graph
-from ovmstrio.graphs.config.values import PolicyConfig, Port
-from ovmstrio.graphs.packets import Packet
-from ovmstrio.graphs.policies import CLOSE, make_policy
-from ovmstrio.graphs.streams import InputStream
+from ovmstrio.runtimes.graphs.config.reading import read_graph
+from ovmstrio.runtimes.graphs.config.values import PolicyConfig, Port
+from ovmstrio.runtimes.graphs.packets import Packet
+from ovmstrio.runtimes.graphs.policies import CLOSE, make_policy
+from ovmstrio.runtimes.graphs.streams import InputStream
 
 __all__ = ["Fed", "policy_config"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.config.specs import ProjectSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
 PYTHON = "type: python\npath: handler.py\n"
 TENSORFLOW = "type: tensorflow\npath: handler.py\n"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.project_file import read_project
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
 __all__ = ["make_project", "write_project"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import trio
 
-from ovmstrio.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeResources
-from ovmstrio.graphs.calculators import find_kind
-from ovmstrio.graphs.config.values import NodeConfig, Port
-from ovmstrio.user_code.worker_threads import WorkerThreads
+from ovmstrio.runtimes.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeResources
+from ovmstrio.runtimes.graphs.calculators import find_kind
+from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.work.threads.worker_threads import WorkerThreads
 from pyovms import Tensor
 from tests.support.graph_nodes import no_servables, options, refs
 

@@ -10,16 +10,16 @@ import openvino as ov
 import trio
 
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.models.batched import BatchedServable
-from ovmstrio.models.loading import load_model
-from ovmstrio.models.model import ModelServable
-from ovmstrio.models.sequences import SequenceManagers
-from ovmstrio.models.stateful import StatefulServable
-from ovmstrio.observability.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.openvino.compile import ModelSource, compile_model
 from ovmstrio.openvino.run import Network
-from ovmstrio.request import Contents, InferInput, InferRequest
+from ovmstrio.runtimes.models.batched import BatchedServable
+from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.runtimes.models.model import ModelServable
+from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 
 __all__ = [

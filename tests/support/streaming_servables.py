@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ovmstrio.datatypes import INVALID
-from ovmstrio.errors import FailedPrecondition, GraphFailure, ServerError
-from ovmstrio.request import InferResponse, ServableMetadata, StreamProblem, StreamReply
-from ovmstrio.tensor import RawTensor, TensorSpec
+from ovmstrio.core.datatypes import INVALID
+from ovmstrio.core.errors import FailedPrecondition, GraphFailure, ServerError
+from ovmstrio.core.request import InferResponse, ServableMetadata, StreamProblem, StreamReply
+from ovmstrio.core.tensor import RawTensor, TensorSpec
 from tests.support.pass_through import load_pass_through
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ovmstrio.request import InferRequest
-    from ovmstrio.servable import Servable
+    from ovmstrio.core.request import InferRequest
+    from ovmstrio.core.servable import Servable
 
 __all__ = ["FIRST_TIMESTAMP", "GRAPH", "ScriptedServable", "ScriptedStream", "load_scripted"]
 

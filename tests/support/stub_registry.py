@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.errors import ModelFailure
-from ovmstrio.request import InferResponse, ServableMetadata
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.request import InferResponse, ServableMetadata
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.core.request import InferRequest
     from ovmstrio.registry import Registry
-    from ovmstrio.request import InferRequest
 
 __all__ = ["StubLoader", "StubServable", "add_versions", "running"]
 

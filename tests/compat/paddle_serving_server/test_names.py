@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import paddle_serving_app
-from ovmstrio import ops
+from ovmstrio.runtimes import ops
 from paddle_serving_server.pipeline import LocalServiceHandler, PipelineServer
 from paddle_serving_server.pipeline.channel import ChannelStopError, ThreadChannel
 from paddle_serving_server.pipeline.operator import VirtualOp
@@ -90,7 +90,7 @@ def test_servers_of_ops_that_a_script_joins() -> None:
     server.set_response_op(ops.ResponseOp(input_ops=[ops.Op(name="a", input_ops=[ops.RequestOp()])]))
     server.prepare_server(yml_dict={"rpc_port": 0})
     taken: list[ops.WebService] = []
-    from ovmstrio.ops.service import set_service_runner
+    from ovmstrio.runtimes.ops.web_service import set_service_runner
 
     set_service_runner(taken.append)
     try:

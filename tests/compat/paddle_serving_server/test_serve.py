@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.ops.process_info import FILE_NAME, record_process
+from ovmstrio.runtimes.ops.process_info import FILE_NAME, record_process
 from paddle_serving_server.serve import main, stop_serving
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops.config.pipeline_file import read_pipeline_config
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
 from paddle_serving_server.util import CONFIG_VARIABLE, ArgsParser
 
 _CONFIG = "http_port: 18082\nworker_num: 1\nop:\n  det: {concurrency: 2, local_service_conf: {devices: '0'}}\n"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.errors import GraphFailure
-from ovmstrio.graphs.calculator import ContractError
-from ovmstrio.graphs.calculators import find_kind
-from ovmstrio.graphs.config.values import NodeConfig, PolicyConfig
-from ovmstrio.graphs.packets import Packet
+from ovmstrio.core.errors import GraphFailure
+from ovmstrio.runtimes.graphs.calculator import ContractError
+from ovmstrio.runtimes.graphs.calculators import find_kind
+from ovmstrio.runtimes.graphs.config.values import NodeConfig, PolicyConfig
+from ovmstrio.runtimes.graphs.packets import Packet
 from tests.support.graph_nodes import options, refs, run_nodes
 
 GATE_OPTIONS = {"empty_packets_as_allow": bool, "allow": bool}

@@ -12,15 +12,15 @@ import openvino as ov
 import pytest
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.datatypes import BY_NAME, BYTES
-from ovmstrio.errors import ConfigError, FailedPrecondition, GraphFailure
-from ovmstrio.graphs.calculator import ContractError
-from ovmstrio.graphs.calculators import find_kind
-from ovmstrio.graphs.calculators.session import Session
-from ovmstrio.graphs.config.values import NodeConfig, Port
-from ovmstrio.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
-from ovmstrio.models import load_model
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, GraphFailure
 from ovmstrio.registry import Registry
+from ovmstrio.runtimes.graphs.calculator import ContractError
+from ovmstrio.runtimes.graphs.calculators import find_kind
+from ovmstrio.runtimes.graphs.calculators.session import Session
+from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
+from ovmstrio.runtimes.models import load_model
 from pyovms import Tensor
 from tests.support import ir
 from tests.support.graph_nodes import options, refs, run_nodes

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.errors import ConfigError, GraphFailure
-from ovmstrio.graphs.calculator import ContractError
-from ovmstrio.graphs.calculators import find_kind, known_names
-from ovmstrio.graphs.config.values import NodeConfig
-from ovmstrio.graphs.packets import OvTensor
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError, GraphFailure
+from ovmstrio.runtimes.graphs.calculator import ContractError
+from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
+from ovmstrio.runtimes.graphs.config.values import NodeConfig
+from ovmstrio.runtimes.graphs.packets import OvTensor
 from tests.support.graph_nodes import refs, run_nodes
 
 BUILT_IN = [
@@ -109,5 +109,5 @@ def test_built_in_calculators_win(install: Install) -> None:
     install("usurper", "1 / 0", "PassThroughCalculator = usurper:KIND")
     kind = find_kind("PassThroughCalculator")
     assert kind is not None
-    assert type(kind).__module__ == "ovmstrio.graphs.calculators.pass_through"
+    assert type(kind).__module__ == "ovmstrio.runtimes.graphs.calculators.pass_through"
     assert known_names().count("PassThroughCalculator") == 1

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.graphs.config.reading import examine_text, read_graph
-from ovmstrio.graphs.config.values import NodeConfig, Port
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.graphs.config.reading import examine_text, read_graph
+from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
 
 FILE = "graph.pbtxt"
 OUTPUTS = "Mediapipe unexpected output stream packets name"

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from ovmstrio.errors import Problem
-from ovmstrio.graphs.calculator import ContractError, NodeContract
-from ovmstrio.graphs.config.reading import read_graph
-from ovmstrio.graphs.config.values import GraphConfig, Port
-from ovmstrio.graphs.config.wiring import check_wiring
-from ovmstrio.graphs.packets import OvTensor
-from ovmstrio.graphs.policies import policy_names
+from ovmstrio.core.errors import Problem
+from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
+from ovmstrio.runtimes.graphs.config.reading import read_graph
+from ovmstrio.runtimes.graphs.config.values import GraphConfig, Port
+from ovmstrio.runtimes.graphs.config.wiring import check_wiring
+from ovmstrio.runtimes.graphs.packets import OvTensor
+from ovmstrio.runtimes.graphs.policies import policy_names
 from pyovms import Tensor
 
 INITIALIZE = "Failed to initialize mediapipe graph - "

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovmstrio.graphs.timestamps import DONE
+from ovmstrio.runtimes.graphs.timestamps import DONE
 from tests.support.policies import Fed
 
 TAGS = ["A", "B", "SELECT"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.handlers.config.dockerfile import make_dockerfile
-from ovmstrio.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.dockerfile import make_dockerfile
+from ovmstrio.runtimes.handlers.config.project_file import read_project
 from tests.support.project_files import PYTHON, TENSORFLOW, write
 
 _TENSORFLOW = f"{TENSORFLOW}models: {{dir: s3://b/a}}\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.handlers.config.dotenv import parse_dotenv
+from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 
 _OUTSIDE = {"PATH": os.environ["PATH"], "HOME": "/home/me", "EMPTY": ""}
 _words = st.text(st.sampled_from("ab 1=#:/.,-_éß@%+~'\"\\$\t"), max_size=8)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ovmstrio.handlers.config.expanded import expanded
-from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.expanded import expanded
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 from tests.support.project_files import PYTHON, TENSORFLOW, good, write
 
 _RICH = """

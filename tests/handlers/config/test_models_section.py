@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.handlers.config.project_file import read_project
-from ovmstrio.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectSpec
 from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write
 
 

@@ -8,9 +8,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.handlers.config.project_file import find_project_file, read_project
-from ovmstrio.handlers.config.specs import Dependencies, ImageSpec, ProjectBatching, ProjectSpec
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.handlers.config.project_file import find_project_file, read_project
+from ovmstrio.runtimes.handlers.config.specs import Dependencies, ImageSpec, ProjectBatching, ProjectSpec
 from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write, wrong
 
 _KEYS = (

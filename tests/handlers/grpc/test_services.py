@@ -9,8 +9,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.handlers.grpc import open_proto
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.handlers.grpc import open_proto
 from tests.support.protos import FOUR_KINDS, PRIMES, written
 
 

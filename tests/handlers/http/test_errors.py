@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from ovmstrio.errors import MalformedPayload, NotReady, UserCodeError
-from ovmstrio.handlers.http.errors import error_answer, wants_json
-from ovmstrio.handlers.http.responses import HTTPError
+from ovmstrio.core.errors import MalformedPayload, NotReady, UserCodeError
+from ovmstrio.runtimes.handlers.http.errors import error_answer, wants_json
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
 
 TEXT = ("content-type", "text/plain; charset=utf-8")
 

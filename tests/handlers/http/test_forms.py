@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.errors import MalformedPayload
-from ovmstrio.handlers.http import forms
-from ovmstrio.handlers.http.payload import parse_payload
-from ovmstrio.handlers.http.uploads import UploadFile
-from ovmstrio.handlers.http.values import FormData
+from ovmstrio.core.errors import MalformedPayload
+from ovmstrio.runtimes.handlers.http import forms
+from ovmstrio.runtimes.handlers.http.payload import parse_payload
+from ovmstrio.runtimes.handlers.http.uploads import UploadFile
+from ovmstrio.runtimes.handlers.http.values import FormData
 
 TYPE = "multipart/form-data; boundary=Edge7"
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.errors import MalformedPayload
-from ovmstrio.handlers.http.payload import parse_payload
+from ovmstrio.core.errors import MalformedPayload
+from ovmstrio.runtimes.handlers.http.payload import parse_payload
 
 
 @pytest.mark.parametrize(

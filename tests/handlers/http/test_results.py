@@ -10,11 +10,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import UserCodeError
-from ovmstrio.handlers import HTTPError, JSONResponse, Response, StreamingResponse
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.http.answers import HttpAnswer
-from ovmstrio.handlers.http.results import to_answer
+from ovmstrio.core.errors import UserCodeError
+from ovmstrio.runtimes.handlers import HTTPError, JSONResponse, Response, StreamingResponse
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.http.answers import HttpAnswer
+from ovmstrio.runtimes.handlers.http.results import to_answer
 from tests.support.handlers import opened
 from tests.support.threads import until
 
@@ -26,7 +26,7 @@ LINES = (("content-type", "application/x-ndjson"),)
 
 def handler_of(body: str, prefix: str = "") -> str:
     """Write a handler with one method."""
-    head = "import math, numpy\nfrom ovmstrio.handlers import *\nclass Handler:\n    closed = False\n"
+    head = "import math, numpy\nfrom ovmstrio.runtimes.handlers import *\nclass Handler:\n    closed = False\n"
     return f"{head}    {prefix}def handle_get(self):\n{indent(body, ' ' * 8)}\n"
 
 

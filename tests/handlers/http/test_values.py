@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from ovmstrio.handlers.http.arguments import HttpRequest, http_arguments
-from ovmstrio.handlers.http.values import QueryParams, RequestHeaders
+from ovmstrio.runtimes.handlers.http.arguments import HttpRequest, http_arguments
+from ovmstrio.runtimes.handlers.http.values import QueryParams, RequestHeaders
 
 
 def test_headers_have_no_case() -> None:

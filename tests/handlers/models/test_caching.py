@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.errors import StorageFailure
-from ovmstrio.handlers.models.leases import lease_models
-from ovmstrio.handlers.models.library import ModelLibrary
+from ovmstrio.core.errors import StorageFailure
+from ovmstrio.runtimes.handlers.models.leases import lease_models
+from ovmstrio.runtimes.handlers.models.library import ModelLibrary
 from tests.support.model_projects import (
     CountingStorage,
     Loads,

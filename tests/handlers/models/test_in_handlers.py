@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.errors import UserCodeError
-from ovmstrio.handlers.handler import LoadedHandler
-from ovmstrio.handlers.models.library import LibraryOptions
-from ovmstrio.handlers.models.opening import ProjectModels, open_models
-from ovmstrio.handlers.project import open_handler
+from ovmstrio.core.errors import UserCodeError
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.models.library import LibraryOptions
+from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
+from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.model_projects import wait_gone, write_model
 from tests.support.projects import make_project
 

@@ -10,10 +10,10 @@ import trio
 from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.errors import StorageFailure
-from ovmstrio.handlers.config.specs import DEFAULT_MODEL
-from ovmstrio.handlers.models.leases import lease_models
-from ovmstrio.handlers.models.tree import VersionFiles
+from ovmstrio.core.errors import StorageFailure
+from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL
+from ovmstrio.runtimes.handlers.models.leases import lease_models
+from ovmstrio.runtimes.handlers.models.tree import VersionFiles
 from tests.support.model_projects import (
     CountingStorage,
     Loads,

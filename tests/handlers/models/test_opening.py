@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ovmstrio.handlers.models.opening import open_models
+from ovmstrio.runtimes.handlers.models.opening import open_models
 from tests.support.model_projects import Loads, write_model
 from tests.support.projects import make_project
 

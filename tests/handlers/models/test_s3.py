@@ -8,10 +8,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ovmstrio.errors import StorageFailure
-from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.handlers.models.storage import open_storage
-from ovmstrio.handlers.models.watching import WatchOptions
+from ovmstrio.core.errors import StorageFailure
+from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.runtimes.handlers.models.storage import open_storage
+from ovmstrio.runtimes.handlers.models.watching import WatchOptions
 from tests.support.model_projects import Loads, library_over, models_in, next_look, one_model
 from tests.support.processes import free_ports
 from tests.support.s3 import Bucket, s3_server

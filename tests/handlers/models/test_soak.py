@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.handlers.models.leases import lease_models
-from ovmstrio.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.handlers.models.watching import WatchOptions
+from ovmstrio.runtimes.handlers.models.leases import lease_models
+from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
+from ovmstrio.runtimes.handlers.models.watching import WatchOptions
 from tests.support.model_projects import Loads, models_in
 from tests.support.s3 import Bucket, s3_server
 

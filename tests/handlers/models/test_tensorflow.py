@@ -11,13 +11,13 @@ import pytest
 import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectBatching, ProjectSpec
-from ovmstrio.handlers.models import running
-from ovmstrio.handlers.models.library import LibraryOptions
-from ovmstrio.handlers.models.opening import ProjectModels, open_models
-from ovmstrio.handlers.models.predictions import flat_list, read_inputs
-from ovmstrio.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
+from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.runtimes.handlers.models import running
+from ovmstrio.runtimes.handlers.models.library import LibraryOptions
+from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
+from ovmstrio.runtimes.handlers.models.predictions import flat_list, read_inputs
 from tests.support.model_projects import models_in
 from tests.support.saved_models import (
     CLASSIFY,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.handlers.models.tree import (
+from ovmstrio.runtimes.handlers.models.tree import (
     ModelKey,
     StoredFile,
     Tree,

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.errors import ModelFailure
-from ovmstrio.models.sequences import Control, SequenceManager, SequenceManagers
-from ovmstrio.models.sequences.cleaner import _portions, clean_sequences, scan
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.runtimes.models.sequences import Control, SequenceManager, SequenceManagers
+from ovmstrio.runtimes.models.sequences.cleaner import _portions, clean_sequences, scan
 
 MINUTE = 60
 INSTANT = 0.001

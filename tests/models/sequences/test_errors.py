@@ -13,11 +13,11 @@ import pytest
 import trio
 from grpclib.const import Status
 
-from ovmstrio import errors
-from ovmstrio.frontends.statuses import status_of
-from ovmstrio.models.sequences.requests import Control, read_control
-from ovmstrio.models.stateful import StatefulServable
-from ovmstrio.request import Contents, InferInput, InferRequest
+from ovmstrio.core import errors
+from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.runtimes.models.sequences.requests import Control, read_control
+from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.wire.statuses import status_of
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request
 

@@ -14,12 +14,12 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
-from ovmstrio.errors import SequenceExists, SequenceMissing
-from ovmstrio.models import load_model
-from ovmstrio.models.sequences import Control, SequenceManagers
-from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.core.errors import SequenceExists, SequenceMissing
+from ovmstrio.core.tensor import Tensor
 from ovmstrio.registry import Registry, VersionState
-from ovmstrio.tensor import Tensor
+from ovmstrio.runtimes.models import load_model
+from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
+from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import EXACT, load_stateful, sequence_request
 from tests.support.stub_registry import running

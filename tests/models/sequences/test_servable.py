@@ -11,12 +11,12 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.errors import ConfigError, ModelFailure, SequenceMissing
-from ovmstrio.models.sequences.requests import Control
-from ovmstrio.models.stateful import StatefulServable
-from ovmstrio.request import InferResponse
-from ovmstrio.servable import SequenceServable
-from ovmstrio.tensor import Tensor
+from ovmstrio.core.errors import ConfigError, ModelFailure, SequenceMissing
+from ovmstrio.core.request import InferResponse
+from ovmstrio.core.servable import SequenceServable
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.models.sequences.requests import Control
+from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load, load_stateful, network, raw_request, sequence_request
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 import trio
 
-from ovmstrio.models.sequences import Sequence, SequenceManagers
-from ovmstrio.models.sequences.cleaner import scan
-from ovmstrio.models.stateful import StatefulServable
+from ovmstrio.core.tensor import Tensor
 from ovmstrio.openvino.run import Network
-from ovmstrio.tensor import Tensor
+from ovmstrio.runtimes.models.sequences import Sequence, SequenceManagers
+from ovmstrio.runtimes.models.sequences.cleaner import scan
+from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request
 

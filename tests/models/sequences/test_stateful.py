@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ovmstrio.errors import (
+from ovmstrio.core.errors import (
     ModelFailure,
     SequenceEnding,
     SequenceExists,
@@ -22,10 +22,10 @@ from ovmstrio.errors import (
     ServerError,
     TooManySequences,
 )
-from ovmstrio.models.sequences import SequenceManagers
-from ovmstrio.models.sequences.cleaner import scan
-from ovmstrio.models.stateful import StatefulServable
-from ovmstrio.tensor import Tensor
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.runtimes.models.sequences.cleaner import scan
+from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.loops import TrioThread
 from tests.support.servables import load_stateful, raw_request

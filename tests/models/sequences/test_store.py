@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from ovmstrio.models.sequences import Control, SequenceManagers
-from ovmstrio.models.sequences.cleaner import scan
-from ovmstrio.models.sequences.encoding import DamagedStore, decode, encode, fill
-from ovmstrio.models.sequences.store import STORE_FILE, restore_sequences, save_sequences
-from ovmstrio.models.stateful import StatefulServable
-from ovmstrio.tensor import Tensor
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
+from ovmstrio.runtimes.models.sequences.cleaner import scan
+from ovmstrio.runtimes.models.sequences.encoding import DamagedStore, decode, encode, fill
+from ovmstrio.runtimes.models.sequences.store import STORE_FILE, restore_sequences, save_sequences
+from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request
 
@@ -150,7 +150,7 @@ async def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatc
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ovmstrio.models.sequences.store.os.fsync", full)
+    monkeypatch.setattr("ovmstrio.runtimes.models.sequences.store.os.fsync", full)
     with capture_logs() as logs:
         await save_sequences(_filled(), tmp_path)
     assert "No space left" in logs[0]["reason"]

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.errors import ConfigError, Problem
-from ovmstrio.ops.config.documents import conf_dict
-from ovmstrio.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
-from ovmstrio.ops.config.settings import (
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.ops.config.documents import conf_dict
+from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,
     LoggingSettings,
@@ -20,6 +19,7 @@ from ovmstrio.ops.config.settings import (
     PipelineSettings,
     TracerSettings,
 )
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
 
 _UCI = """\
 worker_num: 4

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops.config.pipeline_file import read_pipeline_config
-from ovmstrio.ops.config.precedence import settings_of
-from ovmstrio.ops.config.settings import OpSettings
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
+from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
+from ovmstrio.runtimes.ops.config.precedence import settings_of
 
 
 @dataclass

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.ops.config import rules
-from ovmstrio.ops.config.settings import (
+from ovmstrio.runtimes.ops.config import rules
+from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,
     LoggingSettings,

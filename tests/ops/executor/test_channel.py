@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.ops.executor.channel import Channel, Ticket
+from ovmstrio.runtimes.ops.executor.channel import Channel, Ticket
 
 
 async def entered(channel: Channel, *data_ids: int) -> list[Ticket]:

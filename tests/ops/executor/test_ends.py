@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import trio
 
-from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
-from ovmstrio.ops.executor import open_executor
-from ovmstrio.ops.graph import build
-from ovmstrio.ops.tensors import from_array
+from ovmstrio.runtimes.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
+from ovmstrio.runtimes.ops.executor import open_executor
+from ovmstrio.runtimes.ops.graph import build
+from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import asking, settings, single
 
 

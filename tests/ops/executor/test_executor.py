@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import trio
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops import (
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops import (
     Op,
     PipelineRequest,
     PipelineResponse,
 )
-from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.graph import OpGraph
-from ovmstrio.ops.settings import OpSettings
+from ovmstrio.runtimes.ops.executor import Executor, open_executor
+from ovmstrio.runtimes.ops.graph import OpGraph
+from ovmstrio.runtimes.ops.settings import OpSettings
 from tests.support.ops import TextOp, asking, settings, single, text_graph
 
 
@@ -410,7 +410,7 @@ class Stuck(Op):
 
 async def test_a_thread_that_does_not_end_costs_only_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller is answered at its deadline, and the worker gets a new copy of the Op for the next request."""
-    monkeypatch.setattr("ovmstrio.ops.executor.workers.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
     Stuck.release.clear()
     try:
         async with open_executor(single(Stuck), settings(worker_num=1)) as executor:

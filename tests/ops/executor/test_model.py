@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.op import EXECUTOR_NAME
+from ovmstrio.runtimes.ops.executor import Executor, open_executor
+from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 from tests.support.ops import asking
 from tests.support.ops_model import EPSILON, LIMIT, Fault, OpPlan, Plan, RequestPlan, Watcher, graph_of, outcomes
 

@@ -14,12 +14,12 @@ import pytest
 import structlog
 import trio
 
-from ovmstrio.ops import Op, PipelineRequest
-from ovmstrio.ops.executor import Executor, open_executor
-from ovmstrio.ops.executor.channel import Ticket
-from ovmstrio.ops.executor.samples import Sample
-from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.tensors import from_array
+from ovmstrio.runtimes.ops import Op, PipelineRequest
+from ovmstrio.runtimes.ops.executor import Executor, open_executor
+from ovmstrio.runtimes.ops.executor.channel import Ticket
+from ovmstrio.runtimes.ops.executor.samples import Sample
+from ovmstrio.runtimes.ops.settings import OpSettings
+from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import settings, text_graph
 
 REQUESTS: Final = 20_000
@@ -90,7 +90,9 @@ def _drop(*_: object) -> Any:
 async def test_soak(takes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory reaches a plateau, every request ends as it should, and no sample and no place is left over."""
     for module in ("processing", "stages"):
-        monkeypatch.setattr(f"ovmstrio.ops.executor.{module}.log", structlog.wrap_logger(None, processors=[_drop]))
+        monkeypatch.setattr(
+            f"ovmstrio.runtimes.ops.executor.{module}.log", structlog.wrap_logger(None, processors=[_drop])
+        )
     one = OpSettings(batch_size=4, auto_batching_timeout=2, timeout=20, concurrency=2)
     pipeline = settings(
         worker_num=24, channel_size=4, channel_recv_frist_arrive=takes_first, ops=dict.fromkeys("abcd", one)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.ops import (
+from ovmstrio.runtimes.ops import (
     CustomException,
     CustomExceptionCode,
     Op,
@@ -19,11 +19,11 @@ from ovmstrio.ops import (
     RequestOp,
     ResponseOp,
 )
-from ovmstrio.ops.executor import open_executor
-from ovmstrio.ops.graph import build
-from ovmstrio.ops.predictor.failures import FeedMismatch
-from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.tensors import from_array
+from ovmstrio.runtimes.ops.executor import open_executor
+from ovmstrio.runtimes.ops.graph import build
+from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch
+from ovmstrio.runtimes.ops.settings import OpSettings
+from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import Model, TextOp, asking, settings, single, text_graph, with_model
 
 

@@ -10,15 +10,15 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from ovmstrio.errors import ModelFailure
-from ovmstrio.ops import Op, PipelineRequest
-from ovmstrio.ops.executor import open_executor
-from ovmstrio.ops.executor.samples import Result, Sample
-from ovmstrio.ops.executor.state import kept_by_preprocess
-from ovmstrio.ops.executor.workers import WorkerPool
-from ovmstrio.ops.observing.hooks import NULL, ChannelState, Several, Span, Stage
-from ovmstrio.ops.settings import OpSettings
-from ovmstrio.ops.tensors import from_array
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.runtimes.ops import Op, PipelineRequest
+from ovmstrio.runtimes.ops.executor import open_executor
+from ovmstrio.runtimes.ops.executor.samples import Result, Sample
+from ovmstrio.runtimes.ops.executor.state import kept_by_preprocess
+from ovmstrio.runtimes.ops.executor.workers import WorkerPool
+from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, Several, Span, Stage
+from ovmstrio.runtimes.ops.settings import OpSettings
+from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import Model, TextOp, asking, settings, single, text_graph, with_model
 
 
@@ -48,8 +48,8 @@ class Blocking(Op):
 @pytest.fixture
 def blocking(monkeypatch: pytest.MonkeyPatch) -> type[Blocking]:
     """Give the Op, with nothing made yet and short graces."""
-    monkeypatch.setattr("ovmstrio.ops.executor.workers.GRACE_SECONDS", 0.01)
-    monkeypatch.setattr("ovmstrio.ops.executor.workers._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers._FIRST_DELAY", 0.01)
     Blocking.made.clear()
     Blocking.release.clear()
     Blocking.may_start.clear()
@@ -82,7 +82,7 @@ async def test_hooks_that_never_end_make_an_op_fail_at_last(
     blocking: type[Blocking], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no end of threads: after some copies the Op says why, until one of them has ended."""
-    monkeypatch.setattr("ovmstrio.ops.executor.workers.MOST_STUCK", 2)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.MOST_STUCK", 2)
     blocking.may_start.set()
     try:
         async with open_executor(single(blocking), settings()) as executor:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops.config.settings import LoggingSettings
-from ovmstrio.ops.observing.log_files import join_log_files, open_log_files
-from ovmstrio.ops.observing.samples import working_on
+from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
+from ovmstrio.runtimes.ops.observing.log_files import join_log_files, open_log_files
+from ovmstrio.runtimes.ops.observing.samples import working_on
 
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 
@@ -119,8 +119,8 @@ def test_debug_lines_of_the_server(tmp_path: Path) -> None:
 _WORKER = """
 import logging
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops.config.settings import LoggingSettings
-from ovmstrio.ops.observing.log_files import join_log_files
+from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
+from ovmstrio.runtimes.ops.observing.log_files import join_log_files
 
 configure_logs(level="WARNING")
 with join_log_files(LoggingSettings()):
@@ -162,7 +162,7 @@ def test_worker_of_a_server_without_files(tmp_path: Path) -> None:
 def test_rate_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One place writes so many lines a second; then the next line says how many were left out."""
     now = 50.0
-    monkeypatch.setattr("ovmstrio.ops.observing.log_files.time.monotonic", lambda: now)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.observing.log_files.time.monotonic", lambda: now)
     with open_log_files(LoggingSettings(rate_limit=2)):
         for number in range(6):
             now += 1.0 if number == 5 else 0.0

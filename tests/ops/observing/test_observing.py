@@ -10,10 +10,10 @@ import trio
 import trio.testing
 import yaml
 
-from ovmstrio.ops.config.settings import DagSettings, PipelineSettings, TracerSettings
-from ovmstrio.ops.observing.hooks import NULL, ChannelState, OpHooks
-from ovmstrio.ops.observing.metrics import OpMetrics
-from ovmstrio.ops.observing.observing import open_observing
+from ovmstrio.runtimes.ops.config.op_settings import DagSettings, PipelineSettings, TracerSettings
+from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, OpHooks
+from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
+from ovmstrio.runtimes.ops.observing.observing import open_observing
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops.observing.analyst import Analyst
-from ovmstrio.ops.observing.hooks import Stage
-from ovmstrio.ops.observing.timeline import Timelines
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.observing.analyst import Analyst
+from ovmstrio.runtimes.ops.observing.hooks import Stage
+from ovmstrio.runtimes.ops.observing.timeline import Timelines
 
 _TIMES: list[tuple[str, Stage, float, float]] = [
     ("@DAGExecutor", "prepack", 10.0, 10.001),

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from ovmstrio.ops.observing.figures import Figures, percentile
-from ovmstrio.ops.observing.hooks import ChannelState
-from ovmstrio.ops.observing.snapshot import snapshot
-from ovmstrio.ops.observing.tracer import benchmark_document, tracer_lines
+from ovmstrio.runtimes.ops.observing.figures import Figures, percentile
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState
+from ovmstrio.runtimes.ops.observing.snapshot import snapshot
+from ovmstrio.runtimes.ops.observing.tracer import benchmark_document, tracer_lines
 
 _CHANNELS = (
     ChannelState("chl0", ("@DAGExecutor",), ("uci",), 0),

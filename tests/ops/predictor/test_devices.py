@@ -7,11 +7,11 @@ import os
 import pytest
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.openvino import runtime
-from ovmstrio.ops.config.settings import LocalServiceConf
-from ovmstrio.ops.predictor import devices
-from ovmstrio.ops.predictor.devices import device_for, plugin_config, workers_on
+from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf
+from ovmstrio.runtimes.ops.predictor import devices
+from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config, workers_on
 
 
 @pytest.fixture

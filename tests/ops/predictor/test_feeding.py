@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.datatypes import BY_NAME
-from ovmstrio.ops.predictor.failures import FeedMismatch, FeedTypeError
-from ovmstrio.ops.predictor.feeding import check_fetch, prepare
-from ovmstrio.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
+from ovmstrio.runtimes.ops.predictor.feeding import check_fetch, prepare
 
 ROWS = TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE, Dim.fixed(3)))
 TEXTS = TensorSpec("text", BY_NAME["BYTES"], (ANY_SIZE,))

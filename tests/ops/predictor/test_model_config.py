@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.ops.predictor.aliases import map_aliases
-from ovmstrio.ops.predictor.model_config import CONFIG_FILE, ModelConfig, Variable, read_model_config
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.predictor.aliases import map_aliases
+from ovmstrio.runtimes.ops.predictor.model_config import CONFIG_FILE, ModelConfig, Variable, read_model_config
 
 WHOLE = """
 # made by hand

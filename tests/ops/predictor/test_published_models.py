@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from platformdirs import user_cache_path
 
-from ovmstrio.ops.config.settings import LocalServiceConf, OpSettings
-from ovmstrio.ops.predictor.make import PredictorMaker
+from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
+from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio_samples.catalog import BY_NAME
 from tests.support.paddle_files import write_prototxt
 

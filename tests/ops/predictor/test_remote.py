@@ -14,18 +14,18 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.dataplane import DataPlane
-from ovmstrio.errors import ConfigError, DeadlineExceeded, InvalidRequest, ModelFailure, NotFound
-from ovmstrio.frontends.grpc.serving import GrpcFrontEnd
-from ovmstrio.models.loading import load_model
-from ovmstrio.ops.config.settings import OpSettings
-from ovmstrio.ops.predictor.failures import FeedMismatch, FeedTypeError
-from ovmstrio.ops.predictor.make import PredictorMaker
-from ovmstrio.ops.predictor.pipeline import PipelinePredictor
-from ovmstrio.ops.predictor.protocol import Predictor
+from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, ModelFailure, NotFound
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.protocol.failures import Unreachable
+from ovmstrio.protocol.status_errors import Unreachable
 from ovmstrio.registry import Registry
+from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
+from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
+from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
+from ovmstrio.runtimes.ops.predictor.pipeline import PipelinePredictor
+from ovmstrio.runtimes.ops.predictor.protocol import Predictor
+from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.paddle_files import write_prototxt

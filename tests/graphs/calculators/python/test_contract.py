@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.graphs.calculator import ContractError
-from ovmstrio.graphs.calculators import find_kind
-from ovmstrio.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.calculator import ContractError
+from ovmstrio.runtimes.graphs.calculators import find_kind
+from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
 from pyovms import Tensor
 from tests.support.graph_nodes import options
 from tests.support.python_nodes import LOOP, make_node

@@ -10,9 +10,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import Overloaded
-from ovmstrio.graphs.calculator import NodeFailure
-from ovmstrio.graphs.config.values import Port
+from ovmstrio.core.errors import Overloaded
+from ovmstrio.runtimes.graphs.calculator import NodeFailure
+from ovmstrio.runtimes.graphs.config.values import Port
 from pyovms import Tensor
 from tests.support.python_nodes import Node, Opened, make_node, nodes
 from tests.support.threads import until
@@ -157,7 +157,7 @@ async def test_errors_may_be_hidden(tmp_path: Path) -> None:
 async def test_errors_of_the_server_pass(tmp_path: Path) -> None:
     """User code chooses its status with them."""
     async with nodes(tmp_path) as made:
-        node = await made.load(source=handler("from ovmstrio.errors import Overloaded\nraise Overloaded('later')"))
+        node = await made.load(source=handler("from ovmstrio.core.errors import Overloaded\nraise Overloaded('later')"))
         with pytest.raises(Overloaded, match=r"^later$"):
             await node.run_once()
 

@@ -12,10 +12,10 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import Overloaded
-from ovmstrio.graphs.calculator import NodeFailure
-from ovmstrio.graphs.config.values import Port
-from ovmstrio.user_code.pumps import CREDIT
+from ovmstrio.core.errors import Overloaded
+from ovmstrio.runtimes.graphs.calculator import NodeFailure
+from ovmstrio.runtimes.graphs.config.values import Port
+from ovmstrio.work.user_code.pumps import CREDIT
 from tests.support.python_nodes import LOOP, Call, Nodes, make_node, nodes
 from tests.support.python_nodes import Node as LoadedNode
 from tests.support.threads import until
@@ -163,7 +163,7 @@ async def test_what_was_yielded_before_an_error_is_sent(tmp_path: Path, prefix: 
 async def test_a_generator_may_fail_at_any_step(tmp_path: Path, prefix: str, step: int) -> None:
     """What came before is sent, the error told, and errors of the server keep their class."""
     body = (
-        "from ovmstrio.errors import Overloaded\nfor i in range(5):\n"
+        "from ovmstrio.core.errors import Overloaded\nfor i in range(5):\n"
         f"    if i == {step}:\n        raise Overloaded('at %d' % i)\n    yield [Tensor('out', b'%d' % i)]"
     )
     sent = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.errors import ConfigError
+from ovmstrio.core.errors import ConfigError
 from tests.support.python_nodes import make_node, nodes
 
 SAY = "class OvmsPythonModel:\n    def execute(self, inputs):\n        return [Tensor('out', ({}).encode())]\n"

@@ -12,8 +12,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from ovmstrio.errors import ConfigError
-from ovmstrio.graphs.calculators.python import handler as handler_module
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.graphs.calculators.python import handler as handler_module
 from tests.support.python_nodes import make_node, nodes
 from tests.support.threads import until
 

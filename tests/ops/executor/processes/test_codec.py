@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ovmstrio.ops.executor.processes.codec import decode, encode
+from ovmstrio.runtimes.ops.executor.processes.codec import decode, encode
 
 NUMBERS = st.sampled_from(["?", "<i1", "<u1", "<i2", "<i4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", ">i4", "<M8[s]"])
 ARRAYS = hnp.arrays(

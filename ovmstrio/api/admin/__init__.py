@@ -1,0 +1,1 @@
+"""What operators ask: the state of the configuration, its reload, metrics."""

@@ -1,0 +1,105 @@
+"""The codec of the gRPC front end: what the transport calls between the bytes of a message and an object.
+
+Inferences go straight to and from the domain's values.  Every other message is one of betterproto2's.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from betterproto2 import Message
+from google.protobuf.message import DecodeError
+from grpclib.const import Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError
+
+from ovmstrio.api.kserve.grpc.request_decoding import decode_request
+from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.api.tensorflow.grpc.predict_decoding import PredictRequest, decode_predict
+from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse, encode_predict
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import InferRequest, InferResponse
+from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.protocol.generated.message_pool import default_message_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Codec"]
+
+_DECODERS: Final[Mapping[type, Callable[[bytes], Any]]] = {
+    InferRequest: decode_request,
+    PredictRequest: decode_predict,
+}
+
+_ENCODERS: Final[Mapping[type, Callable[[Any], bytes]]] = {
+    InferResponse: encode_response,
+    StreamInferResponse: encode_stream_response,
+    PredictResponse: encode_predict,
+}
+
+
+class Codec(CodecBase):
+    """Protobuf for the messages of :mod:`ovmstrio.protocol` and for the domain's requests and responses.
+
+    Args:
+        decoders: of further types that handlers take.
+        encoders: of further types that handlers give.
+    """
+
+    __content_subtype__ = "proto"
+
+    def __init__(
+        self,
+        decoders: Mapping[type, Callable[[bytes], Any]] | None = None,
+        encoders: Mapping[type, Callable[[Any], bytes]] | None = None,
+    ) -> None:
+        self._decoders = {**_DECODERS, **(decoders or {})}
+        self._encoders = {**_ENCODERS, **(encoders or {})}
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        """Serialise a message.
+
+        Raises:
+            TypeError: it is not of the type that the method declares.
+        """
+        if not isinstance(message, message_type):
+            raise TypeError(f"expected a message of {message_type.__name__}, got {type(message).__name__}")
+        encoder = self._encoders.get(message_type)
+        return bytes(message) if encoder is None else encoder(message)
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """Parse a message.
+
+        Raises:
+            GRPCError: INVALID_ARGUMENT, when the bytes are not a message of that type.
+        """
+        try:
+            decoder = self._decoders.get(message_type) or _decoder_of(message_type)
+            return decoder(data)
+        except InvalidRequest as error:
+            raise GRPCError(Status.INVALID_ARGUMENT, error.message) from None
+
+
+@lru_cache(maxsize=256)
+def _decoder_of(message_type: type[Message]) -> Callable[[bytes], Message]:
+    """Make the decoder of one of betterproto2's classes.
+
+    betterproto2 takes cut-off fields and wrong wire types for values, so it is given nothing but what Google's parser
+    has accepted, written anew.
+    """
+    name = default_message_pool.type_to_url[message_type].rpartition("/")[2]
+    strict = message_class(name)
+
+    def decode(data: bytes) -> Message:
+        try:
+            message = strict.FromString(data)
+        except DecodeError:
+            raise InvalidRequest(
+                f"malformed {name}: its {len(data)} bytes are not a protobuf message of that type"
+            ) from None
+        message.DiscardUnknownFields()
+        return message_type.parse(message.SerializeToString())
+
+    return decode

@@ -1,0 +1,1 @@
+"""Services that every gRPC server has: health, reflection."""

@@ -1,0 +1,177 @@
+"""``inference.GRPCInferenceService``: the calls of KServe v2 over the data plane.
+
+The calls that infer work on the domain's values, which the codec reads and writes; all others on betterproto2's
+messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from grpclib.const import Cardinality, Handler
+
+from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse
+from ovmstrio.api.kserve.grpc.stream_exchange import exchange
+from ovmstrio.api.kserve.repository_index import repository_index
+from ovmstrio.core.errors import InvalidRequest, ServerError
+from ovmstrio.core.request import InferRequest, InferResponse
+from ovmstrio.protocol.generated import inference as pb
+
+if TYPE_CHECKING:
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.grpc.stream import Call
+
+__all__ = ["InferenceService"]
+
+_SERVICE: Final = "/inference.GRPCInferenceService"
+_INTERFACE: Final = "gRPC"
+
+
+class InferenceService(pb.GrpcInferenceServiceBase):
+    """The service, hosted by a transport that maps the domain's errors to statuses."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Give the handlers by path."""
+        return {
+            **super().__mapping__(),
+            f"{_SERVICE}/ModelInfer": Handler(self._model_infer, Cardinality.UNARY_UNARY, InferRequest, InferResponse),
+            f"{_SERVICE}/ModelStreamInfer": Handler(
+                self._model_stream_infer, Cardinality.STREAM_STREAM, InferRequest, StreamInferResponse
+            ),
+        }
+
+    # Inference
+
+    async def _model_infer(self, call: Call) -> None:
+        """Answer one inference.
+
+        Raises:
+            ServerError: what the data plane raised.
+
+        Cancellation: at any checkpoint; the data plane gives back what the call held.
+        """
+        request: InferRequest = await call.recv_message()
+        request.deadline = call.deadline
+        await call.send_message(await self._plane.infer(request, _INTERFACE))
+
+    async def _model_stream_infer(self, call: Call) -> None:
+        """Answer a stream of inferences.
+
+        When it fails, the client is told at once, by a message on the stream and by the status, unless it has ended
+        its requests before: then the status alone tells it.
+
+        Raises:
+            InvalidRequest: the client left before its first message.
+            ServerError: the stream cannot be opened, or has failed.
+            GRPCError: a later message is malformed, or a reply is too large.
+
+        Ownership: the tasks that receive and send, and the open stream.
+        Cancellation: at any checkpoint; the stream is stopped before this returns.
+        """
+        first: InferRequest | None = await call.recv_message()
+        if first is None:
+            raise InvalidRequest("Client disconnected during reading first streaming request")
+        first.deadline = call.deadline
+        opened = False
+        try:
+            async with self._plane.open_stream(first, _INTERFACE) as stream:
+                opened = True
+                await exchange(call, stream)
+        except ServerError as error:
+            if opened and not call.half_closed:
+                await call.send_message(StreamInferResponse(error.message))
+            raise
+
+    # Health and metadata
+
+    async def server_live(self, _: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        """Tell that the server answers.  Does not block."""
+        return pb.ServerLiveResponse(live=self._plane.is_live())
+
+    async def server_ready(self, _: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        """Tell whether requests will be served.  Does not block."""
+        return pb.ServerReadyResponse(ready=self._plane.readiness().ready)
+
+    async def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        """Tell whether a version, or the default one, can be called.  Does not block.
+
+        Raises:
+            NotFound: the name or version is unknown.
+            InvalidRequest: the version is not a number.
+        """
+        return pb.ModelReadyResponse(ready=self._plane.model_ready(message.name, message.version, _INTERFACE))
+
+    async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        """Tell the server's name, version and extensions.  Does not block."""
+        server = self._plane.server_metadata()
+        return pb.ServerMetadataResponse(server.name, server.version, list(server.extensions))
+
+    async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        """Tell the inputs, the outputs and the callable versions of a servable.  Does not block.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        model = self._plane.model_metadata(message.name, message.version, _INTERFACE)
+        return pb.ModelMetadataResponse(
+            name=model.name,
+            versions=model.versions,
+            platform=model.platform,
+            inputs=[_describe(spec) for spec in model.inputs],
+            outputs=[_describe(spec) for spec in model.outputs],
+        )
+
+    # What load generators and repository browsers ask for
+
+    async def model_config(self, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        """Tell the little of a configuration that load generators read.  Does not block.
+
+        The batch is a dimension like any other, hence ``max_batch_size`` 0.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        model = self._plane.model_metadata(message.name, message.version, _INTERFACE)
+        config = pb.ModelConfig(
+            name=model.name,
+            platform=model.platform,
+            backend=model.platform.lower(),
+            input=[pb.ModelInput(spec.name, _config_type(spec), spec.reported_shape) for spec in model.inputs],
+            output=[pb.ModelOutput(spec.name, _config_type(spec), spec.reported_shape) for spec in model.outputs],
+        )
+        return pb.ModelConfigResponse(config)
+
+    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        """List every version that the server knows of.  Does not block.
+
+        Raises:
+            InvalidRequest: one of several repositories is asked for.
+        """
+        if message.repository_name:
+            raise InvalidRequest(
+                f'repository_name: expected none, as this server has one repository, got "{message.repository_name}"'
+            )
+        entries = repository_index(self._plane.statuses(), only_ready=message.ready)
+        return pb.RepositoryIndexResponse(
+            [
+                pb.RepositoryIndexResponseModelIndex(entry.name, entry.version, entry.state, entry.reason)
+                for entry in entries
+            ]
+        )
+
+
+def _describe(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:
+    return pb.ModelMetadataResponseTensorMetadata(spec.name, spec.datatype.name, spec.reported_shape)
+
+
+def _config_type(spec: TensorSpec) -> pb.DataType:
+    name = spec.datatype.name
+    return pb.DataType["TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"]

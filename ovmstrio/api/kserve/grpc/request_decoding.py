@@ -1,0 +1,190 @@
+"""``ModelInferRequest``: from the bytes of a message to an :class:`InferRequest`.
+
+Google's C parser reads the message, but for the tensors of a large one: those are not copied but handed on as views
+of the received bytes.
+
+::
+
+    model_name | id | inputs (names, shapes) | raw_input_contents | raw_input_contents
+    └────────────── C parser ──────────────┘   └──── view ──────┘   └──── view ──────┘
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from ovmstrio.api.kserve.grpc.elements import read_elements
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
+from ovmstrio.protocol.descriptors import message_class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.core.request import Buffer, ParameterValue
+
+__all__ = ["decode_request"]
+
+_Request: Final = message_class("inference.ModelInferRequest")
+
+_VIEWED_FROM_BYTES: Final = 32 * 1024
+"""Size of a message from which on finding its tensors costs less than copying them."""
+
+_MAX_FIELDS: Final = 16_384
+"""Fields that a large message may have: a field takes two bytes on the wire and hundreds as an object."""
+
+_MAX_ENTRIES: Final = 1_024
+"""Dimensions of a shape and parameters of one owner, for the same reason."""
+
+_PACKED_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "bool_contents": np.dtype("?"),
+    "fp32_contents": np.dtype("<f4"),
+    "fp64_contents": np.dtype("<f8"),
+}
+"""Fields whose elements protobuf packs as numpy does."""
+
+_VARINT_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "int_contents": np.dtype("<i4"),
+    "int64_contents": np.dtype("<i8"),
+    "uint_contents": np.dtype("<u4"),
+    "uint64_contents": np.dtype("<u8"),
+}
+
+_VARINT: Final = 0
+_DELIMITED: Final = 2
+_FIXED_SIZES: Final = {1: 8, 5: 4}
+
+_CONTINUED: Final = 128
+_VARINT_BITS: Final = 70
+
+_RAW_INPUT_TAG: Final = 0x3A
+
+
+def decode_request(data: bytes) -> InferRequest:
+    """Read a ``ModelInferRequest``.
+
+    ``raw_inputs`` of a large message are views of ``data``.
+
+    Raises:
+        InvalidRequest: the bytes are not such a message, or have more fields than any honest one.
+    """
+    try:
+        head, views = _split_raw_contents(data) if len(data) >= _VIEWED_FROM_BYTES else (data, None)
+        message = _Request.FromString(head)
+    except (DecodeError, IndexError):
+        raise InvalidRequest(
+            f"malformed inference.ModelInferRequest: its {len(data)} bytes are not a protobuf message of that type"
+        ) from None
+    return InferRequest(
+        message.model_name,
+        message.model_version,
+        message.id,
+        _decode_parameters(message.parameters),
+        [_decode_input(tensor) for tensor in message.inputs],
+        [RequestedOutput(output.name, _decode_parameters(output.parameters)) for output in message.outputs],
+        list(message.raw_input_contents) if views is None else views,
+    )
+
+
+def _split_raw_contents(data: bytes) -> tuple[bytes, list[Buffer | None]]:
+    """Part a message into everything else and views of its raw contents.
+
+    Raises:
+        IndexError: a field does not end inside the message or is of a kind that no message here has.
+    """
+    view = memoryview(data)
+    head: list[memoryview] = []
+    raw: list[Buffer | None] = []
+    position = kept = fields = 0
+    while position < len(data):
+        start = position
+        tag, position = _read_varint(data, position)
+        position, end = _value_bounds(data, tag & 7, position)
+        fields += 1
+        if fields > _MAX_FIELDS:
+            raise InvalidRequest(f"inference.ModelInferRequest: expected at most {_MAX_FIELDS} fields, got more")
+        if tag == _RAW_INPUT_TAG:
+            head.append(view[kept:start])
+            raw.append(view[position:end])
+            kept = end
+        position = end
+    head.append(view[kept:])
+    return b"".join(head), raw
+
+
+def _value_bounds(data: bytes, wire_type: int, position: int) -> tuple[int, int]:
+    """Find where the value behind a tag begins and ends."""
+    if wire_type == _VARINT:
+        end = _read_varint(data, position)[1]
+    elif wire_type == _DELIMITED:
+        length, position = _read_varint(data, position)
+        end = position + length
+    else:
+        end = position + _FIXED_SIZES.get(wire_type, len(data))
+    if end > len(data):
+        raise IndexError
+    return position, end
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < _VARINT_BITS:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < _CONTINUED:
+            return value, position
+        shift += 7
+    raise IndexError
+
+
+def _decode_input(message: Any) -> InferInput:
+    datatype = message.datatype
+    return InferInput(
+        message.name,
+        datatype,
+        tuple(_bounded(message.shape, "dimensions")),
+        _decode_contents(message.contents, datatype) if message.HasField("contents") else None,
+        _decode_parameters(message.parameters),
+    )
+
+
+def _decode_contents(message: Any, datatype: str) -> Contents:
+    """Take the field that fits the datatype; without it the first that is filled, which validation will name."""
+    filled = [field.name for field, _ in message.ListFields()]
+    known = BY_NAME.get(datatype)
+    fitting = known.contents_field if known is not None else ""
+    if fitting in filled or not filled:
+        return Contents(fitting, _decode_elements(message, fitting) if filled else ())
+    return Contents(filled[0], _decode_elements(message, filled[0]))
+
+
+def _decode_elements(message: Any, field: str) -> Sequence[Any] | np.ndarray[Any, Any]:
+    if field == "bytes_contents":
+        return list(message.bytes_contents)
+    packed = _PACKED_DTYPES.get(field)
+    if packed is not None:
+        return read_elements(message, field, packed, packed=True)
+    return read_elements(message, field, _VARINT_DTYPES[field], packed=False)
+
+
+def _decode_parameters(messages: Any) -> dict[str, ParameterValue]:
+    parameters: dict[str, ParameterValue] = {}
+    if messages:
+        for name, message in _bounded(messages, "parameters").items():
+            choice = message.WhichOneof("parameter_choice")
+            if choice is not None:
+                parameters[name] = getattr(message, choice)
+    return parameters
+
+
+def _bounded(repeated: Any, what: str) -> Any:
+    if len(repeated) > _MAX_ENTRIES:
+        raise InvalidRequest(
+            f"inference.ModelInferRequest: expected at most {_MAX_ENTRIES} {what}, got {len(repeated)}"
+        )
+    return repeated

@@ -1,0 +1,138 @@
+"""``ModelInferResponse``: from an :class:`InferResponse` to the bytes of a message.
+
+A message is joined from serialised pieces, which is the same as merging them.  What a model says the same in every
+response is serialised once; a tensor's bytes are copied once.
+
+::
+
+    model_name, model_version | id | outputs (names, shapes) | raw_output_contents | raw_output_contents
+    └────── remembered ─────┘        └──── remembered ─────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.api.kserve.grpc.wire_fields import delimited, encode_varint, write_varint
+from ovmstrio.api.raw_contents import raw_contents
+from ovmstrio.core.tensor import RawTensor
+from ovmstrio.protocol.descriptors import message_class
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.core.request import Buffer, InferResponse, ParameterValue
+    from ovmstrio.core.tensor import Tensor
+
+__all__ = ["StreamInferResponse", "encode_response", "encode_stream_response"]
+
+_Response: Final = message_class("inference.ModelInferResponse")
+
+_ID_TAG: Final = b"\x1a"
+_PARAMETER_TAG: Final = b"\x22"
+_KEY_TAG: Final = b"\x0a"
+_VALUE_TAG: Final = b"\x12"
+_INT64_TAG: Final = b"\x10"
+_RAW_OUTPUT_TAG: Final = b"\x32"
+_ERROR_MESSAGE_TAG: Final = b"\x0a"
+_INFER_RESPONSE_TAG: Final = b"\x12"
+
+_UNSIGNED_FROM: Final = 2**63
+_UNSIGNED_BITS: Final = 2**64 - 1
+
+
+@dataclass(slots=True)
+class StreamInferResponse:
+    """One message of an answering stream: an error that leaves the stream open, or a response."""
+
+    error_message: str = ""
+    response: InferResponse | None = None
+
+
+def encode_response(response: InferResponse) -> bytes:
+    """Write a ``ModelInferResponse`` whose tensors are all raw contents."""
+    return b"".join(_response_parts(response))
+
+
+def encode_stream_response(message: StreamInferResponse) -> bytes:
+    """Write a ``ModelStreamInferResponse``."""
+    parts: list[Buffer] = []
+    if message.error_message:
+        parts += delimited(_ERROR_MESSAGE_TAG, message.error_message.encode(errors="replace"))
+    if message.response is not None:
+        inner = _response_parts(message.response)
+        parts += (_INFER_RESPONSE_TAG, encode_varint(sum(map(len, inner))), *inner)
+    return b"".join(parts)
+
+
+def _response_parts(response: InferResponse) -> list[Buffer]:
+    """Give the pieces of a ``ModelInferResponse``; each is of bytes, so that its length is its size."""
+    parts: list[Buffer] = [_encode_model(response.model_name, response.model_version)]
+    if response.id:
+        parts += delimited(_ID_TAG, response.id.encode())
+    if response.parameters:
+        parts.append(_encode_parameters(response.parameters))
+    outputs = response.outputs
+    for tensor in outputs:
+        parts.append(_encode_output(tensor.name, _datatype_name(tensor), tensor.shape))
+    for tensor in outputs:
+        data = raw_contents(tensor)
+        parts += (_RAW_OUTPUT_TAG, encode_varint(len(data)), data)
+    return parts
+
+
+def _datatype_name(tensor: Tensor | RawTensor) -> str:
+    return tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
+
+
+@lru_cache(maxsize=1024)
+def _encode_model(name: str, version: str) -> bytes:
+    serialised: bytes = _Response(model_name=name, model_version=version).SerializeToString()
+    return serialised
+
+
+@lru_cache(maxsize=1024)
+def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    output = {"name": name, "datatype": datatype, "shape": shape}
+    serialised: bytes = _Response(outputs=[output]).SerializeToString()
+    return serialised
+
+
+def _encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
+    if len(parameters) == 1:
+        ((name, value),) = parameters.items()
+        if type(value) is int and value < _UNSIGNED_FROM:
+            return _encode_int64_parameter(name, value)
+    message = _Response()
+    for name, value in parameters.items():
+        setattr(message.parameters[name], _choose_field(value), value)
+    serialised: bytes = message.SerializeToString()
+    return serialised
+
+
+def _encode_int64_parameter(name: str, value: int) -> bytes:
+    """Write a sole integer by hand: it is the timestamp of a stream's reply, and different in each."""
+    # A negative number is its 64 bits in two's complement.
+    number = write_varint(value & _UNSIGNED_BITS)
+    return _int64_parameter_head(name, len(number)) + number
+
+
+@lru_cache(maxsize=1024)
+def _int64_parameter_head(name: str, digits: int) -> bytes:
+    key = b"".join(delimited(_KEY_TAG, name.encode()))
+    value_head = _VALUE_TAG + encode_varint(len(_INT64_TAG) + digits) + _INT64_TAG
+    return _PARAMETER_TAG + encode_varint(len(key) + len(value_head) + digits) + key + value_head
+
+
+def _choose_field(value: ParameterValue) -> str:
+    match value:
+        case bool():
+            return "bool_param"
+        case int():
+            return "int64_param" if value < _UNSIGNED_FROM else "uint64_param"
+        case float():
+            return "double_param"
+        case str():
+            return "string_param"

@@ -1,0 +1,285 @@
+"""The body of a REST inference, JSON with or without tensors behind it, read into an ``InferRequest``.
+
+The rules are those of ``ovms_classic`` sections 2.7 and 2.8.  Where OVMS calls a caller's mistake an internal error, or
+cannot take a value that the protocol allows (64-bit integers, NUL in strings), the protocol is followed instead.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import InvalidRequest, MalformedJson
+from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
+
+if TYPE_CHECKING:
+    from ovmstrio.core.request import Buffer
+
+__all__ = [
+    "INPUT_UNREADABLE",
+    "TOO_DEEP",
+    "as_object",
+    "kind_of",
+    "parse_document",
+    "read_contents",
+    "read_id",
+    "read_infer_request",
+]
+
+BODY_NO_OBJECT: Final = "Request body should be JSON object"
+NOT_JSON: Final = "The file is not valid json"
+INPUT_UNREADABLE: Final = "Could not parse input content. Not valid ndarray detected"
+NO_INPUTS: Final = "No inputs found"
+OUTPUT_UNREADABLE: Final = "Could not parse outputs content"
+PARAMETERS_UNREADABLE: Final = "Could not parse request parameters"
+UNSUPPORTED_PRECISION: Final = "Could not parse input content. Unsupported data precision detected"
+SIZE_INVALID: Final = "Invalid value of the binary data size parameter"
+BUFFER_EXCEEDED: Final = "Received buffer size is smaller than binary_data_size parameter indicates"
+CONTENTS_NOT_EMPTY: Final = "Request contents field is not empty"
+HEADER_INVALID: Final = "Invalid value of the Inference-Header-Content-Length header"
+TOO_DEEP: Final = "JSON nesting depth exceeded"
+HEADER_EXCEEDED: Final = "Value of the Inference-Header-Content-Length header is larger than the request body"
+
+_INT32: Final = 2**31
+_MAX_DEPTH: Final = 100
+_DATA_DEPTH: Final = 4
+"""Depth of a list ``data``: it lies in an object, in a list, in an object."""
+_PARSER_GAVE_UP: Final = ("depth limit", "recursion limit")
+"""What orjson says, in its newer and its older versions, of a document that is too deep for it."""
+_MAX_BYTES: Final = 2**63 - 1
+_NUMBER: Final = frozenset({int, float})
+_ELEMENT_TYPES: Final = {
+    "bool_contents": frozenset({bool}),
+    "int_contents": frozenset({int}),
+    "int64_contents": frozenset({int}),
+    "uint_contents": frozenset({int}),
+    "uint64_contents": frozenset({int}),
+    "fp32_contents": _NUMBER,
+    "fp64_contents": _NUMBER,
+    "bytes_contents": frozenset({str}),
+}
+
+
+def read_infer_request(model: str, version: str, body: Buffer, head_length: str | None = None) -> InferRequest:
+    """Read a whole body.
+
+    Args:
+        model: the name in the path.
+        version: the version in the path, or empty.
+        body: JSON, and behind it the tensors of the binary extension.
+        head_length: the header ``Inference-Header-Content-Length``, None where the body is all JSON.
+
+    Raises:
+        MalformedJson: the JSON part is not JSON.
+        InvalidRequest: anything else that the body should not be.
+    """
+    head, tail = _split(memoryview(body), head_length)
+    document = parse_document(head)
+    request = InferRequest(model, version)
+    request.id = read_id(document)
+    request.parameters = _parameters(document)
+    request.outputs = _outputs(document)
+    request.inputs = [_input(given) for given in _inputs(document)]
+    _assign_tail(request, tail)
+    return request
+
+
+def _refuse(text: str, detail: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{text} - {detail}" if detail else text)
+
+
+def _split(body: memoryview, head_length: str | None) -> tuple[memoryview, memoryview]:
+    if head_length is None:
+        return body, body[len(body) :]
+    if not (head_length.isascii() and head_length.isdigit()):
+        raise _refuse(HEADER_INVALID, f"expected a whole number of bytes, got {head_length[:40]!r}")
+    digits = head_length.lstrip("0") or "0"
+    # More digits than the body's length has would take long to convert, and are too many.
+    if len(digits) > len(str(len(body))) or int(digits) > len(body):
+        raise _refuse(HEADER_EXCEEDED, f"{digits[:20]} against {len(body)} bytes")
+    length = int(digits)
+    return body[:length], body[length:]
+
+
+def parse_document(head: Buffer) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        MalformedJson: it is not JSON.
+        InvalidRequest: it is no object, or too deep.
+    """
+    try:
+        document = orjson.loads(head)
+    except orjson.JSONDecodeError as error:
+        if any(text in str(error).lower() for text in _PARSER_GAVE_UP):
+            raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other") from None
+        raise MalformedJson(f"{NOT_JSON} - {error}") from None
+    return as_object(document)
+
+
+def as_object(document: Any) -> dict[str, Any]:
+    """Give a JSON document that must be an object.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if not isinstance(document, dict):
+        raise _refuse(BODY_NO_OBJECT, f"got {kind_of(document)}")
+    return document
+
+
+def kind_of(value: Any) -> str:
+    """Name the kind of a JSON value, as messages do."""
+    return {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}.get(
+        type(value), "a number"
+    )
+
+
+def read_id(document: dict[str, Any]) -> str:
+    """Take the request's id, empty if it has none.
+
+    Raises:
+        InvalidRequest: it is no text.
+    """
+    given = document.get("id", "")
+    if not isinstance(given, str):
+        raise _refuse(INPUT_UNREADABLE, f"id: expected a text, got {kind_of(given)}")
+    return given
+
+
+def _parameters(holder: dict[str, Any]) -> dict[str, ParameterValue]:
+    if "parameters" not in holder:
+        return {}
+    given = holder["parameters"]
+    if not isinstance(given, dict):
+        raise _refuse(PARAMETERS_UNREADABLE, f"expected an object, got {kind_of(given)}")
+    for name, value in given.items():
+        if not isinstance(value, (str, bool, int)):
+            found = "a fraction" if isinstance(value, float) else kind_of(value)
+            detail = f"{name[:80]}: expected a text, whole number or boolean, got {found}"
+            raise _refuse(PARAMETERS_UNREADABLE, detail)
+    return given
+
+
+def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
+    given = document.get("outputs", [])
+    if not isinstance(given, list):
+        raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {kind_of(given)}")
+    requested = []
+    for number, output in enumerate(given):
+        if not isinstance(output, dict) or not isinstance(output.get("name"), str):
+            raise _refuse(OUTPUT_UNREADABLE, f"outputs[{number}]: expected an object with a name")
+        requested.append(RequestedOutput(output["name"], _parameters(output)))
+    return requested
+
+
+def _inputs(document: dict[str, Any]) -> list[Any]:
+    given = document.get("inputs", [])
+    if not isinstance(given, list):
+        raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list, got {kind_of(given)}")
+    if not given:
+        raise _refuse(NO_INPUTS)
+    return given
+
+
+def _input(given: Any) -> InferInput:
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise _refuse(INPUT_UNREADABLE, "expected an object with a name for each input")
+    name, shape, datatype = given["name"], given.get("shape"), given.get("datatype")
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < _INT32 for size in shape):
+        raise _refuse(INPUT_UNREADABLE, f"input {name}: shape must be a list of whole numbers, 0 or more")
+    if not isinstance(datatype, str):
+        raise _refuse(INPUT_UNREADABLE, f"input {name}: datatype must be a text such as FP32")
+    read = InferInput(name, datatype, tuple(shape), None, _parameters(given))
+    if "data" in given:
+        read.contents = read_contents(read, given["data"])
+    return read
+
+
+def read_contents(read: InferInput, data: Any) -> Contents | None:
+    """Take an input's elements from JSON; None where there are none although the shape has some.
+
+    Raises:
+        InvalidRequest: they are not those of the input's datatype, or it cannot be sent as JSON.
+    """
+    if not isinstance(data, list):
+        raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {kind_of(data)}")
+    values = _flatten(data)
+    if not values and 0 not in read.shape:
+        # As if there were no data: the tensor may come behind the JSON.
+        return None
+    datatype = BY_NAME.get(read.datatype)
+    if datatype is None:
+        raise _refuse(UNSUPPORTED_PRECISION, f"input {read.name}: {read.datatype!r} is none of {', '.join(BY_NAME)}")
+    if not datatype.contents_field:
+        if not values:
+            return None
+        detail = f"input {read.name}: {datatype.name} cannot be sent as JSON; send it as a binary tensor"
+        raise _refuse(INPUT_UNREADABLE, detail)
+    strangers = set(map(type, values)) - _ELEMENT_TYPES[datatype.contents_field]
+    if strangers:
+        detail = (
+            f"input {read.name}: {datatype.name} data holds {', '.join(sorted(each.__name__ for each in strangers))}"
+        )
+        raise _refuse(INPUT_UNREADABLE, detail)
+    return Contents(datatype.contents_field, values)
+
+
+def _flatten(data: list[Any]) -> list[Any]:
+    """Give the elements depth first; lists and elements may be mixed on one level."""
+    for _ in range(_DATA_DEPTH, _MAX_DEPTH + 1):
+        kinds = set(map(type, data))
+        if list not in kinds:
+            return data
+        if len(kinds) == 1:
+            data = list(chain.from_iterable(data))
+        else:
+            data = list(chain.from_iterable(each if type(each) is list else (each,) for each in data))
+    raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other")
+
+
+def _assign_tail(request: InferRequest, tail: memoryview) -> None:
+    """Give each input its part of the bytes behind the JSON, in order."""
+    at, sole = 0, len(request.inputs) == 1
+    for given in request.inputs:
+        size = _binary_size(given, len(tail), sole=sole)
+        if size is None:
+            continue
+        if size > len(tail) - at:
+            detail = f"input {given.name}: {size} bytes announced, {len(tail) - at} left"
+            raise _refuse(BUFFER_EXCEEDED, detail)
+        request.raw_inputs.append(tail[at : at + size])
+        at += size
+
+
+def _binary_size(given: InferInput, tail_length: int, *, sole: bool) -> int | None:
+    """Tell how many bytes of the tail are this input's, None where it has its data in the JSON."""
+    if "binary_data_size" in given.parameters:
+        size = given.parameters["binary_data_size"]
+        if given.contents is not None and len(given.contents.values):
+            raise _refuse(CONTENTS_NOT_EMPTY, f"input {given.name} has both data and binary_data_size")
+        given.contents = None
+        if type(size) is not int or size < 0:
+            raise _refuse(SIZE_INVALID, f"input {given.name}: expected a whole number, 0 or more, got {size!r}")
+        return size
+    if given.contents is not None:
+        return None
+    if given.datatype == BYTES.name:
+        if not sole or given.shape != (1,):
+            detail = f"input {given.name}: BYTES needs data or binary_data_size"
+            raise _refuse(INPUT_UNREADABLE, detail)
+        return tail_length
+    return _size_of(given)
+
+
+def _size_of(given: InferInput) -> int:
+    datatype = BY_NAME.get(given.datatype)
+    size = datatype.itemsize if datatype is not None else 0
+    for dim in given.shape:
+        size *= dim
+        if size > _MAX_BYTES:
+            raise _refuse("Invalid content size of tensor proto", f"the shape of input {given.name} overflows")
+    return size

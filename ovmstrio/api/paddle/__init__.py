@@ -1,0 +1,1 @@
+"""Paddle Serving's pipelines over HTTP and gRPC."""

@@ -1,0 +1,55 @@
+"""Tensors as the packed bytes that KServe calls raw contents, the same on gRPC and in REST's binary extension."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ovmstrio.core.tensor import RawTensor
+
+if TYPE_CHECKING:
+    from ovmstrio.core.request import Buffer
+    from ovmstrio.core.tensor import Tensor
+
+__all__ = ["raw_contents", "split_elements"]
+
+_LENGTH = Struct("<I")
+_pack_length = _LENGTH.pack
+
+
+def raw_contents(tensor: Tensor | RawTensor) -> Buffer:
+    """Give a tensor's elements in row-major order, little-endian and packed; of a raw tensor its bytes as they are.
+
+    Elements of ``BYTES`` stand each behind its length as a little-endian uint32, all of them whatever the rank.
+    Other tensors are not copied if their array is contiguous: the buffer is then a view of it.
+    """
+    if isinstance(tensor, RawTensor):
+        data = tensor.data
+        if not isinstance(data, memoryview):
+            return data
+        # A view with a size of zero cannot be cast.
+        return data.cast("B") if data.nbytes else b""
+    array = tensor.array
+    if array.dtype.hasobject:
+        return b"".join([part for element in array.flat for part in (_pack_length(len(element)), element)])
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    return array.reshape(-1).view(np.uint8).data
+
+
+def split_elements(data: Buffer) -> list[bytes] | None:
+    """Take apart elements that stand each behind their length; None for a buffer that is not made so."""
+    view = memoryview(data)
+    position, end = 0, len(view)
+    elements = []
+    while position < end:
+        start = position + _LENGTH.size
+        if start > end:
+            return None
+        position = start + _LENGTH.unpack_from(view, position)[0]
+        if position > end:
+            return None
+        elements.append(bytes(view[start:position]))
+    return elements

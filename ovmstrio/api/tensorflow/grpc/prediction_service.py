@@ -1,0 +1,95 @@
+"""``tensorflow.serving.PredictionService``: inference and metadata over the data plane.
+
+``Predict`` works on the domain's values, which the codec reads and writes; ``GetModelMetadata`` on betterproto2's
+messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from grpclib.const import Cardinality, Handler
+
+from ovmstrio.api.tensorflow.grpc.predict_decoding import PredictRequest
+from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse
+from ovmstrio.api.tensorflow.grpc.signatures import describe_signature
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.protocol.generated.google import protobuf
+from ovmstrio.protocol.generated.tensorflow import serving as pb
+
+if TYPE_CHECKING:
+    from ovmstrio.core.events import Api, Interface
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.grpc.stream import Call
+
+__all__ = ["PredictionService"]
+
+_PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
+_INTERFACE: Final[Interface] = "gRPC"
+_API: Final[Api] = "TensorFlowServing"
+_SIGNATURE_DEF: Final = "signature_def"
+_SEQUENCE_ID: Final = "sequence_id"
+"""An output that no filter takes away: without it a sequence could not be gone on with."""
+
+
+class PredictionService(pb.PredictionServiceBase):
+    """The service, hosted by a transport that maps the domain's errors to statuses."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Give the handlers by path."""
+        predict = Handler(self._predict, Cardinality.UNARY_UNARY, PredictRequest, PredictResponse)
+        return {**super().__mapping__(), _PREDICT: predict}
+
+    async def _predict(self, call: Call) -> None:
+        """Answer one inference.
+
+        Raises:
+            ServerError: what the data plane raised.
+            InvalidRequest: the filter names an output that the model has not.
+            NotSupported: an output has an element type that TensorFlow has not.
+
+        Cancellation: at any checkpoint; the data plane gives back what the call held.
+        """
+        asked: PredictRequest = await call.recv_message()
+        request, wanted = asked.request, asked.output_filter
+        request.deadline = call.deadline
+        if wanted:
+            await self._check_filter(request.model_name, request.model_version, wanted)
+            wanted = (*wanted, _SEQUENCE_ID)
+        response = await self._plane.infer(request, _INTERFACE, _API)
+        await call.send_message(PredictResponse(response, wanted))
+
+    async def _check_filter(self, name: str, version: str, wanted: tuple[str, ...]) -> None:
+        """Refuse a filter before the inference, which may change the state of a sequence."""
+        described = await self._plane.describe(name, version, _INTERFACE, _API)
+        outputs = [spec.name for spec in described.outputs]
+        strangers = [given for given in wanted if given not in outputs and given != _SEQUENCE_ID]
+        if strangers:
+            raise InvalidRequest(
+                f"output_filter: expected names of outputs, which are {', '.join(outputs)}, got {strangers[0]!r}"
+            )
+
+    async def get_model_metadata(self, message: pb.GetModelMetadataRequest) -> pb.GetModelMetadataResponse:
+        """Tell the inputs and outputs of a version, or of the default one.  Does not block.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: no model is named, or something else than the signature is asked for.
+        """
+        spec = message.model_spec
+        if spec is None:
+            raise InvalidRequest("model_spec missing in request")
+        if message.metadata_field != [_SIGNATURE_DEF]:
+            raise InvalidRequest(
+                f'Invalid signature name - metadata_field: expected "{_SIGNATURE_DEF}" and nothing else, '
+                f"got {message.metadata_field}"
+            )
+        model = self._plane.model_metadata(spec.name, str(spec.version or 0), _INTERFACE, _API)
+        signature = protobuf.Any.pack(describe_signature(model))
+        return pb.GetModelMetadataResponse(
+            pb.ModelSpec(name=model.name, version=int(model.serving)), {_SIGNATURE_DEF: signature}
+        )

@@ -1,0 +1,174 @@
+"""The body of a predict call, by rows or by columns, read into an ``InferRequest``.
+
+::
+
+    {"instances": [element, ...]}                by rows, for a model of one input
+    {"instances": [{name: value, ...}, ...]}     by rows, an object a row of the batch
+    {"inputs": value}                            by columns, for a model of one input
+    {"inputs": {name: value, ...}}               by columns, a tensor a name
+
+The rules are those of ``ovms_classic`` section 3.6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, kind_of
+from ovmstrio.api.tensorflow.rest.documents import read_document
+from ovmstrio.api.tensorflow.rest.elements import Unreadable, guess_datatype, is_binary, read_elements
+from ovmstrio.api.tensorflow.rest.nesting import unnest
+from ovmstrio.core.datatypes import BY_NAME, INVALID
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import InferInput
+from ovmstrio.runtimes.models.sequences.requests import SEQUENCE_CONTROL, SEQUENCE_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.api.tensorflow.rest.nesting import Nested
+    from ovmstrio.core.datatypes import Datatype
+    from ovmstrio.core.tensor import TensorSpec
+
+__all__ = ["PredictBody", "read_predict_body"]
+
+UNKNOWN_ORDER: Final = "Invalid JSON structure. Could not detect row or column format"
+INSTANCES_NO_ARRAY: Final = "Invalid JSON structure. Nonamed instance is not an array."
+INSTANCE_NO_OBJECT: Final = "Invalid JSON structure. One of named instances is not a JSON object."
+NO_INSTANCES: Final = "Invalid JSON structure. Missing instances in row format"
+NEITHER_NAMED_NOR_NONAMED: Final = "Could not detect neither named or nonamed format"
+INSTANCE_UNREADABLE: Final = "Could not parse instance content. Not valid ndarray detected"
+BATCH_SIZES_DIFFER: Final = "Invalid JSON structure. Request inputs have different batch sizes"
+INPUTS_NO_OBJECT: Final = "Invalid JSON structure. One of inputs is not a JSON object."
+NO_INPUTS: Final = "Invalid JSON structure. Missing inputs in column format"
+NO_SINGLE_INPUT: Final = "Inputs inside buffer do not match the expected format"
+
+_ROW_RANK: Final = 2
+_SPECIAL: Final = {SEQUENCE_ID: BY_NAME["UINT64"], SEQUENCE_CONTROL: BY_NAME["UINT32"]}
+
+
+@dataclass(frozen=True, slots=True)
+class PredictBody:
+    """The inputs of a call, and whether they came, and the answer will go, by rows."""
+
+    by_rows: bool
+    inputs: list[InferInput]
+
+
+def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
+    """Read a whole body.
+
+    Args:
+        body: the JSON.
+        inputs: those of the model, whose datatypes the elements get.
+
+    Raises:
+        MalformedJson: the body is not JSON.
+        InvalidRequest: anything else that the body should not be.
+    """
+    document = read_document(body)
+    by_rows = "instances" in document
+    if by_rows == ("inputs" in document):
+        raise _refuse(UNKNOWN_ORDER, "expected either instances or inputs")
+    if by_rows:
+        return PredictBody(by_rows, _rows(document["instances"], inputs))
+    return PredictBody(by_rows, _columns(document["inputs"], inputs))
+
+
+def _refuse(text: str, detail: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{text} - {detail}" if detail else text)
+
+
+def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
+    if not isinstance(instances, list):
+        raise _refuse(INSTANCES_NO_ARRAY, f"got {kind_of(instances)}")
+    if not instances:
+        raise _refuse(NO_INSTANCES)
+    reader = _InputReader(inputs, INSTANCE_UNREADABLE, by_rows=True)
+    first = instances[0]
+    if isinstance(first, dict) and not is_binary(first):
+        return [reader.read(name, values) for name, values in _named_rows(instances).items()]
+    if first is None or (isinstance(first, bool) and not _takes_booleans(inputs)):
+        raise _refuse(NEITHER_NAMED_NOR_NONAMED, f"the first instance is {kind_of(first)}")
+    return [reader.read(_sole_name(inputs), instances)]
+
+
+def _named_rows(instances: list[Any]) -> dict[str, list[Any]]:
+    """Give the values of each name, one of each row."""
+    if set(map(type, instances)) != {dict}:
+        raise _refuse(INSTANCE_NO_OBJECT)
+    if not all(instances):
+        raise _refuse(INSTANCE_UNREADABLE, "an instance has no inputs")
+    names = dict.fromkeys(chain.from_iterable(instances))
+    if set(map(len, instances)) != {len(names)}:
+        missing = next(name for name in names if not all(name in instance for instance in instances))
+        raise _refuse(BATCH_SIZES_DIFFER, f"not every instance has the input {missing[:80]}")
+    return {name: list(map(itemgetter(name), instances)) for name in names}
+
+
+def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
+    reader = _InputReader(inputs, INPUT_UNREADABLE, by_rows=False)
+    if isinstance(given, dict):
+        if not given:
+            raise _refuse(NO_INPUTS)
+        return [reader.read(name, value) for name, value in given.items()]
+    lone_number = type(given) in {int, float} and len(inputs) == 1
+    if not lone_number and not isinstance(given, list):
+        raise _refuse(INPUTS_NO_OBJECT, f"got {kind_of(given)}")
+    return [reader.read(_sole_name(inputs), given)]
+
+
+def _sole_name(inputs: Sequence[TensorSpec]) -> str:
+    if len(inputs) != 1:
+        names = ", ".join(spec.name for spec in inputs)
+        raise _refuse(NO_SINGLE_INPUT, f"the model has {len(inputs)} inputs; send values by name: {names}")
+    return inputs[0].name
+
+
+def _takes_booleans(inputs: Sequence[TensorSpec]) -> bool:
+    return len(inputs) == 1 and inputs[0].datatype.name == "BOOL"
+
+
+@dataclass(slots=True)
+class _InputReader:
+    """Reads the inputs of one call; ``refusal`` is what unreadable ones are refused with."""
+
+    specs: Sequence[TensorSpec]
+    refusal: str
+    by_rows: bool
+    _known: dict[str, Datatype] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._known = {spec.name: spec.datatype for spec in self.specs if spec.datatype is not INVALID}
+
+    def read(self, name: str, value: Any) -> InferInput:
+        """Read one input.
+
+        Raises:
+            InvalidRequest: it is no tensor of the datatype that the model's input has.
+        """
+        nested = unnest(value)
+        if nested is None:
+            raise self._refuse(name, "lists of one level differ in length, or have elements beside them")
+        datatype = self._known.get(name)
+        if datatype is None and name in _SPECIAL:
+            datatype = self._special(name, nested)
+        try:
+            sent, contents = read_elements(nested, datatype or guess_datatype(nested))
+        except Unreadable as error:
+            raise self._refuse(name, str(error)) from None
+        return InferInput(name, sent.name, nested.shape, contents)
+
+    def _special(self, name: str, nested: Nested) -> Datatype:
+        """Give the datatype of an input that says which sequence a call is for; it is a list of one whole number."""
+        rank = len(nested.shape)
+        flat = rank == _ROW_RANK if self.by_rows else rank < _ROW_RANK
+        if not flat or nested.kinds - {int} or any(element < 0 for element in nested.elements):
+            raise self._refuse(name, "expected a list of one whole number, 0 or more")
+        return _SPECIAL[name]
+
+    def _refuse(self, name: str, detail: str) -> InvalidRequest:
+        return _refuse(self.refusal, f"input {name[:80]}: {detail}")

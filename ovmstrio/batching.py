@@ -1,0 +1,15 @@
+"""The request batcher, for code that joins the calls of many callers."""
+
+from ovmstrio.work.batching import (
+    Batcher,
+    BatchOptions,
+    BatchPolicy,
+    open_batcher,
+)
+
+__all__ = [
+    "BatchOptions",
+    "BatchPolicy",
+    "Batcher",
+    "open_batcher",
+]

@@ -1,0 +1,109 @@
+"""What models and graphs tell of each run, for whoever counts: ports, and implementations that count nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from ovmstrio.core.events import Method
+
+__all__ = [
+    "NULL_BATCH_HOOKS",
+    "NULL_GRAPH_HOOKS",
+    "NULL_HOOKS",
+    "BatchHooks",
+    "GraphHooks",
+    "NullBatchHooks",
+    "NullGraphHooks",
+    "NullHooks",
+    "ServableHooks",
+]
+
+
+class BatchHooks(Protocol):
+    """Observes one batcher.  Every method is called on the event loop and must not wait."""
+
+    def batch_size(self, size: int) -> None:
+        """A batch of this size begins to run."""
+        ...
+
+    def queue_time(self, seconds: float) -> None:
+        """One item waited this long before its batch began to run."""
+        ...
+
+
+class NullBatchHooks:
+    """Hooks for batchers that nobody observes."""
+
+    def batch_size(self, size: int) -> None:
+        """Ignore it."""
+
+    def queue_time(self, seconds: float) -> None:
+        """Ignore it."""
+
+
+NULL_BATCH_HOOKS: Final = NullBatchHooks()
+
+
+class ServableHooks(BatchHooks, Protocol):
+    """Observes one loaded model version.  Every method is called on the event loop and must not wait."""
+
+    def inference_time(self, seconds: float) -> None:
+        """One inference took this long in the runtime."""
+        ...
+
+    def wait_time(self, seconds: float) -> None:
+        """One request waited this long for a free infer request (0 where it ran on the event loop)."""
+        ...
+
+    def set_streams(self, count: int) -> None:
+        """The compiled model has this many streams."""
+        ...
+
+    def set_pool(self, size: int, active: int) -> None:
+        """The pool has ``size`` infer requests, ``active`` of which are in use."""
+        ...
+
+
+class NullHooks(NullBatchHooks):
+    """Hooks for models that nobody observes."""
+
+    def inference_time(self, seconds: float) -> None:
+        """Ignore it."""
+
+    def wait_time(self, seconds: float) -> None:
+        """Ignore it."""
+
+    def set_streams(self, count: int) -> None:
+        """Ignore it."""
+
+    def set_pool(self, size: int, active: int) -> None:
+        """Ignore it."""
+
+
+NULL_HOOKS: Final = NullHooks()
+
+
+class GraphHooks(Protocol):
+    """Observes one graph.  Every method is called on the event loop and must not wait."""
+
+    def started(self) -> None:
+        """An instance has begun to run, for one call or one stream."""
+        ...
+
+    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+        """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
+        ...
+
+
+class NullGraphHooks:
+    """Hooks for graphs that nobody observes."""
+
+    def started(self) -> None:
+        """Ignore it."""
+
+    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+        """Ignore it."""
+
+
+NULL_GRAPH_HOOKS: Final = NullGraphHooks()

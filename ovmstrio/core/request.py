@@ -1,0 +1,124 @@
+"""A call and its answer, free of any wire format.
+
+A front end turns bytes into an :class:`InferRequest` without judging it; a servable validates it against its own
+inputs (``ovmstrio.runtimes.models.validation``), so that every protocol rejects the same things in the same words.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
+
+__all__ = [
+    "Buffer",
+    "Contents",
+    "InferInput",
+    "InferRequest",
+    "InferResponse",
+    "ParameterValue",
+    "RequestedOutput",
+    "ServableMetadata",
+    "StreamProblem",
+    "StreamReply",
+]
+
+ParameterValue = bool | int | float | str
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(slots=True)
+class Contents:
+    """Values that came one by one: protobuf's ``InferTensorContents`` or a JSON ``data`` list, flattened.
+
+    ``field`` names the one field that was filled (``fp32_contents``, ...); ``values`` are its elements.  With
+    ``repeat_last`` the last of them stands for all that are missing, as in TensorFlow's tensors.
+    """
+
+    field: str
+    values: Sequence[Any] | np.ndarray[Any, Any]
+    repeat_last: bool = False
+
+
+@dataclass(slots=True)
+class InferInput:
+    """One input tensor as the caller described it; nothing here has been checked."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    contents: Contents | None = None
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    """An output that the caller named, with what it said about it."""
+
+    name: str
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """One inference call.
+
+    ``model_version`` is as sent: empty or ``"0"`` means the default version.  ``raw_inputs`` holds one buffer an
+    input, by position, where the caller used raw contents (elements little-endian and packed; ``BYTES`` elements each
+    behind a little-endian uint32 length), and None for an input that has contents where the protocol lets a request
+    use both.  ``deadline`` is on trio's clock.  ``keeps_rows`` asks for matrices of bytes as they are, where the names
+    of outputs would make them strings: the caller is no client.
+    """
+
+    model_name: str
+    model_version: str = ""
+    id: str = ""
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    inputs: list[InferInput] = field(default_factory=list)
+    outputs: list[RequestedOutput] = field(default_factory=list)
+    raw_inputs: list[Buffer | None] = field(default_factory=list)
+    deadline: float = math.inf
+    keeps_rows: bool = False
+
+
+@dataclass(slots=True)
+class InferResponse:
+    """The answer to one inference call; ``outputs`` are in the order in which they are shown (by name, for models)."""
+
+    model_name: str
+    model_version: str
+    outputs: list[Tensor | RawTensor]
+    id: str = ""
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProblem:
+    """What was wrong with one request of a stream, which goes on."""
+
+    message: str
+
+
+StreamReply = InferResponse | StreamProblem
+"""What a stream answers with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServableMetadata:
+    """What a servable tells of itself.
+
+    ``inputs`` and ``outputs`` are sorted by name.  ``extra`` goes into the REST answer as it is (``rt_info``).
+    """
+
+    name: str
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    extra: dict[str, Any] = field(default_factory=dict)

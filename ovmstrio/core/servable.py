@@ -1,0 +1,136 @@
+"""The port between what is served and how it is reached.
+
+A front end knows nothing of models and a servable nothing of wires; between them stand these protocols and the
+values of ``ovmstrio.core.request``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    import trio
+
+    from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
+
+__all__ = [
+    "InferStream",
+    "LeaseServable",
+    "LeasedServable",
+    "SequenceInfo",
+    "SequenceServable",
+    "Servable",
+    "StreamingServable",
+]
+
+
+class Servable(Protocol):
+    """One version of something that can be called by name."""
+
+    @property
+    def metadata(self) -> ServableMetadata:
+        """Inputs, outputs and platform; constant for the life of the servable."""
+        ...
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer one call.
+
+        The servable validates the request against its own inputs.  The caller owns the request, whose buffers must
+        stay unchanged until this returns.
+
+        Raises:
+            InvalidRequest: the request does not fit the inputs.
+            ModelFailure: the runtime failed on a valid request.
+            Overloaded: its queue is full.
+
+        Cancellation: at any checkpoint; work on the device is cancelled or its result dropped, and every pooled
+        resource is given back.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Give back everything that the servable holds.  Called once, when no call is in flight."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInfo:
+    """What a live sequence of requests looks like from outside; ``requests`` counts those that succeeded."""
+
+    id: int
+    age_seconds: float
+    idle_seconds: float
+    requests: int
+
+
+@runtime_checkable
+class SequenceServable(Servable, Protocol):
+    """A servable that keeps a state for each of many sequences of requests."""
+
+    def sequences(self) -> list[SequenceInfo]:
+        """List the live sequences, by id."""
+        ...
+
+
+class LeasedServable(Protocol):
+    """A servable that stays open while it is held; of ``ovmstrio.registry.leases.Lease``'s shape."""
+
+    @property
+    def servable(self) -> Servable:
+        """What may be called."""
+        ...
+
+
+class LeaseServable(Protocol):
+    """How the nodes of graphs and pipelines call what else is served, by name; the registry's ``lease``."""
+
+    async def __call__(self, name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
+        """Lease a servable; raises and waits as ``Registry.lease``."""
+        ...
+
+
+class InferStream(Protocol):
+    """An open stream: requests go in, replies come out at their own pace.
+
+    ``replies`` ends after the last reply, or when the stream has failed; then leaving the ``async with`` block that
+    opened the stream raises why.  Whoever has the stream receives and sends in two tasks.
+    """
+
+    replies: trio.MemoryReceiveChannel[StreamReply]
+
+    async def send(self, request: InferRequest) -> None:
+        """Take in one more request; what is wrong with it alone becomes a :class:`StreamProblem` among the replies.
+
+        It is among them before this returns.
+
+        The request's buffers belong to the stream from now on.
+
+        Raises:
+            trio.BrokenResourceError: the stream has ended by itself.
+
+        Cancellation: while the stream has no room; the request may have been taken in part.
+        """
+        ...
+
+    def end(self) -> None:
+        """Say that no request will follow; what is under way goes on to its end."""
+        ...
+
+
+@runtime_checkable
+class StreamingServable(Servable, Protocol):
+    """A servable that can be streamed to."""
+
+    def open_stream(self, first: InferRequest) -> AbstractAsyncContextManager[InferStream]:
+        """Open a stream with its first request, which is taken in before the block is entered.
+
+        The block must not be left before ``replies`` has ended, unless by an error or cancellation, which stops
+        everything that runs for the stream and waits, with a bound, until it has stopped.
+
+        Raises:
+            ServerError: on entering, when the stream cannot be opened; on leaving, when it failed.
+        """
+        ...

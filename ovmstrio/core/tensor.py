@@ -1,0 +1,102 @@
+"""Tensors as values, and what a servable says of the tensors it takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ovmstrio.core.datatypes import Datatype
+
+__all__ = ["ANY_SIZE", "Dim", "RawTensor", "Tensor", "TensorSpec"]
+
+
+class Dim(NamedTuple):
+    """The sizes that one dimension may have: ``low`` to ``high``, both included; ``high`` -1 means no bound."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def fixed(cls, size: int) -> Dim:
+        """Make a dimension of one size."""
+        return cls(size, size)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether only one size is accepted."""
+        return self.low == self.high
+
+    def accepts(self, size: int) -> bool:
+        """Tell whether a tensor may have this size here."""
+        return self.low <= size and (self.high == -1 or size <= self.high)
+
+    @property
+    def reported(self) -> int:
+        """The size that metadata shows: -1 for anything that is not fixed, ranges included (OVMS's rule)."""
+        return self.low if self.low == self.high else -1
+
+    def __str__(self) -> str:
+        if self.is_fixed:
+            return str(self.low)
+        return "-1" if self.high == -1 and self.low <= 1 else f"[{self.low}~{'' if self.high == -1 else self.high}]"
+
+
+ANY_SIZE = Dim(0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a servable.
+
+    ``batch_axis`` is the position of ``N`` in its layout, None where the layout has none; ``layout`` is the layout
+    in which the caller sees the tensor, such as ``NHWC``, or empty.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[Dim, ...]
+    batch_axis: int | None = 0
+    layout: str = ""
+
+    @property
+    def reported_shape(self) -> list[int]:
+        """The shape as metadata shows it, with -1 for each dimension that is not fixed."""
+        return [dim.reported for dim in self.shape]
+
+    def __str__(self) -> str:
+        return f"{self.datatype.name} [{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array with the element type it has on the wire.
+
+    ``array`` has the dtype ``datatype.numpy`` and the tensor's shape: ``uint16`` bits for ``BF16``, an object array
+    of ``bytes`` for ``BYTES``.
+    """
+
+    name: str
+    datatype: Datatype
+    array: np.ndarray[Any, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        shape: tuple[int, ...] = self.array.shape
+        return shape
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A named buffer whose element type and shape are what user code says, whether or not they fit the bytes.
+
+    ``datatype`` may be a name that KServe does not have.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview

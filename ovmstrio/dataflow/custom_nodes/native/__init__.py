@@ -1,5 +1,0 @@
-"""Custom nodes that are shared libraries with the C interface of ``include/custom_node_interface.h``."""
-
-from ovmstrio.dataflow.custom_nodes.native.node import CALLS_AT_ONCE, GRACE_SECONDS, NativeNode, open_native_node
-
-__all__ = ["CALLS_AT_ONCE", "GRACE_SECONDS", "NativeNode", "open_native_node"]

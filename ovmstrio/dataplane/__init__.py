@@ -1,0 +1,1 @@
+"""What every call passes on its way to a service: look-up, admission, observation."""

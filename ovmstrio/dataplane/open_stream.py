@@ -1,0 +1,97 @@
+"""An open stream as front ends see it: a servable's own, with every request and reply counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ovmstrio.core.request import StreamProblem
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ovmstrio.core.events import Interface
+    from ovmstrio.core.request import InferRequest, StreamReply
+    from ovmstrio.core.servable import InferStream
+    from ovmstrio.observability.graph_metrics import GraphMetrics
+
+__all__ = ["OpenStream"]
+
+
+class OpenStream:
+    """An open stream whose requests and replies are counted; front ends receive and send in two tasks.
+
+    A request counts as accepted once it is known that it has not become a problem among the replies: when the receiver
+    has seen all replies that were there after it was sent.
+    """
+
+    __slots__ = ("_accepted", "_graph", "_interface", "_problems", "_replies", "_sent", "_stream")
+
+    def __init__(self, stream: InferStream, graph: GraphMetrics | None, interface: Interface) -> None:
+        self._stream = stream
+        self._replies = stream.replies
+        self._graph = graph
+        self._interface: Interface = interface
+        self._sent = 1
+        self._problems = 0
+        self._accepted = 0
+
+    async def send(self, request: InferRequest) -> None:
+        """Take in one more request, whose buffers belong to the stream from now on.
+
+        Raises:
+            trio.BrokenResourceError: the stream has ended by itself.
+
+        Cancellation: while the stream has no room; the request may have been taken in part.
+        """
+        await self._stream.send(request)
+        self._sent += 1
+        if self._graph is not None and self._replies.statistics().tasks_waiting_receive:
+            self.settle()
+
+    def end(self) -> None:
+        """Say that no request will follow; what is under way goes on to its end."""
+        self._stream.end()
+
+    async def receive(self) -> StreamReply:
+        """Wait for the next reply; cheap when it is there already.
+
+        Raises:
+            trio.EndOfChannel: there will be none; leaving the block that opened the stream then tells why.
+
+        Cancellation: while it waits; no reply is lost.  Not a checkpoint when a reply is there.
+        """
+        try:
+            reply = self._replies.receive_nowait()
+        except trio.WouldBlock:
+            self.settle()
+            reply = await self._replies.receive()
+        if self._graph is not None:
+            self._count(self._graph, reply)
+        return reply
+
+    def __aiter__(self) -> Self:
+        """Receive replies until there are no more."""
+        return self
+
+    async def __anext__(self) -> StreamReply:
+        """Receive the next reply, as :meth:`receive`."""
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+    def settle(self) -> None:
+        """Count as accepted what was sent and has caused no problem, all replies so far having been received."""
+        if self._graph is not None:
+            while self._accepted < self._sent - self._problems:
+                self._accepted += 1
+                self._graph.accepted("ModelInferStream", self._interface)
+
+    def _count(self, graph: GraphMetrics, reply: StreamReply) -> None:
+        if isinstance(reply, StreamProblem):
+            self._problems += 1
+            graph.rejected("ModelInferStream", self._interface)
+        else:
+            graph.responses("ModelInferStream", self._interface)

@@ -1,5 +1,0 @@
-"""The gRPC service of Paddle Serving's pipelines."""
-
-from ovmstrio.frontends.grpc.ops.service import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
-
-__all__ = ["PIPELINE_DECODERS", "PIPELINE_ENCODERS", "PipelineService"]

@@ -1,0 +1,19 @@
+"""What handlers may import: answers with a status or headers of their own."""
+
+from ovmstrio.runtimes.handlers import (
+    HTMLResponse,
+    HTTPError,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
+
+__all__ = [
+    "HTMLResponse",
+    "HTTPError",
+    "JSONResponse",
+    "PlainTextResponse",
+    "Response",
+    "StreamingResponse",
+]

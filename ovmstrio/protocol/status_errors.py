@@ -1,0 +1,92 @@
+"""From the statuses of either wire back to the error that the server raised."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Unreachable", "error_of_grpc", "error_of_http", "reading", "status_of"]
+
+
+class Unreachable(errors.ServerError):
+    """Nobody answers at the address, or the connection broke before an answer came."""
+
+
+_GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
+    "INVALID_ARGUMENT": errors.InvalidRequest,
+    "FAILED_PRECONDITION": errors.FailedPrecondition,
+    "RESOURCE_EXHAUSTED": errors.Overloaded,
+    "NOT_FOUND": errors.NotFound,
+    "ALREADY_EXISTS": errors.AlreadyExists,
+    "UNAVAILABLE": errors.NotReady,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "UNIMPLEMENTED": errors.NotSupported,
+    "INTERNAL": errors.ModelFailure,
+    "ABORTED": errors.NothingToGather,
+    "UNKNOWN": errors.PipelineFailure,
+}
+_HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
+    204: errors.NothingToGather,
+    400: errors.InvalidRequest,
+    404: errors.NotFound,
+    406: errors.MethodNotAllowed,
+    409: errors.AlreadyExists,
+    412: errors.FailedPrecondition,
+    413: errors.PayloadTooLarge,
+    429: errors.Overloaded,
+    500: errors.ModelFailure,
+    501: errors.NotSupported,
+    503: errors.NotReady,
+    504: errors.DeadlineExceeded,
+}
+
+_TEXTS: Final[Mapping[str, type[errors.ServerError]]] = {
+    "Model with requested version is not loaded yet": errors.VersionLoading,
+    "Model with requested version is retired": errors.VersionRetired,
+    "Mediapipe is not loaded yet": errors.GraphLoading,
+    "Mediapipe is retired": errors.VersionRetired,
+    "Mediapipe execution failed": errors.GraphFailure,
+}
+"""Beginnings of messages whose class their status, which others share, does not tell."""
+
+
+@contextmanager
+def reading(address: str) -> Iterator[None]:
+    """Read an answer inside the block; one that is not KServe's raises ``ServerError``."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise errors.ServerError(f"{address} does not answer as a KServe v2 server does: {error}") from None
+
+
+def error_of_grpc(status: str, message: str) -> errors.ServerError:
+    """Make the error of a gRPC status, named as in ``StatusCode``."""
+    cls = _by_text(message) or _GRPC.get(status)
+    return _noted(errors.ServerError(f"{status}: {message}") if cls is None else cls(message), f"gRPC status {status}")
+
+
+def error_of_http(status: int, message: str) -> errors.ServerError:
+    """Make the error of an HTTP status."""
+    cls = _by_text(message) or _HTTP.get(status)
+    return _noted(
+        errors.ServerError(f"HTTP {status}: {message}") if cls is None else cls(message), f"HTTP status {status}"
+    )
+
+
+def status_of(error: errors.ServerError) -> str:
+    """Tell the status that an error came with, such as ``gRPC status NOT_FOUND``; empty if the server sent none."""
+    return "".join(getattr(error, "__notes__", ()))
+
+
+def _noted(error: errors.ServerError, status: str) -> errors.ServerError:
+    error.add_note(status)
+    return error
+
+
+def _by_text(message: str) -> type[errors.ServerError] | None:
+    return next((cls for text, cls in _TEXTS.items() if message.startswith(text)), None)

@@ -1,0 +1,1 @@
+"""The kinds of services, a folder each."""

@@ -1,0 +1,121 @@
+"""GateCalculator: lets packets through, or drops them, as a stream, a side packet or an option says."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ovmstrio.runtimes.graphs.calculator import (
+    CalculatorKind,
+    ContractError,
+    DefinitionScope,
+    NodeContext,
+    NodeContract,
+)
+from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, options_of, ports_of
+from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port, StreamRef
+
+__all__ = ["GATE"]
+
+_OPTIONS: Final = "mediapipe.GateCalculatorOptions"
+_ALLOW: Final = Port("ALLOW", 0)
+_DISALLOW: Final = Port("DISALLOW", 0)
+_CONTROLS: Final = frozenset({_ALLOW, _DISALLOW})
+_STATE_CHANGE: Final = Port("STATE_CHANGE", 0)
+
+
+class _Gate(Stateless):
+    """Knows whether it was open, to tell of changes.
+
+    Args:
+        fixed: whether it is open for the whole run; None where a stream says so.
+        default: whether it is open when the stream says nothing at a timestamp.
+        tells: whether there is an output for changes.
+    """
+
+    __slots__ = ("_default", "_fixed", "_tells", "_was_open")
+
+    def __init__(self, *, fixed: bool | None, default: bool, tells: bool) -> None:
+        self._fixed = fixed
+        self._default = default
+        self._tells = tells
+        self._was_open: bool | None = None
+
+    async def process(self, context: NodeContext) -> None:
+        """Send on what has come, if the gate is open.  Never waits."""
+        is_open = _stated(context.inputs) if self._fixed is None else self._fixed
+        if is_open is None:
+            is_open = self._default
+        if self._tells and self._was_open not in {None, is_open}:
+            context.emit(_STATE_CHANGE, is_open)
+        self._was_open = is_open
+        if is_open:
+            for port, value in context.inputs.items():
+                if port not in _CONTROLS:
+                    context.emit(port, value)
+
+
+def _stated(values: Any) -> bool | None:
+    """Give what a control says, None where there is none."""
+    if _ALLOW in values:
+        return bool(values[_ALLOW])
+    return not values[_DISALLOW] if _DISALLOW in values else None
+
+
+def _open(context: NodeContext) -> _Gate:
+    options = options_of(context.node, _OPTIONS)
+    fixed = _stated(context.side)
+    if fixed is None and not _CONTROLS & set(ports_of(context.node.inputs)):
+        fixed = bool(options.allow)
+    return _Gate(
+        fixed=fixed,
+        default=options is not None and bool(options.empty_packets_as_allow),
+        tells=_STATE_CHANGE in ports_of(context.node.outputs),
+    )
+
+
+class _GateKind:
+    name: str = "GateCalculator"
+
+    def contract(self, node: NodeConfig) -> NodeContract:
+        """Accept any untagged streams, an output for each, and one control.
+
+        Raises:
+            ContractError: there is no control or several, or a stream has no partner.
+        """
+        _check_control(node)
+        data = {port for port in ports_of(node.inputs) if port not in _CONTROLS}
+        results = {port for port in ports_of(node.outputs) if port != _STATE_CHANGE}
+        lonely = data ^ results
+        if lonely or not data:
+            raise ContractError(
+                f"{self.name} needs an output for each data stream; without a partner: "
+                f"{', '.join(sorted(map(str, lonely))) or 'there is no data stream'}",
+                fix="give each output the tag of its input",
+            )
+        return NodeContract(_types(node.inputs), _types(node.outputs), _types(node.side_inputs), propagates_bounds=True)
+
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
+        """Share nothing.  Never waits."""
+        del node, scope
+        return SharedNothing(_open)
+
+
+def _types(refs: tuple[StreamRef, ...]) -> dict[Port, type]:
+    return {ref.port: bool if ref.port in {*_CONTROLS, _STATE_CHANGE} else object for ref in refs}
+
+
+def _check_control(node: NodeConfig) -> None:
+    strangers = sorted(map(str, set(ports_of(node.side_inputs)) - _CONTROLS))
+    if strangers or node.side_outputs:
+        raise ContractError(f"{_GateKind.name} has no side packet but ALLOW or DISALLOW: {', '.join(strangers)}")
+    controls = [ref.port for ref in (*node.inputs, *node.side_inputs) if ref.port in _CONTROLS]
+    options = options_of(node, _OPTIONS)
+    by_option = options is not None and options.HasField("allow")
+    if len(controls) + by_option != 1:
+        raise ContractError(
+            f"{_GateKind.name} needs exactly one control, not {len(controls) + by_option}",
+            fix="give it one input stream or side packet ALLOW or DISALLOW, or the option allow",
+        )
+
+
+GATE: Final[CalculatorKind] = _GateKind()

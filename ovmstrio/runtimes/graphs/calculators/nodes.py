@@ -1,0 +1,71 @@
+"""What calculators have in common: options, ports, and bases for those that hold or share nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeFailure
+from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port, StreamRef
+
+__all__ = ["SharedNothing", "Stateless", "map_entry", "options_of", "ports_of", "required_input"]
+
+
+def options_of(node: NodeConfig, message: str) -> Any:
+    """Give a node's options of one message type, None where it has none; ``node_options`` go before ``options``."""
+    for options in (*node.node_options, *node.options):
+        if options.DESCRIPTOR.full_name == message:
+            return options
+    return None
+
+
+def ports_of(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
+    """Give the ports of streams, in their order."""
+    return tuple(ref.port for ref in refs)
+
+
+def map_entry(entries: Any, port: Port) -> str | None:
+    """Give what a map of options says of a port; ``TAG`` stands for index 0 and ``TAG:1`` for others."""
+    key = str(port) if port.index else port.tag
+    return entries[key] if key in entries else None  # noqa: SIM401 - a protobuf map is no dict
+
+
+def required_input(context: NodeContext, port: Port) -> Any:
+    """Give the value on an input.
+
+    Raises:
+        NodeFailure: nothing came there at this timestamp.
+    """
+    try:
+        return context.inputs[port]
+    except KeyError:
+        raise NodeFailure(f"input {port} is missing at timestamp {context.timestamp}") from None
+
+
+class Stateless:
+    """A base for calculators that hold nothing to close."""
+
+    __slots__ = ()
+
+    async def close(self, context: NodeContext) -> None:
+        """Nothing to do.  Never waits."""
+
+
+class SharedNothing:
+    """The resources of a node whose instances share nothing.
+
+    Args:
+        make: makes the calculator of one instance.
+    """
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[NodeContext], Any]) -> None:
+        self._make = make
+
+    async def open(self, context: NodeContext) -> Any:
+        """Make the calculator of one instance.  Never waits."""
+        return self._make(context)
+
+    async def aclose(self) -> None:
+        """Nothing to do.  Never waits."""

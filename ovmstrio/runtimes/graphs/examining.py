@@ -1,0 +1,122 @@
+"""Examine a graph file: everything that can be known without running user code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ovmstrio.config.findings import by_line, did_you_mean
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
+from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
+from ovmstrio.runtimes.graphs.config.found import (
+    HANDLER_MISSING,
+    NODE_NAME_MISSING,
+    NODE_NAME_TAKEN,
+    NODE_OPTIONS_MISSING,
+    GraphFindings,
+)
+from ovmstrio.runtimes.graphs.config.reading import examine_text
+from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig
+from ovmstrio.runtimes.graphs.config.wiring import check_wiring
+from ovmstrio.runtimes.graphs.policies import policy_names
+
+__all__ = ["Examination", "examine_graph", "handler_file"]
+
+_PYTHON: Final = "PythonExecutorCalculator"
+_PYTHON_OPTIONS: Final = "mediapipe.PythonExecutorCalculatorOptions"
+_TOLD_OTHERWISE: Final = (NODE_NAME_MISSING, NODE_NAME_TAKEN, NODE_OPTIONS_MISSING)
+_CANNOT_OPEN: Final = "File not found or cannot open"
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What a graph file says, None where it cannot be read, and all that is wrong with it, by line."""
+
+    config: GraphConfig | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems because of which the graph does not load."""
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+
+def examine_graph(graph_path: Path, directory: Path | None = None) -> Examination:
+    """Read a graph file, and check the contracts of its nodes and how they fit together.  Blocks on the disk.
+
+    Relative paths in it lead on from ``directory``, by default its own.
+    """
+    file = str(graph_path)
+    try:
+        content = graph_path.read_text(encoding="utf-8")
+    except OSError as error:
+        return Examination(None, (Problem(f"{_CANNOT_OPEN} - {error.strerror or error}", file),))
+    except UnicodeDecodeError as error:
+        return Examination(None, (Problem(f"{_CANNOT_OPEN} - it is no UTF-8 text: {error.reason}", file),))
+    reading = examine_text(content, file)
+    problems = list(reading.problems)
+    if reading.config is not None:
+        certain = [node for node in reading.config.nodes if node.canonical_name not in reading.doubtful]
+        contracts = {node.canonical_name: contract for node in certain if (contract := _contract(node)) is not None}
+        problems += check_wiring(reading.config, contracts, policy_names())
+        problems += _check_python_nodes(reading.config, certain, directory or graph_path.parent)
+    return Examination(reading.config, by_line(problems))
+
+
+def handler_file(handler_path: str, directory: Path) -> Path:
+    """Give the file that a Python node's ``handler_path`` stands for in a graph of this directory."""
+    return directory / handler_path.replace("\\", "/")
+
+
+def _contract(node: NodeConfig) -> NodeContract | ContractError | None:
+    """Ask the node's calculator; None where what it says is told by the checks of Python nodes, with all the rest."""
+    try:
+        kind = find_kind(node.calculator)
+    except ConfigError as error:
+        return ContractError(error.message, code="NOT_FOUND")
+    if kind is None:
+        names = known_names()
+        fix = did_you_mean(node.calculator, names, otherwise=f"there are: {', '.join(names)}")
+        return ContractError(f'Unable to find Calculator "{node.calculator}"', fix=fix, code="NOT_FOUND")
+    try:
+        return kind.contract(node)
+    except ContractError as error:
+        return None if error.message.startswith(_TOLD_OTHERWISE) else error
+
+
+def _check_python_nodes(graph: GraphConfig, certain: Sequence[NodeConfig], directory: Path) -> list[Problem]:
+    findings = GraphFindings(graph.file)
+    first: dict[str, int] = {}
+    for number, node in enumerate(graph.nodes):
+        if node.calculator != _PYTHON or node not in certain:
+            continue
+        path = f"node[{number}]"
+        if not node.name:
+            findings.add(NODE_NAME_MISSING, "a Python node needs one", node.line, path, fix='add name: "..."')
+        elif node.name in first:
+            fix = f"use another name; the node of line {first[node.name]} has this one"
+            findings.add(NODE_NAME_TAKEN, f'"{node.name}" is given twice', node.line, f"{path}.name", fix=fix)
+        first.setdefault(node.name, node.line)
+        _check_options(node, path, directory, findings)
+    return findings.problems
+
+
+def _check_options(node: NodeConfig, path: str, directory: Path, findings: GraphFindings) -> None:
+    options = next((each for each in node.node_options if each.DESCRIPTOR.full_name == _PYTHON_OPTIONS), None)
+    if options is None:
+        fix = f'add node_options {{ [type.googleapis.com/{_PYTHON_OPTIONS}]: {{ handler_path: "model.py" }} }}'
+        where = f'node "{node.canonical_name}" has no node_options that name its handler_path'
+        findings.add(NODE_OPTIONS_MISSING, where, node.line, path, fix=fix)
+        return
+    file = handler_file(options.handler_path, directory)
+    if not file.is_file():
+        nearby = sorted(each.name for each in file.parent.glob("*.py")) if file.parent.is_dir() else []
+        findings.add(
+            HANDLER_MISSING, f'handler_path of node "{node.canonical_name}"',
+            node.options_line or node.line, f"{path}.node_options[0]",
+            expected="a Python file", found=str(file),
+            fix=did_you_mean(file.name, nearby, otherwise=f"paths are relative to {directory}"),
+        )  # fmt: skip

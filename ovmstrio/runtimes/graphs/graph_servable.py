@@ -1,0 +1,220 @@
+"""A loaded graph as a servable: an instance for each call, and one for each stream."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.core.datatypes import INVALID
+from ovmstrio.core.errors import GraphFailure, InvalidRequest
+from ovmstrio.core.request import InferResponse, ServableMetadata, StreamReply
+from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.runtimes.graphs.calculator import InstanceContext
+from ovmstrio.runtimes.graphs.instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.runtimes.graphs.responses import to_output
+from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, FirstPackets, Replies
+from ovmstrio.runtimes.graphs.streaming import REPLIES_BUFFERED, GraphStream
+from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from types import TracebackType
+
+    from ovmstrio.core.events import Method
+    from ovmstrio.core.hooks import GraphHooks
+    from ovmstrio.core.request import InferRequest
+    from ovmstrio.core.servable import InferStream
+    from ovmstrio.runtimes.graphs.config.values import StreamRef
+    from ovmstrio.runtimes.graphs.instance import Sink
+    from ovmstrio.runtimes.graphs.load_graph import LoadedGraph
+    from ovmstrio.runtimes.graphs.packets import Packet
+
+__all__ = ["GraphServable"]
+
+_PLATFORM: Final = "OpenVINO"
+_NOT_ALL_INPUTS: Final = "Invalid number of inputs - Not all input packets created"
+_NO_OUTPUT: Final = "Mediapipe execution failed. MP status - Unknown error during mediapipe execution"
+
+
+class GraphServable:
+    """One loaded graph.
+
+    Args:
+        name: under which it is served.
+        loaded: the plan and everything that its instances share; owned from now on.
+        hooks: are told of instances.
+    """
+
+    def __init__(self, name: str, loaded: LoadedGraph, hooks: GraphHooks) -> None:
+        self.name = name
+        self._loaded = loaded
+        self._plan = loaded.plan
+        self._hooks = hooks
+        config = loaded.plan.config
+        self._reader = RequestReader(config.inputs)
+        self._timestamps = AutomaticTimestamps()
+        self.metadata = ServableMetadata(name, _PLATFORM, _describe(config.inputs), _describe(config.outputs))
+
+    # Calls
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer one call with the first packet of each output.
+
+        The caller owns the request, whose buffers must stay unchanged until this returns.
+
+        Raises:
+            InvalidRequest: the request does not fit the graph's inputs.
+            FailedPrecondition: the run cannot start.
+            GraphFailure: a node failed, or an output got nothing.
+            ServerError: what user code raised of its own.
+
+        Cancellation: at any checkpoint; everything that runs for the call is stopped before this returns.
+        """
+        sink = FirstPackets(len(self._plan.outputs))
+        instance = self._make_instance(request, sink)
+        with _Observed(self._hooks, "ModelInfer", instance):
+            if self._plan.is_chain:
+                await self._run_alone(instance, request)
+            else:
+                async with running(instance):
+                    await self._feed(instance, request)
+                    await instance.finish()
+        return self._answer(request, sink.packets)
+
+    async def _run_alone(self, instance: GraphInstance, request: InferRequest) -> None:
+        """Run a call in this task."""
+        try:
+            await instance.start(None)
+            await self._feed(instance, request)
+            await instance.finish()
+        except trio.BrokenResourceError:
+            if instance.failure is None:
+                raise
+        finally:
+            await instance.aclose()
+
+    async def _feed(self, instance: GraphInstance, request: InferRequest) -> None:
+        given = timestamp_of(request)
+        timestamp = self._timestamps.next() if given is None else given
+        pushed = 0
+        for name, value in self._reader.packets(request):
+            await instance.push(name, value, timestamp)
+            pushed += 1
+        if pushed != len(self._plan.inputs):
+            missing = self._plan.inputs.keys() - {tensor.name for tensor in request.inputs}
+            raise InvalidRequest(f"{_NOT_ALL_INPUTS}; missing: {', '.join(sorted(missing))}")
+
+    def _answer(self, request: InferRequest, packets: Sequence[Packet | None]) -> InferResponse:
+        response = InferResponse(self.name, GRAPH_VERSION, [], request.id)
+        for name, packet in zip(self._plan.outputs, packets, strict=True):
+            if packet is None:
+                raise GraphFailure(f'{_NO_OUTPUT}: nothing came out of "{name}"')
+            made = to_output(name, packet.value)
+            if isinstance(made, InferResponse):
+                response.outputs, response.parameters = made.outputs, made.parameters
+            else:
+                response.outputs.append(made)
+            response.parameters["OVMS_MP_TIMESTAMP"] = packet.timestamp
+        return response
+
+    # Streams
+
+    @asynccontextmanager
+    async def open_stream(self, first: InferRequest) -> AsyncIterator[InferStream]:
+        """Open a stream with its first request; see :class:`ovmstrio.core.servable.StreamingServable`.
+
+        Raises:
+            FailedPrecondition: on entering, when the run cannot start.
+            GraphFailure: on leaving, when a node has failed.
+            ServerError: what user code raised of its own.
+
+        Ownership: everything that runs for the stream, until the block is left.
+
+        Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
+        """
+        send, receive = trio.open_memory_channel[StreamReply](REPLIES_BUFFERED)
+        sink = Replies(self.name, self._plan.outputs, send)
+        problem: Exception | None = None
+        instance = self._make_instance(first, sink)
+        with _Observed(self._hooks, "ModelInferStream", instance), receive:
+            async with trio.open_nursery() as nursery:
+                try:
+                    await nursery.start(_run, instance, send)
+                    stream = GraphStream(instance, sink, receive, reader=self._reader, timestamps=self._timestamps)
+                    if instance.failure is None:
+                        await stream.take_first(first)
+                        yield stream
+                except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
+                    problem = error
+                nursery.cancel_scope.cancel()
+            if problem is not None and instance.failure is None:
+                raise problem
+
+    # Both
+
+    def _make_instance(self, request: InferRequest, sink: Sink) -> GraphInstance:
+        side = self._loaded.side
+        if request.parameters:
+            side = side | side_packets(request)
+        context = InstanceContext(self.name, request.parameters, request.id, request.deadline)
+        return GraphInstance(self._plan, context, sink, side)
+
+    async def aclose(self) -> None:
+        """Finalize the nodes.  Called once, when no call is in flight.
+
+        Cancellation: shielded, with the bounds of the user's ``finalize``.
+        """
+        with trio.CancelScope(shield=True):
+            await self._loaded.aclose()
+
+
+class _Observed:
+    """Tells the hooks of an instance, and raises at the end why it failed."""
+
+    __slots__ = ("_hooks", "_instance", "_method", "_started")
+
+    def __init__(self, hooks: GraphHooks, method: Method, instance: GraphInstance) -> None:
+        self._hooks = hooks
+        self._method = method
+        self._instance = instance
+        self._started = perf_counter()
+
+    def __enter__(self) -> None:
+        self._hooks.started()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        failure = self._instance.failure
+        ok = exc is None and failure is None
+        self._hooks.finished(self._method, perf_counter() - self._started, ok=ok)
+        if exc is None and failure is not None:
+            raise failure
+
+
+async def _run(
+    instance: GraphInstance,
+    send: trio.MemorySendChannel[StreamReply],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a stream's instance until it has finished, and end the replies after the last."""
+    started = False
+    async with send:
+        try:
+            async with running(instance):
+                started = True
+                task_status.started()
+                await instance.wait_finished()
+        except Exception:
+            if not started:
+                raise
+
+
+def _describe(refs: Sequence[StreamRef]) -> tuple[TensorSpec, ...]:
+    """Tell the names of streams; a graph says nothing about types and shapes."""
+    return tuple(TensorSpec(name, INVALID, (), None) for name in sorted(ref.name for ref in refs))

@@ -1,0 +1,110 @@
+"""Load a graph: read and check its file, then make what its nodes share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.hooks import NULL_GRAPH_HOOKS
+from ovmstrio.runtimes.graphs.calculator import DefinitionScope
+from ovmstrio.runtimes.graphs.calculators import find_kind
+from ovmstrio.runtimes.graphs.examining import examine_graph
+from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+from ovmstrio.runtimes.graphs.plan import GraphPlan, LoadedNode, make_plan
+from ovmstrio.work.placement import run_load
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.config.specs import GraphSpec
+    from ovmstrio.core.hooks import GraphHooks
+    from ovmstrio.core.servable import LeaseServable
+    from ovmstrio.runtimes.graphs.calculator import CalculatorKind
+    from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig
+
+__all__ = ["LoadedGraph", "load_graph"]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGraph:
+    """A graph whose nodes are ready; ``side`` are the side packets that the server gives every instance."""
+
+    plan: GraphPlan
+    threads: WorkerThreads
+    side: dict[str, Any] = field(default_factory=dict)
+
+    async def aclose(self) -> None:
+        """Give back what the nodes share, the last node first, and end the threads.
+
+        Cancellation: whoever calls this shields it; each node bounds its own time.
+        """
+        await _close(self.plan.nodes, self.threads)
+
+
+async def load_graph(
+    spec: GraphSpec,
+    *,
+    lease: LeaseServable,
+    tasks: trio.Nursery,
+    hooks: GraphHooks = NULL_GRAPH_HOOKS,
+    hide_errors: bool = False,
+) -> GraphServable:
+    """Load a graph; the caller owns the servable and closes it.
+
+    Args:
+        spec: how it was configured.
+        lease: how nodes call what else is served.
+        tasks: owns the graph's worker threads; must outlive the servable.
+        hooks: are told of instances.
+        hide_errors: tell clients only the type of what user code raises.
+
+    Raises:
+        ConfigError: the file cannot be used, or a node cannot be loaded; nodes that were are finalized.
+
+    Cancellation: while nodes load; nodes that were loaded are finalized.
+    """
+    examined = await run_load(partial(examine_graph, spec.graph_path, spec.base_path))
+    if examined.config is None or examined.errors:
+        raise ConfigError(examined.errors)
+    for problem in examined.problems:
+        log.warning("graph", graph=spec.name, problem=str(problem))
+    threads = WorkerThreads()
+    scope = DefinitionScope(spec.name, spec.base_path, threads, lease, hide_errors)
+    nodes: list[LoadedNode] = []
+    try:
+        await tasks.start(threads.run)
+        for node in examined.config.nodes:
+            kind = _kind_of(node)
+            nodes.append(LoadedNode(node, kind.contract(node), await kind.load(node, scope)))
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await _close(nodes, threads)
+        raise
+    loaded = LoadedGraph(make_plan(examined.config, nodes), threads, _server_side(examined.config))
+    return GraphServable(spec.name, loaded, hooks)
+
+
+def _kind_of(node: NodeConfig) -> CalculatorKind:
+    kind = find_kind(node.calculator)
+    if kind is None:
+        raise ConfigError([Problem(f"unknown calculator {node.calculator!r}", line=node.line)])
+    return kind
+
+
+async def _close(nodes: Sequence[Any], threads: WorkerThreads) -> None:
+    for node in reversed(nodes):
+        await node.resources.aclose()
+    await threads.aclose()
+
+
+def _server_side(config: GraphConfig) -> dict[str, Any]:
+    """Give the side packet that Python nodes ask for; what it stands for is the node's own here."""
+    return {ref.name: None for node in config.nodes for ref in node.side_inputs if ref.name == "py"}

@@ -1,0 +1,49 @@
+"""Input policies: when a node may run, and on which packets (``ovms_graphs`` section 1.8).
+
+A policy looks at the input streams of one node.  ``next()`` takes the packets of one run off them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.runtimes.graphs.policies.aligned import TimestampAlignPolicy
+from ovmstrio.runtimes.graphs.policies.barrier import BarrierPolicy
+from ovmstrio.runtimes.graphs.policies.fixed_size import FixedSizePolicy
+from ovmstrio.runtimes.graphs.policies.mux import MuxPolicy
+from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Close, Policy, Run
+from ovmstrio.runtimes.graphs.policies.sync_set import DefaultPolicy, EarlyClosePolicy, ImmediatePolicy, SyncSetPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ovmstrio.runtimes.graphs.config.values import PolicyConfig
+    from ovmstrio.runtimes.graphs.streams import InputStream
+
+__all__ = ["CLOSE", "Close", "Policy", "Run", "make_policy", "policy_names"]
+
+_SUFFIX: Final = "InputStreamHandler"
+
+_POLICIES: Final[Mapping[str, Callable[[Sequence[InputStream], PolicyConfig], Policy]]] = {
+    f"Default{_SUFFIX}": lambda streams, _: DefaultPolicy(streams),
+    f"Immediate{_SUFFIX}": lambda streams, _: ImmediatePolicy(streams),
+    f"EarlyClose{_SUFFIX}": lambda streams, _: EarlyClosePolicy(streams),
+    f"Barrier{_SUFFIX}": lambda streams, _: BarrierPolicy(streams),
+    f"Mux{_SUFFIX}": lambda streams, _: MuxPolicy(streams),
+    f"SyncSet{_SUFFIX}": SyncSetPolicy.configured,
+    f"FixedSize{_SUFFIX}": FixedSizePolicy.configured,
+    f"TimestampAlign{_SUFFIX}": TimestampAlignPolicy.configured,
+}
+
+
+def policy_names() -> tuple[str, ...]:
+    """List the input stream handlers that graph files may name."""
+    return tuple(_POLICIES)
+
+
+def make_policy(config: PolicyConfig, streams: Sequence[InputStream]) -> Policy:
+    """Make the policy of one node of one instance, over its input streams in the order of tags.
+
+    The configuration has been checked (``graphs.config.wiring``).
+    """
+    return _POLICIES[config.handler](streams, config)

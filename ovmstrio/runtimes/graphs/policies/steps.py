@@ -1,0 +1,62 @@
+"""What a policy answers."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+from ovmstrio.runtimes.graphs.timestamps import DONE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.runtimes.graphs.config.values import Port
+    from ovmstrio.runtimes.graphs.streams import InputStream
+
+__all__ = ["CLOSE", "Close", "Policy", "Run", "Step", "earliest"]
+
+
+class Close(enum.Enum):
+    """The type of :data:`CLOSE`."""
+
+    CLOSE = enum.auto()
+
+
+CLOSE: Final = Close.CLOSE
+"""All inputs are done: the node is to be closed."""
+
+
+class Run(NamedTuple):
+    """One run of the node: its timestamp and the values by port, in the order of tags."""
+
+    timestamp: int
+    inputs: dict[Port, Any]
+
+
+Step = Run | Literal[Close.CLOSE] | None
+"""None: not ready."""
+
+
+class Policy(Protocol):
+    """The input policy of one node of one instance."""
+
+    def next(self) -> Step:
+        """Take the packets of the next run, if the node may run.
+
+        Raises:
+            NodeFailure: the packets make no sense to the policy.
+        """
+        ...
+
+    def arrived(self) -> None:
+        """Note that packets or bounds have come; some policies drop packets now."""
+        ...
+
+    def bound(self) -> int:
+        """Give the smallest timestamp that a run to come may have, ``DONE`` if there will be none."""
+        ...
+
+
+def earliest(streams: Sequence[InputStream]) -> int:
+    """Give the smallest timestamp of a packet that waits on these streams or may still come."""
+    return min((stream.earliest for stream in streams), default=DONE)

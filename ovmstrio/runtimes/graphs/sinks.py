@@ -1,0 +1,96 @@
+"""Where the outputs of an instance go: the first packet of each for a call, every packet at once for a stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.core.request import InferResponse, StreamReply
+from ovmstrio.runtimes.graphs.requests import TIMESTAMP_PARAMETER
+from ovmstrio.runtimes.graphs.responses import to_output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.runtimes.graphs.packets import Packet
+
+__all__ = ["GRAPH_VERSION", "FirstPackets", "Replies"]
+
+GRAPH_VERSION: Final = "1"
+"""The version that every graph has."""
+
+
+class FirstPackets:
+    """Keeps the first packet of each output."""
+
+    def __init__(self, outputs: int) -> None:
+        self.packets: list[Packet | None] = [None] * outputs
+
+    def put(self, output: int, packet: Packet) -> bool:
+        """Keep a packet, if it is the first of its output."""
+        if self.packets[output] is None:
+            self.packets[output] = packet
+        return True
+
+    async def wait_room(self) -> None:
+        """There is always room.  Never waits."""
+
+
+class Replies:
+    """Makes a reply of each packet and sends it into a channel; what has no room there waits here."""
+
+    def __init__(self, graph: str, outputs: Sequence[str], channel: trio.MemorySendChannel[StreamReply]) -> None:
+        self._graph = graph
+        self._outputs = outputs
+        self._channel = channel
+        self._overflow: deque[StreamReply] = deque()
+        self._lock = trio.Lock()
+
+    def put(self, output: int, packet: Packet) -> bool:
+        """Take a packet.
+
+        Raises:
+            ServerError: its value cannot be written into a response.
+        """
+        return self.reply(self._response(output, packet))
+
+    def reply(self, reply: StreamReply) -> bool:
+        """Take a reply; False if no more should come before :meth:`wait_room`."""
+        if not self._overflow:
+            try:
+                self._channel.send_nowait(reply)
+            except trio.WouldBlock:
+                pass
+            except trio.BrokenResourceError:
+                # Nobody reads any more; the instance is about to be cancelled.
+                return True
+            else:
+                return True
+        self._overflow.append(reply)
+        return False
+
+    async def wait_room(self) -> None:
+        """Return when everything that was taken is in the channel.
+
+        Cancellation: at once; nothing is lost.
+        """
+        async with self._lock:
+            while self._overflow:
+                try:
+                    await self._channel.send(self._overflow[0])
+                except trio.BrokenResourceError:
+                    self._overflow.clear()
+                    return
+                self._overflow.popleft()
+
+    def _response(self, output: int, packet: Packet) -> InferResponse:
+        name = self._outputs[output]
+        made = to_output(name, packet.value)
+        parameters: dict[str, bool | int | float | str] = {TIMESTAMP_PARAMETER: packet.timestamp}
+        if isinstance(made, InferResponse):
+            made.model_name, made.model_version, made.id = self._graph, GRAPH_VERSION, ""
+            made.parameters |= parameters
+            return made
+        return InferResponse(self._graph, GRAPH_VERSION, [made], "", parameters)

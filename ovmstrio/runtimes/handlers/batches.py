@@ -1,0 +1,89 @@
+"""Requests of many callers in one call of ``handle_post``: lists of arguments, and a list of results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ovmstrio.runtimes.handlers.config.specs import ProjectBatching
+from ovmstrio.runtimes.handlers.handler_code import HandlerCode
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.runtimes.handlers.methods import HandlerMethod
+from ovmstrio.runtimes.handlers.request_ids import in_log
+from ovmstrio.work.batching import BatchOptions
+
+__all__ = ["BatchItem", "BatchedMethod", "batch_options"]
+
+# How many requests may wait is for max_concurrency to say.
+_UNBOUNDED: Final = 2**31 - 1
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchItem:
+    """The part that one request has in a batch."""
+
+    arguments: Arguments
+    request_id: str = ""
+
+
+def batch_options(batching: ProjectBatching) -> BatchOptions:
+    """Give the batcher's options of a project."""
+    seconds = math.inf if batching.max_batch_size == 1 else batching.interval_seconds
+    return BatchOptions(batching.max_batch_size, seconds, max_waiting=_UNBOUNDED)
+
+
+class BatchedMethod:
+    """What a batcher runs.
+
+    Args:
+        method: the handler's.
+        invoke: calls it.
+        code: whose code it is.
+    """
+
+    def __init__(
+        self,
+        method: HandlerMethod,
+        invoke: Callable[[HandlerMethod, Arguments], Awaitable[Any]],
+        code: HandlerCode,
+    ) -> None:
+        self._method = method
+        self._invoke = invoke
+        self._code = code
+
+    async def run(self, items: Sequence[BatchItem]) -> list[Any]:
+        """Call the method for all items, and give the results, or errors, by the items' positions.
+
+        Raises:
+            UserCodeError: it raised, or gave no list of as many results; this has been logged.
+            Exception: it raised an error that passes.
+
+        Cancellation: as :func:`call_handler_code`.
+        """
+        # The task of a batch is begun by any request, or none.
+        with in_log(*(item.request_id for item in items)):
+            return await self._results(items)
+
+    async def _results(self, items: Sequence[BatchItem]) -> list[Any]:
+        lists = {name: [item.arguments[name] for item in items] for name in self._method.wanted}
+        results = await self._invoke(self._method, lists)
+        expected = f"expected a list of {len(items)} results, one for each request in its order"
+        if not isinstance(results, list):
+            raise self._code.wrong(self._method.name, f"{expected}, found a {type(results).__name__}")
+        if len(results) != len(items):
+            raise self._code.wrong(self._method.name, f"{expected}, found {len(results)}")
+        return [self._outcome(result) for result in results]
+
+    def _outcome(self, result: Any) -> Any:
+        """Give a result, or the error that an exception among the results means for its request.
+
+        Unlike what is raised, it was put there for the client to see, and so its text is sent.
+        """
+        if not isinstance(result, Exception):
+            return result
+        failure = self._code.failure(result, self._method.name)
+        return failure if isinstance(failure, HTTPError) else HTTPError(500, str(result))

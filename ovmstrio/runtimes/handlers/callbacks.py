@@ -1,0 +1,85 @@
+"""Callbacks: what handlers have done after their answers were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+import trio
+
+from ovmstrio.runtimes.handlers.handler_calls import call_handler_code
+from ovmstrio.runtimes.handlers.handler_code import HandlerCode
+from ovmstrio.runtimes.handlers.http.answers import Callback
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.work.user_code.calls import UserCodeRaisedError
+
+__all__ = ["DRAIN_SECONDS", "Callbacks"]
+
+DRAIN_SECONDS: Final = 10.0
+"""How long what runs for a handler that is closed may go on."""
+_THREADS: Final = 4
+_STEP: Final = "callback"
+
+log = structlog.get_logger(__name__)
+
+
+class Callbacks:
+    """Runs callbacks in threads of their own, so that none takes one from a request.
+
+    Args:
+        code: whose code they are.
+    """
+
+    def __init__(self, code: HandlerCode) -> None:
+        self._code = code
+        self._threads = WorkerThreads(limit=_THREADS, is_strict=True)
+        self._nursery: trio.Nursery | None = None
+        self._closing = trio.Event()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Host the callbacks until :meth:`close`, and those that run then for ``DRAIN_SECONDS``.
+
+        Ownership: their tasks and threads.
+
+        Cancellation: at any checkpoint; plain functions that run are left to end by themselves.
+        """
+        try:
+            async with trio.open_nursery() as threads_nursery:
+                await threads_nursery.start(self._threads.run)
+                try:
+                    await self._host(task_status)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await self._threads.aclose()
+        finally:
+            self._nursery = None
+
+    async def _host(self, task_status: trio.TaskStatus[None]) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await self._closing.wait()
+            self._nursery = None
+            nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
+
+    def close(self) -> None:
+        """Take no more callbacks, and let :meth:`run` end."""
+        self._closing.set()
+
+    def start(self, callbacks: Iterable[Callback]) -> None:
+        """Run callbacks one after the other, without waiting for them; their errors are logged."""
+        chosen = list(callbacks)
+        if not chosen:
+            return
+        if self._nursery is None:
+            log.warning("callbacks are not run: the server ends", callbacks=len(chosen))
+            return
+        self._nursery.start_soon(self._run_all, chosen, name="callbacks of an answer")
+
+    async def _run_all(self, callbacks: list[Callback]) -> None:
+        for callback in callbacks:
+            try:
+                await call_handler_code(self._threads, callback)
+            except UserCodeRaisedError as raised:
+                self._code.report(raised.error, _STEP)

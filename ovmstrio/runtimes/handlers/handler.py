@@ -1,0 +1,149 @@
+"""A handler that is loaded: its methods, and how they are called."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from ovmstrio.runtimes.handlers.batches import Arguments, BatchItem
+from ovmstrio.runtimes.handlers.callbacks import Callbacks
+from ovmstrio.runtimes.handlers.handler_calls import call_handler_code
+from ovmstrio.runtimes.handlers.handler_code import HandlerCode
+from ovmstrio.runtimes.handlers.http.answers import Callback
+from ovmstrio.runtimes.handlers.methods import HandlerMethod
+from ovmstrio.runtimes.handlers.request_ids import current_request_id
+from ovmstrio.runtimes.handlers.streams import UserStream
+from ovmstrio.work.batching import Batcher
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_here
+
+__all__ = ["LoadedHandler"]
+
+_T = TypeVar("_T")
+
+
+class LoadedHandler:
+    """An object of the user's class ``Handler``, whose methods requests reach.
+
+    Args:
+        instance: the object.
+        methods: by name.
+        threads: where plain methods run.
+        callbacks: where what comes after an answer runs.
+        code: whose code it is.
+        batcher: joins the calls of the method that is batched.
+    """
+
+    def __init__(
+        self,
+        instance: Any,
+        methods: Mapping[str, HandlerMethod],
+        threads: WorkerThreads,
+        callbacks: Callbacks,
+        *,
+        code: HandlerCode,
+        batcher: Batcher[BatchItem, Any] | None = None,
+    ) -> None:
+        self.instance = instance
+        self.methods = methods
+        self._threads = threads
+        self._callbacks = callbacks
+        self._code = code
+        self._batcher = batcher
+
+    async def call(self, name: str, /, **arguments: Any) -> Any:
+        """Call a method and give what it returns; a generator has not begun then.
+
+        Args:
+            name: of the method.
+            arguments: at least those that it wants; others are ignored.
+
+        Raises:
+            UserCodeError: it raised, which has been logged.
+            HTTPError: it raised this, or Starlette's ``HTTPException``.
+            ServerError: it raised this.
+            KeyError: there is no such method.
+
+        Cancellation: while it waits for a thread or a batch, it is not called; once a plain method runs it keeps its
+        thread until it ends, and its result is dropped; an ``async def`` one is cancelled where it waits.
+        """
+        method = self.methods[name]
+        given = {each: arguments[each] for each in method.wanted}
+        if method.is_batched and self._batcher is not None:
+            return await self._batcher.submit(BatchItem(given, current_request_id()))
+        if method.is_generator:
+            return method.call(**given)
+        return await invoke(self._threads, self._code, method, given)
+
+    async def iterate(self, name: str, convert: Callable[[Any], _T], /, **arguments: Any) -> UserStream[_T]:
+        """Call a method that gives many values: a generator, an iterator, or anything that can be iterated.
+
+        The caller must close the stream.
+
+        Args:
+            name: of the method.
+            convert: makes of a value what the stream gives, as for :meth:`stream`.
+            arguments: as for :meth:`call`.
+
+        Raises:
+            UserCodeError: it raised, or gave something that cannot be iterated; this has been logged.
+            Exception: as :meth:`call`.
+
+        Cancellation: as :meth:`call`.
+        """
+        result = await self.call(name, **arguments)
+        if not isinstance(result, Iterator | AsyncIterator):
+            try:
+                result = aiter(result) if hasattr(result, "__aiter__") else iter(result)
+            except TypeError:
+                found = f"expected something to iterate over, found a {type(result).__name__}"
+                raise self._code.wrong(name, found) from None
+        return self.stream(result, convert, name)
+
+    def stream(
+        self, values: Iterator[Any] | AsyncIterator[Any], convert: Callable[[Any], _T], step: str
+    ) -> UserStream[_T]:
+        """Run an iterator of the user's where it belongs; whoever gets the stream must close it.
+
+        Args:
+            values: the iterator.
+            convert: makes of a value what the stream gives; what it raises counts as the iterator's.
+            step: the method that it comes from, for the log.
+        """
+        return UserStream(values, convert, self._threads, self._code, step)
+
+    def failure(self, error: BaseException, step: str) -> Exception:
+        """Log what user code is to blame for, and make of it what is raised instead."""
+        return self._code.failure(error, step)
+
+    async def run_in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Call a plain function in a thread of the handler's.
+
+        Raises:
+            BaseException: what it raises.
+
+        Cancellation: as a plain method's.
+        """
+        result: _T | UserCodeRaisedError = await self._threads.call(call_here, function, args, may_leave=True)
+        if isinstance(result, UserCodeRaisedError):
+            raise result.error
+        return result
+
+    def run_after(self, callbacks: Iterable[Callback]) -> None:
+        """Run the callbacks of an answer that has been sent, in the background and on no thread of requests."""
+        self._callbacks.start(callbacks)
+
+
+async def invoke(threads: WorkerThreads, code: HandlerCode, method: HandlerMethod, given: Arguments) -> Any:
+    """Call a method with its arguments.
+
+    Raises:
+        UserCodeError: it raised, which has been logged.
+        Exception: it raised an error that passes.
+
+    Cancellation: as :func:`call_handler_code`.
+    """
+    try:
+        return await call_handler_code(threads, method.call, **given)
+    except UserCodeRaisedError as raised:
+        raise code.failure(raised.error, method.name) from None

@@ -1,0 +1,70 @@
+"""Starlette's responses and errors, from handlers that import it; the server itself never does for this."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from ovmstrio.runtimes.handlers.http.answers import ByteStream, Callback, Headers, HttpAnswer
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
+
+__all__ = ["starlette_answer", "starlette_error"]
+
+_CHUNK: Final = 64 * 1024
+# Requests for parts of a file are not answered with parts.
+_NOT_SENT: Final = frozenset({"accept-ranges"})
+
+OpenStream = Callable[[Any, Callable[[Any], bytes], str], ByteStream]
+
+
+async def starlette_answer(result: Any, open_stream: OpenStream, method: str) -> HttpAnswer | None:
+    """Make the answer of a response of Starlette's; None if it is none.
+
+    Raises:
+        OSError: the file of a ``FileResponse`` cannot be read.
+
+    Cancellation: while a file is looked for.
+    """
+    module: Any = sys.modules.get("starlette.responses")
+    if module is None or not isinstance(result, module.Response):
+        return None
+    if isinstance(result, module.FileResponse):
+        result.set_stat_headers(await trio.Path(result.path).stat())
+        body: bytes | ByteStream = open_stream(_pieces(Path(result.path)), bytes, method)
+    elif isinstance(result, module.StreamingResponse):
+        body = open_stream(result.body_iterator, _encoder(result.charset), method)
+    else:
+        body = bytes(result.body)
+    after: tuple[Callback, ...] = () if result.background is None else (result.background,)
+    return HttpAnswer(result.status_code, _headers(result, is_whole=isinstance(body, bytes)), body, after)
+
+
+def starlette_error(error: BaseException) -> HTTPError | None:
+    """Make ours of an ``HTTPException`` of Starlette's; None if it is none."""
+    module: Any = sys.modules.get("starlette.exceptions")
+    if module is None or not isinstance(error, module.HTTPException):
+        return None
+    known: Any = error
+    made = HTTPError(known.status_code, str(known.detail), getattr(known, "headers", None))
+    return made.with_traceback(error.__traceback__)
+
+
+def _headers(response: Any, *, is_whole: bool) -> Headers:
+    # Whoever writes a whole body says how long it is.
+    dropped = _NOT_SENT | {"content-length"} if is_whole else _NOT_SENT
+    pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.raw_headers)
+    return tuple((name, value) for name, value in pairs if name not in dropped)
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        while piece := opened.read(_CHUNK):
+            yield piece
+
+
+def _encoder(charset: str) -> Callable[[Any], bytes]:
+    return lambda piece: piece.encode(charset) if isinstance(piece, str) else bytes(piece)

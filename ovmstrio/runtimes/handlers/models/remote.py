@@ -1,0 +1,115 @@
+"""Object stores, reached through fsspec; imported only when a URL needs it.
+
+fsspec runs the clients of its stores on a thread of its own, which it starts at the first use and shares between all
+of them; calls from here wait for that thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+
+from ovmstrio.core.errors import StorageFailure
+from ovmstrio.runtimes.handlers.models.tree import StoredFile
+
+__all__ = ["FsspecStorage"]
+
+_CONNECT_SECONDS: Final = 5
+_READ_SECONDS: Final = 30
+_ATTEMPTS: Final = 3
+_MARKS: Final = ("ETag", "etag", "md5Hash", "content_md5", "version_id", "mtime")
+_TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "created")
+
+
+class FsspecStorage:
+    """A store of the kind that a scheme stands for, such as ``s3``.
+
+    Credentials come from where the store's own tools find them; with none, S3 is read anonymously.
+
+    Raises:
+        ImportError: fsspec needs a package for it.
+        ValueError: fsspec knows no such scheme.
+    """
+
+    def __init__(self, scheme: str) -> None:
+        options = _s3_options() if scheme in {"s3", "s3a"} else {}
+        self._files: Any = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
+
+    def list_files(self, location: str) -> list[StoredFile]:
+        """List all files below a folder; as :meth:`~ovmstrio.runtimes.handlers.models.storage.Storage.list_files`."""
+        root = self._files._strip_protocol(location).rstrip("/")  # noqa: SLF001 - fsspec has no public name for it
+        try:
+            found: Mapping[str, Mapping[str, Any]] = self._files.find(root, detail=True)
+        except FileNotFoundError as error:
+            # Stores have no folders: one without files is listed as empty, and what is not found is the bucket.
+            raise StorageFailure(f"{location} cannot be listed: there is no such place") from error
+        except Exception as error:  # stores raise whatever their clients do
+            raise StorageFailure(f"{location} cannot be listed: {_reason(error)}") from error
+        listed = ((path, path.removeprefix(root).removeprefix("/"), info) for path, info in found.items())
+        return [
+            _describe(path, relative, info)
+            for path, relative, info in listed
+            if info.get("type") != "directory" and _is_file_below(root, path, relative)
+        ]
+
+    def fetch(self, file: StoredFile, target: Path) -> None:
+        """Download a file; as :meth:`~ovmstrio.runtimes.handlers.models.storage.Storage.fetch`."""
+        try:
+            self._files.get_file(file.location, str(target))
+        except Exception as error:  # as above
+            raise StorageFailure(f"{file.location} cannot be downloaded: {_reason(error)}") from error
+
+    def close(self) -> None:
+        """Do nothing: fsspec closes connections when their store is forgotten."""
+
+
+def _s3_options() -> dict[str, Any]:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or _minio_endpoint()
+    limits = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "read_timeout": _READ_SECONDS,
+        "retries": {"max_attempts": _ATTEMPTS},
+    }
+    return {"endpoint_url": endpoint, "anon": not _has_aws_credentials(), "config_kwargs": limits}
+
+
+def _minio_endpoint() -> str | None:
+    """Give the endpoint that OpenVINO Model Server is configured with, which may lack the scheme."""
+    endpoint = os.environ.get("S3_ENDPOINT")
+    return endpoint if not endpoint or "://" in endpoint else f"http://{endpoint}"
+
+
+def _has_aws_credentials() -> bool:
+    import botocore.session  # noqa: PLC0415 - the package is there only with the store's own
+
+    return botocore.session.get_session().get_credentials() is not None
+
+
+def _is_file_below(root: str, path: str, relative: str) -> bool:
+    """Tell whether a key is a file in a folder, and no folder's marker; keys may be what no path can be."""
+    if path == root:
+        return True
+    return path.startswith(f"{root}/") and not {"", ".", ".."} & set(relative.split("/"))
+
+
+def _describe(path: str, relative: str, info: Mapping[str, Any]) -> StoredFile:
+    mark = next((str(info[name]) for name in _MARKS if info.get(name)), "")
+    modified = next((_seconds(info[name]) for name in _TIMES if info.get(name)), 0.0)
+    return StoredFile(relative, path, int(info.get("size") or 0), mark, modified)
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, str):
+        return datetime.fromisoformat(value).timestamp()
+    return float(value)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

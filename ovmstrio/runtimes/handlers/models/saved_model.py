@@ -1,0 +1,196 @@
+"""What a TensorFlow SavedModel says of its signatures, read without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from ovmstrio.core.errors import ConfigError, Problem
+
+__all__ = ["SavedModel", "Signature", "TensorInfo", "choose_signature", "read_saved_model"]
+
+_GRAPH: Final = "saved_model.pb"
+_SERVE: Final = "serve"
+_PREDICT: Final = "predict"
+
+_DTYPES: Final = {
+    1: ("DT_FLOAT", "float32"),
+    2: ("DT_DOUBLE", "float64"),
+    3: ("DT_INT32", "int32"),
+    4: ("DT_UINT8", "uint8"),
+    5: ("DT_INT16", "int16"),
+    6: ("DT_INT8", "int8"),
+    7: ("DT_STRING", "string"),
+    9: ("DT_INT64", "int64"),
+    10: ("DT_BOOL", "bool"),
+    14: ("DT_BFLOAT16", "bfloat16"),
+    17: ("DT_UINT16", "uint16"),
+    19: ("DT_HALF", "float16"),
+    22: ("DT_UINT32", "uint32"),
+    23: ("DT_UINT64", "uint64"),
+}
+_STRUCTURE: Final = {
+    "SavedModel": {"meta_graphs": (2, "MetaGraph")},
+    "MetaGraph": {"info": (1, "MetaInfo"), "signature_def": (5, "Entry")},
+    "MetaInfo": {"tags": (4, "string")},
+    "Entry": {"key": (1, "string"), "value": (2, "Signature")},
+    "Signature": {"inputs": (1, "Tensor"), "outputs": (2, "Tensor"), "method_name": (3, "string")},
+    "Tensor": {"key": (1, "string"), "value": (2, "TensorInfo")},
+    "TensorInfo": {"name": (1, "string"), "dtype": (2, "int32"), "tensor_shape": (3, "Shape")},
+    "Shape": {"dim": (2, "Dim"), "unknown_rank": (3, "bool")},
+    "Dim": {"size": (1, "int64")},
+}
+"""The fields that count; the rest of a message is kept as it is, the graph among it."""
+_REPEATED: Final = {"meta_graphs", "signature_def", "tags", "inputs", "outputs", "dim"}
+_SCALARS: Final = {
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+}
+
+
+@cache
+def _message_class() -> type[Any]:
+    file = FileDescriptorProto(name="saved_model.proto", package="saved_model", syntax="proto3")
+    for name, fields in _STRUCTURE.items():
+        message = file.message_type.add(name=name)
+        for field, (number, kind) in fields.items():
+            many = FieldDescriptorProto.LABEL_REPEATED if field in _REPEATED else FieldDescriptorProto.LABEL_OPTIONAL
+            added = message.field.add(name=field, number=number, label=many)
+            if kind in _SCALARS:
+                added.type = _SCALARS[kind]
+            else:
+                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".saved_model.{kind}"
+    pool = DescriptorPool()
+    pool.Add(file)
+    made: type[Any] = GetMessageClass(pool.FindMessageTypeByName("saved_model.SavedModel"))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """An input or output: its tensor in the graph, and which arrays it takes; ``shape`` is None for any rank."""
+
+    tensor: str
+    dtype: int
+    shape: tuple[int, ...] | None
+
+    @property
+    def type_name(self) -> str:
+        """The element type as numpy calls it."""
+        return _DTYPES.get(self.dtype, ("", f"type {self.dtype}"))[1]
+
+    def described(self) -> dict[str, Any]:
+        """Describe it as TensorFlow Serving's metadata does."""
+        dims = [{"size": str(size), "name": ""} for size in self.shape or ()]
+        return {
+            "dtype": _DTYPES.get(self.dtype, (f"DT_{self.dtype}", ""))[0],
+            "tensor_shape": {"dim": dims, "unknown_rank": self.shape is None},
+            "name": self.tensor,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One way to call a SavedModel."""
+
+    inputs: Mapping[str, TensorInfo]
+    outputs: Mapping[str, TensorInfo]
+    method_name: str
+
+    def described(self) -> dict[str, Any]:
+        """Describe it as TensorFlow Serving's metadata does."""
+        return {
+            "inputs": {name: info.described() for name, info in self.inputs.items()},
+            "outputs": {name: info.described() for name, info in self.outputs.items()},
+            "method_name": self.method_name,
+        }
+
+
+class SavedModel:
+    """The signatures of a SavedModel; ``signatures`` has those that can be called, by key."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+        graphs = list(message.meta_graphs)
+        self._served = next((graph for graph in graphs if _SERVE in graph.info.tags), graphs[0] if graphs else None)
+        entries = self._served.signature_def if self._served is not None else ()
+        # TensorFlow notes things of its own as signatures without inputs and outputs.
+        self.signatures: dict[str, Signature] = {
+            entry.key: _signature(entry.value) for entry in entries if entry.value.outputs
+        }
+
+    @property
+    def keys_in_file(self) -> set[str]:
+        """The keys of all signatures, also of those that cannot be called."""
+        return {entry.key for entry in self._served.signature_def} if self._served is not None else set()
+
+    def with_only(self, key: str) -> bytes:
+        """Give the file's content with one signature alone."""
+        served = type(self._message).FromString(self._message.SerializeToString())
+        for graph in served.meta_graphs:
+            kept = [entry for entry in graph.signature_def if entry.key == key]
+            del graph.signature_def[:]
+            graph.signature_def.extend(kept)
+        content: bytes = served.SerializeToString()
+        return content
+
+
+def read_saved_model(folder: Path) -> SavedModel:
+    """Read the signatures of a SavedModel.  Blocks.
+
+    Raises:
+        ConfigError: there is none, or its file is damaged.
+    """
+    file = folder / _GRAPH
+    try:
+        return SavedModel(_message_class().FromString(file.read_bytes()))
+    except (OSError, DecodeError) as error:
+        raise ConfigError([Problem(f"the SavedModel cannot be read: {error}", file=str(file))]) from error
+
+
+def choose_signature(signatures: Mapping[str, Signature], wanted: str | None) -> str:
+    """Choose which signature counts: the one that is wanted, else the only one, else ``predict``.
+
+    Raises:
+        ConfigError: there is no such signature, or there are many.
+    """
+    known = ", ".join(sorted(signatures)) or "none"
+    if wanted is not None:
+        if wanted in signatures:
+            return wanted
+        raise _no_signature(f"the SavedModel has no signature {wanted!r}", known)
+    if len(signatures) == 1:
+        return next(iter(signatures))
+    if _PREDICT in signatures:
+        return _PREDICT
+    message = "the SavedModel has several signatures" if signatures else "the SavedModel has no signatures"
+    raise _no_signature(message, known)
+
+
+def _no_signature(message: str, known: str) -> ConfigError:
+    suggestion = "say in the configuration with 'signature_key' which one to use"
+    return ConfigError([Problem(message, expected=f"one of: {known}", suggestion=suggestion)])
+
+
+def _signature(message: Any) -> Signature:
+    return Signature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
+
+
+def _tensors(entries: Any) -> dict[str, TensorInfo]:
+    return {entry.key: _tensor(entry.value) for entry in entries}
+
+
+def _tensor(info: Any) -> TensorInfo:
+    shape = info.tensor_shape
+    sizes = None if shape.unknown_rank else tuple(int(dim.size) for dim in shape.dim)
+    return TensorInfo(info.name, int(info.dtype), sizes)

@@ -1,0 +1,145 @@
+"""A project beside models and graphs: loaded, loaded again and retired as they are, but called by its own paths."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, ServerError
+from ovmstrio.core.hooks import NULL_BATCH_HOOKS
+from ovmstrio.runtimes.handlers.clients import open_clients
+from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
+from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
+from ovmstrio.runtimes.handlers.project import open_handler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from ovmstrio.config.specs import HandlerSpec
+    from ovmstrio.core.hooks import BatchHooks
+    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+
+__all__ = ["is_grpc", "load_handler", "read_mounted"]
+
+log = structlog.get_logger(__name__)
+
+
+def read_mounted(spec: HandlerSpec) -> ProjectSpec:
+    """Read a project that is served beside others; blocking.
+
+    Raises:
+        ConfigError: it cannot be used, or not there.
+    """
+    if spec.errors:
+        raise ConfigError(spec.errors)
+    project, warnings = read_project(spec.path, mounted_as=spec.name)
+    for warning in warnings:
+        log.warning("handler", handler=spec.name, problem=str(warning))
+    if project.processes != 1:
+        problem = Problem("one process serves all of config.json", str(project.file), path="processes")
+        way = "leave it out, or serve the project alone: ovms serve FILE"
+        raise ConfigError([replace(problem, expected="1", found=str(project.processes), suggestion=way)])
+    return project
+
+
+async def is_grpc(spec: HandlerSpec) -> bool:
+    """Tell whether a project has a service of its own; false for one that cannot be read.
+
+    Cancellation: while its file is read.
+    """
+    try:
+        project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
+    except ConfigError:
+        return False
+    return project.protobuf_path is not None
+
+
+async def load_handler(
+    spec: HandlerSpec, *, tasks: trio.Nursery, batch_hooks: BatchHooks = NULL_BATCH_HOOKS
+) -> HandlerServable:
+    """Load a project; the caller owns the servable and closes it.
+
+    Args:
+        spec: how it was configured.
+        tasks: owns what the handler and its models run; must outlive the servable.
+        batch_hooks: are told of batches.
+
+    Raises:
+        ConfigError: the project cannot be used, or its handler cannot be loaded.
+
+    Cancellation: while it loads; nothing is left.
+    """
+    project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
+    loading = _Loading(project, batch_hooks)
+    servable: HandlerServable | None = await tasks.start(loading.run)
+    if servable is None:
+        raise loading.failure or ModelFailure(f"the handler {spec.name!r} could not be loaded")
+    return servable
+
+
+class _Loading:
+    """The task in which a project lives; its failures never reach the tasks beside it."""
+
+    def __init__(self, project: ProjectSpec, batch_hooks: BatchHooks) -> None:
+        self._project = project
+        self._batch_hooks = batch_hooks
+        self.failure: ServerError | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[HandlerServable | None]) -> None:
+        """Host the project until its servable is closed; reports the servable, or None if it cannot be loaded."""
+        servable: HandlerServable | None = None
+        try:
+            async with self._opened() as servable:
+                task_status.started(servable)
+                await servable.closing.wait()
+        except* Exception as group:  # the border of one project
+            if servable is None:
+                self.failure = _first_of(group)
+            else:
+                log.exception("a handler has ended", handler=self._project.name)
+        finally:
+            if servable is not None:
+                servable.closed.set()
+        if servable is None:
+            task_status.started(None)
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[HandlerServable]:
+        project = self._project
+        _export(project)
+        limit = LocalLimit(project.max_concurrency)
+        async with open_clients(project) as models:
+            if project.protobuf_path is not None:
+                grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
+                    project, clients=models.clients, limit=limit
+                )
+                async with grpc as opened:
+                    yield HandlerServable(project.name, opened.handler, limit, opened, models)
+                return
+            async with open_handler(project, clients=models.clients, batch_hooks=self._batch_hooks) as handler:
+                yield HandlerServable(project.name, handler, limit, None, models)
+
+
+def _export(project: ProjectSpec) -> None:
+    """Export a project's environment to the process that it shares, which it must not change for others."""
+    for name, value in project.environment.items():
+        if os.environ.setdefault(name, value) != value:
+            log.warning("the environment has another value already", handler=project.name, variable=name)
+
+
+def _first_of(group: BaseExceptionGroup[Any]) -> ServerError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, ServerError):
+        return error
+    log.error("a handler could not be loaded", exc_info=error)
+    return ModelFailure(f"{type(error).__name__}: {error}")

@@ -1,0 +1,129 @@
+"""Load a project's handler, and keep what it needs to run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
+from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, batch_options
+from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
+from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS, Callbacks
+from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.handler import LoadedHandler, invoke
+from ovmstrio.runtimes.handlers.handler_class import import_folders, on_sys_path
+from ovmstrio.runtimes.handlers.handler_code import HandlerCode
+from ovmstrio.runtimes.handlers.methods import HandlerMethod
+from ovmstrio.work.batching import Batcher
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+
+__all__ = ["open_handler"]
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_handler(
+    project: ProjectSpec,
+    *,
+    clients: Mapping[str, Any] | None = None,
+    proto_module: ModuleType | None = None,
+    modules: Mapping[str, ModuleType] | None = None,
+    rpc_names: Collection[str] = (),
+    passing: tuple[type[BaseException], ...] = (),
+    batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
+    is_alone: bool = False,
+) -> AsyncIterator[LoadedHandler]:
+    """Import a project's handler, make its object, and run it while the block lasts.
+
+    The constructor runs in the threads that methods run in, in the same one if there is only one.
+
+    Args:
+        project: what to load.
+        clients: what the constructor may ask for by name: ``model_client`` or ``tensorflow_client``.
+        proto_module: the messages of its service; a constructor may ask for it.
+        modules: what the handler can import besides the modules in its folders.
+        rpc_names: the methods of its service.
+        passing: exceptions that user code may end a call with, which are no failures.
+        batch_hooks: are told of batches.
+        is_alone: whether nothing else is served in this process, so that its folders may be on ``sys.path``.
+
+    Raises:
+        ConfigError: the handler cannot be loaded; every problem of its class is told at once.
+        ExceptionGroup: of what the block raises.
+
+    Ownership: the handler's threads, batches and callbacks; those that have not ended ``DRAIN_SECONDS`` after the
+    block are left.
+
+    Cancellation: while it loads, and at the end while batches and callbacks end.
+    """
+    code = HandlerCode(project.name, project.directory, passing)
+    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True)
+    callbacks = Callbacks(code)
+    supplies = Supplies(dict(clients or {}), proto_module, dict(modules or {}), tuple(rpc_names))
+    builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
+    failure: ConfigError | None = None
+    with _path(project, is_alone=is_alone), builder:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(threads.run)
+            try:
+                await nursery.start(callbacks.run)
+                instance, methods = await builder.build()
+                batcher = await _start_batcher(nursery, project, methods, threads=threads, code=code, hooks=batch_hooks)
+                yield LoadedHandler(instance, methods, threads, callbacks, code=code, batcher=batcher)
+                await _drain(batcher, nursery.cancel_scope)
+            except ConfigError as error:
+                # Raised outside, so that it does not come in a group.
+                failure = error
+            finally:
+                callbacks.close()
+                with trio.CancelScope(shield=True):
+                    await threads.aclose()
+    if failure is not None:
+        raise failure
+
+
+def _path(project: ProjectSpec, *, is_alone: bool) -> AbstractContextManager[None]:
+    return on_sys_path(import_folders(project)) if is_alone else nullcontext()
+
+
+async def _start_batcher(
+    nursery: trio.Nursery,
+    project: ProjectSpec,
+    methods: Mapping[str, HandlerMethod],
+    *,
+    threads: WorkerThreads,
+    code: HandlerCode,
+    hooks: BatchHooks,
+) -> Batcher[BatchItem, Any] | None:
+    batched = next((method for method in methods.values() if method.is_batched), None)
+    if batched is None or project.batching is None:
+        return None
+    run = BatchedMethod(batched, partial(invoke, threads, code), code).run
+    options = batch_options(project.batching)
+    batcher: Batcher[BatchItem, Any] = Batcher(
+        run,
+        options,
+        concurrency=project.threads_per_process,
+        retry_singly=project.batching.retry_singly,
+        hooks=hooks,
+    )
+    await nursery.start(batcher.serve)
+    return batcher
+
+
+async def _drain(batcher: Batcher[BatchItem, Any] | None, everything: trio.CancelScope) -> None:
+    if batcher is None:
+        return
+    with trio.move_on_after(DRAIN_SECONDS) as scope:
+        await batcher.aclose()
+    if scope.cancelled_caught:
+        log.warning("a batch did not end in time", seconds=DRAIN_SECONDS)
+        everything.cancel()

@@ -1,0 +1,92 @@
+"""Load one version of a model out of its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import structlog
+import trio
+
+from ovmstrio.config.mapping import read_mapping
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.servable import Servable
+from ovmstrio.openvino.compile import Compiled, ModelSource, compile_model
+from ovmstrio.openvino.run import Network
+from ovmstrio.repository.versions import find_model_file
+from ovmstrio.runtimes.models.batched import BatchedServable
+from ovmstrio.runtimes.models.model import ModelServable
+from ovmstrio.runtimes.models.reshaping import NetworkSource, check_auto, follows_requests
+from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.work.placement import run_load
+
+__all__ = ["load_model"]
+
+log = structlog.get_logger(__name__)
+
+
+async def load_model(
+    spec: ModelSpec,
+    version: int,
+    directory: Path,
+    *,
+    hooks: ServableHooks = NULL_HOOKS,
+    managers: SequenceManagers | None = None,
+    tasks: trio.Nursery | None = None,
+) -> Servable:
+    """Load, compile and warm up one version; the caller owns the servable and closes it.
+
+    Args:
+        spec: how it was configured.
+        version: its number.
+        directory: where its files are.
+        hooks: are told of inferences and batches.
+        managers: has the sequences of stateful models, those that go on after a reload among them.
+        tasks: owns what models run in the background, which only those with batching do; must outlive the servable.
+
+    Raises:
+        ConfigError: there is no model in the directory, it cannot be read, or its settings do not fit it.
+
+    Cancellation: at once; the load goes on in its thread and its result is dropped.
+    """
+    network = await _load_network(spec, directory, hooks, {})
+    if spec.stateful:
+        return StatefulServable(spec, version, network, managers or SequenceManagers())
+    if spec.batching is not None:
+        servable = BatchedServable(spec, spec.batching, version, network, hooks)
+        if tasks is None:
+            raise ValueError("a model with batching needs a nursery for its batches: give tasks")
+        await tasks.start(servable.serve)
+        return servable
+    if not follows_requests(spec):
+        return ModelServable(spec, version, network)
+    refusal = check_auto(network.signature.inputs)
+    if refusal:
+        raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
+    source = NetworkSource(network, partial(_load_network, spec, directory, hooks))
+    return ModelServable(spec, version, network, source)
+
+
+async def _load_network(
+    spec: ModelSpec, directory: Path, hooks: ServableHooks, requested: Mapping[str, tuple[int, ...]]
+) -> Network:
+    compiled = await run_load(partial(_load, spec, directory, requested))
+    timing = compiled.timing
+    network = Network(compiled, hooks)
+    log.debug(
+        "model compiled",
+        model=spec.name,
+        nireq=compiled.nireq,
+        streams=compiled.streams,
+        inline=network.runs_inline,
+        median_seconds=None if timing is None else timing.median_seconds,
+    )
+    return network
+
+
+def _load(spec: ModelSpec, directory: Path, requested: Mapping[str, tuple[int, ...]]) -> Compiled:
+    return compile_model(ModelSource(find_model_file(directory), spec, read_mapping(directory), requested))

@@ -1,0 +1,44 @@
+"""The words in which requests are refused: OVMS's fixed texts, with the facts behind them.
+
+Clients of OpenVINO Model Server match on the fixed part, so it always comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.tensor import TensorSpec
+
+__all__ = ["BOTH_STYLES", "combined", "mismatch", "refused", "show_shape"]
+
+MAX_LISTED = 8
+
+BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
+
+
+def show_shape(dims: Sequence[object]) -> str:
+    """Print a shape as messages show it: ``(1,3,[2~8],-1)``."""
+    return f"({','.join(map(str, dims))})"
+
+
+def refused(fixed: str, detail: str = "") -> InvalidRequest:
+    """Make the error for one refusal."""
+    return InvalidRequest(f"{fixed} - {detail}" if detail else fixed)
+
+
+def mismatch(fixed: str, expected: object, actual: object, spec: TensorSpec) -> InvalidRequest:
+    """Make the error for an input that is not what the model expects."""
+    return refused(fixed, f"Expected: {expected}; Actual: {actual}; input name: {spec.name}")
+
+
+def combined(errors: Sequence[InvalidRequest]) -> InvalidRequest:
+    """Make one error of several: the first one's text, and behind it what else is wrong."""
+    if len(errors) == 1:
+        return errors[0]
+    rest = [error.message for error in errors[1:MAX_LISTED]]
+    hidden = len(errors) - MAX_LISTED
+    if hidden > 0:
+        rest.append(f"{hidden} more")
+    return InvalidRequest(". Also: ".join([errors[0].message, *rest]))

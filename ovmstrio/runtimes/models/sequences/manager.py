@@ -1,0 +1,214 @@
+"""The sequences of one version of a stateful model.
+
+::
+
+    request ── admit ──> wait for its turn ──> look again ──> run ──> turn over
+               │ no checkpoint: ids, capacity and the mark of the last request are settled here
+               └ refused at once
+
+Differences from OVMS are improvements.  A request that fails or is cancelled leaves no trace: a start creates nothing,
+an end leaves the sequence alive, a step leaves what was remembered before.  Nobody waits for a sequence that is not his
+own.  An id that was handed out is not handed out again until all others have been, so that a late request of an ended
+sequence meets no stranger's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, TooManySequences
+from ovmstrio.runtimes.models.sequences.sequence import Sequence
+
+if TYPE_CHECKING:
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.runtimes.models.sequences.requests import Control
+
+__all__ = ["SequenceManager", "Turn"]
+
+_MISSING: Final = "Sequence with provided ID does not exist"
+_EXISTS: Final = "Sequence with provided ID already exists"
+_ENDING: Final = "Sequence last request is being processed and it's not available anymore"
+_TOO_MANY: Final = "Max sequence number has been reached. Could not create new sequence."
+
+_IDS: Final = 2**64
+
+
+class SequenceManager:
+    """Live sequences by id.
+
+    Args:
+        name: the model.
+        version: its version.
+        variables: what the model remembers; states fit only models whose variables are the same.
+
+    Attributes:
+        relatives: gives the managers of other versions, from which sequences that follow the default version are
+            taken over when they are asked for here.
+        capacity: how many sequences may be alive.
+        cleaned: whether idle sequences are removed.
+        migrates: whether sequences may go on in another version or instance.
+        next_id: the id that is tried first for the next sequence that brings none; the same in all relatives.
+        servables: how many loaded instances of the version use it.
+    """
+
+    def __init__(self, name: str, version: int, variables: tuple[TensorSpec, ...]) -> None:
+        self.name = name
+        self.version = version
+        self.variables = variables
+        self.relatives: Callable[[], Iterable[SequenceManager]] = tuple
+        self.capacity = 500
+        self.cleaned = True
+        self.migrates = True
+        self.next_id = 1
+        self.servables = 0
+        self._sequences: dict[int, Sequence] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Give the sequences; they may end meanwhile."""
+        return iter(tuple(self._sequences.values()))
+
+    def turn(self, control: Control, *, by_default: bool = True) -> Turn:
+        """Give what, entered, gives the sequence that a request is for: see :class:`Turn`.
+
+        Args:
+            control: what the request says of its sequence.
+            by_default: whether the request is for the default version of the model.
+        """
+        return Turn(self, control, by_default=by_default)
+
+    def admit(self, control: Control, *, by_default: bool) -> Sequence:
+        """Find or make the sequence that a request is for, and mark it if that is its last one.
+
+        Raises:
+            SequenceMissing: there is no such sequence, or its last request has come already.
+            SequenceExists: it is to be started, and its id is taken.
+            SequenceEnding: it is to be started, and its id is not free yet.
+            TooManySequences: there is no room for another one.
+        """
+        admitted = self._start if control.start else self._find
+        sequence = admitted(control.id, by_default=by_default)
+        sequence.ending = control.end
+        return sequence
+
+    def _start(self, number: int, *, by_default: bool) -> Sequence:
+        if len(self._sequences) >= self.capacity:
+            raise TooManySequences(_TOO_MANY)
+        if not number:
+            number = self._free_id()
+        taken = self._taken(number, by_default=by_default)
+        if taken is not None:
+            raise SequenceEnding(_ENDING) if taken.ending else SequenceExists(_EXISTS)
+        sequence = Sequence(number, self, by_default=by_default)
+        self._sequences[number] = sequence
+        return sequence
+
+    def _free_id(self) -> int:
+        family = (self, *self.relatives())
+        number = self.next_id
+        while not number or any(number in manager for manager in family):
+            number = (number + 1) % _IDS
+        for manager in family:
+            manager.next_id = (number + 1) % _IDS
+        return number
+
+    def _taken(self, number: int, *, by_default: bool) -> Sequence | None:
+        found = self._look_up(number, by_default=by_default)
+        if found is None:
+            # What follows the default version is on its way to the newest one, where its id must mean nothing else.
+            older = (other for other in self.relatives() if other.version < self.version)
+            candidates = (other._sequences.get(number) for other in older)  # noqa: SLF001 - others of this class
+            found = next((each for each in candidates if each is not None and each.by_default), None)
+        return found
+
+    def _find(self, number: int, *, by_default: bool) -> Sequence:
+        sequence = self._look_up(number, by_default=by_default)
+        if sequence is None or sequence.ending:
+            raise SequenceMissing(_MISSING)
+        return sequence
+
+    def _look_up(self, number: int, *, by_default: bool) -> Sequence | None:
+        found = self._sequences.get(number)
+        if found is None and by_default:
+            for other in self.relatives():
+                candidate = other._sequences.get(number)  # noqa: SLF001 - another one of this class
+                if candidate is not None and candidate.by_default:
+                    self.take(candidate)
+                    return candidate
+        return found
+
+    def take(self, sequence: Sequence) -> None:
+        """Take a sequence over from whichever manager has it; requests that run or wait for it go on."""
+        sequence.owner._sequences.pop(sequence.id, None)  # noqa: SLF001 - another one of this class
+        sequence.owner = self
+        self._sequences[sequence.id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """End a sequence; its id is free."""
+        if sequence.alive:
+            sequence.alive = False
+            del self._sequences[sequence.id]
+
+
+class Turn:
+    """A request's turn in its sequence, for as long as a block lasts.
+
+    An error or cancellation in the block leaves no trace of the request.
+
+    It is a class because this is done for every request, for which a generator is a good deal slower.
+    """
+
+    __slots__ = ("_by_default", "_control", "_manager", "_sequence")
+
+    def __init__(self, manager: SequenceManager, control: Control, *, by_default: bool) -> None:
+        self._manager = manager
+        self._control = control
+        self._by_default = by_default
+        self._sequence: Sequence
+
+    async def __aenter__(self) -> Sequence:
+        """Wait for the turn.
+
+        Raises:
+            SequenceMissing: there is no such sequence, its last request has come already, or its start has failed.
+            SequenceExists: it is to be started, and its id is taken.
+            SequenceEnding: it is to be started, and its id is not free yet.
+            TooManySequences: there is no room for another one.
+
+        Cancellation: while waiting, and only if the turn is another's; the place in the queue is given up.
+        """
+        sequence = self._sequence = self._manager.admit(self._control, by_default=self._by_default)
+        try:
+            sequence.turn.acquire_nowait()
+        except trio.WouldBlock:
+            await self._wait(sequence)
+        return sequence
+
+    async def _wait(self, sequence: Sequence) -> None:
+        admitted = False
+        try:
+            await sequence.turn.acquire()
+            admitted = sequence.alive
+            if not admitted:
+                sequence.turn.release()
+                raise SequenceMissing(_MISSING)
+        finally:
+            if self._control.end:
+                sequence.ending = admitted
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Turn over to the next request; has no checkpoint."""
+        sequence, control = self._sequence, self._control
+        if control.end if kind is None else control.start:
+            sequence.owner.remove(sequence)
+        elif control.end:
+            sequence.ending = False
+        sequence.turn.release()

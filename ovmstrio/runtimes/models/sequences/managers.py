@@ -1,0 +1,89 @@
+"""The managers of every stateful model, which outlive the loaded instances that use them.
+
+A version that is loaded again gets a new instance.  If its variables are the same, the new one goes on with the same
+manager: a request in flight has its turn on the old instance, and the next in its sequence on the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ovmstrio.runtimes.models.sequences.manager import SequenceManager
+
+if TYPE_CHECKING:
+    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.core.tensor import TensorSpec
+
+__all__ = ["SequenceManagers"]
+
+log = structlog.get_logger(__name__)
+
+
+class SequenceManagers:
+    """One manager a version of a stateful model."""
+
+    def __init__(self) -> None:
+        self._managers: dict[tuple[str, int], SequenceManager] = {}
+
+    def __iter__(self) -> Iterator[SequenceManager]:
+        return iter(tuple(self._managers.values()))
+
+    def open(self, spec: ModelSpec, version: int, variables: tuple[TensorSpec, ...]) -> SequenceManager:
+        """Give the manager for an instance that was loaded, which closes it when it is not used any more.
+
+        Sequences that go on with the variables of the new instance are in it; others are dropped, as all are where the
+        model's ``sequence_migration`` is off.
+        """
+        manager = self._managers.get((spec.name, version))
+        if manager is not None and not _goes_on(manager, spec, variables):
+            log.warning("sequences dropped", model=spec.name, version=version, sequences=len(manager))
+            manager = None
+        if manager is None:
+            manager = self.add(spec.name, version, variables)
+        manager.capacity = spec.max_sequence_number
+        manager.cleaned = spec.idle_sequence_cleanup
+        manager.migrates = spec.sequence_migration
+        # Versions whose sequences may meet hand out ids in turn, those that were restored as well as new ones.
+        manager.next_id = max(each.next_id for each in (manager, *self._relatives(manager)))
+        manager.servables += 1
+        return manager
+
+    def add(self, name: str, version: int, variables: tuple[TensorSpec, ...]) -> SequenceManager:
+        """Put a new manager in the place of a version's, for an instance that may be loaded later."""
+        manager = SequenceManager(name, version, variables)
+        manager.relatives = partial(self._relatives, manager)
+        self._managers[name, version] = manager
+        return manager
+
+    def close(self, manager: SequenceManager) -> None:
+        """Say that an instance is closed; with the last one the manager goes, too.
+
+        Sequences that follow the default version go to another loaded version of the model, if there is one for them.
+        """
+        manager.servables -= 1
+        key = (manager.name, manager.version)
+        if manager.servables or self._managers.get(key) is not manager:
+            return
+        del self._managers[key]
+        loaded = (other for other in self._relatives(manager) if other.servables)
+        heir = max(loaded, key=lambda other: other.version, default=None)
+        if heir is None:
+            return
+        for sequence in manager:
+            if sequence.by_default and sequence.id not in heir:
+                heir.take(sequence)
+
+    def _relatives(self, manager: SequenceManager) -> Iterator[SequenceManager]:
+        """Give the managers of other versions whose sequences could go on with this one."""
+        for other in self:
+            same = other.name == manager.name and other.variables == manager.variables
+            if same and other is not manager and other.migrates and manager.migrates:
+                yield other
+
+
+def _goes_on(manager: SequenceManager, spec: ModelSpec, variables: tuple[TensorSpec, ...]) -> bool:
+    return manager.variables == variables and (spec.sequence_migration or not manager.servables)

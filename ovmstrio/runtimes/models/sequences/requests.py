@@ -1,0 +1,142 @@
+"""What a request says of its sequence: OVMS's two special inputs, or Triton's three parameters.
+
+The inputs are ``sequence_id`` (UINT64 [1], 0 for none) and ``sequence_control_input`` (UINT32 [1]: 0 for a step, 1 for
+the start, 2 for the end).  The parameters are ``sequence_id``, a number or a text of digits, and the flags
+``sequence_start`` and ``sequence_end``, which may both be set: that is a sequence of one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import InferRequest, ParameterValue
+from ovmstrio.core.tensor import Dim, TensorSpec
+from ovmstrio.runtimes.models.rejections import mismatch, refused, show_shape
+from ovmstrio.runtimes.models.validation import InputValidator, check_style
+
+__all__ = ["SEQUENCE_CONTROL", "SEQUENCE_ID", "SPECIAL_INPUTS", "Control", "read_control"]
+
+SEQUENCE_ID: Final = "sequence_id"
+SEQUENCE_CONTROL: Final = "sequence_control_input"
+SPECIAL_INPUTS: Final = (SEQUENCE_ID, SEQUENCE_CONTROL)
+"""In the order in which they are read, and complained of."""
+
+_START: Final = 1
+_END: Final = 2
+_MAX_ID: Final = 2**64 - 1
+_MAX_DIGITS: Final = 20
+_SHOWN_CHARACTERS: Final = 40
+
+_CHECKS: Final = {
+    SEQUENCE_ID: InputValidator(TensorSpec(SEQUENCE_ID, BY_NAME["UINT64"], (Dim.fixed(1),), None)),
+    SEQUENCE_CONTROL: InputValidator(TensorSpec(SEQUENCE_CONTROL, BY_NAME["UINT32"], (Dim.fixed(1),), None)),
+}
+_NOT_FOUND: Final = {
+    SEQUENCE_ID: "Could not find sequence id in expected tensor proto field uint64_val",
+    SEQUENCE_CONTROL: "Could not find sequence control input in expected tensor proto field uint32_val",
+}
+_NO_SHAPE: Final = "Special input proto does not contain tensor shape information"
+_NO_ID: Final = "Sequence ID has not been provided in request inputs"
+_BAD_CONTROL: Final = "Unexpected value of sequence control input"
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Which sequence a request is for, 0 if it does not say, and whether it is its first or last one."""
+
+    id: int
+    start: bool = False
+    end: bool = False
+
+
+def read_control(request: InferRequest) -> tuple[Control, InferRequest]:
+    """Read what a request says of its sequence; gives the request for the model behind it.
+
+    Raises:
+        InvalidRequest: a special input has another form or value, no sequence is named though none is to be started,
+            or inputs and parameters name different ones.
+    """
+    positions: dict[str, int] = {}
+    for position, given in enumerate(request.inputs):
+        if given.name in _CHECKS:
+            positions.setdefault(given.name, position)
+    if positions and request.raw_inputs:
+        check_style(request.inputs, request.raw_inputs)
+    values = {name: _value(request, positions[name]) for name in SPECIAL_INPUTS if name in positions}
+    control = values.get(SEQUENCE_CONTROL, 0)
+    if control not in {0, _START, _END}:
+        raise refused(_BAD_CONTROL, f"Expected: 0, {_START} (start) or {_END} (end); Actual: {control}")
+    found = _with_parameters(Control(values.get(SEQUENCE_ID, 0), control == _START, control == _END), request)
+    if not found.id and not found.start:
+        raise refused(_NO_ID)
+    return found, _without(request, positions.values()) if positions else request
+
+
+def _value(request: InferRequest, position: int) -> int:
+    given = request.inputs[position]
+    check = _CHECKS[given.name]
+    raw = request.raw_inputs[position] if request.raw_inputs else None
+    datatype = check.spec.datatype
+    # What nearly every request has; the rest checks the same, and says what is wrong.
+    if raw is not None and given.shape == (1,) and given.datatype == datatype.name and len(raw) == datatype.itemsize:
+        return int.from_bytes(raw, "little")
+    if not given.shape:
+        raise refused(_NO_SHAPE, f"Expected: (1); input name: {given.name}")
+    if len(given.shape) > 1:
+        raise mismatch("Invalid number of shape dimensions", "(1)", show_shape(given.shape), check.spec)
+    if given.shape != (1,):
+        raise mismatch("Invalid input shape", "(1)", show_shape(given.shape), check.spec)
+    try:
+        array = check(given, raw)
+    except InvalidRequest as error:
+        raise refused(_NOT_FOUND[given.name], error.message) from None
+    return int(array[0])
+
+
+def _with_parameters(control: Control, request: InferRequest) -> Control:
+    parameters = request.parameters
+    if not parameters:
+        return control
+    number = _number(parameters.get("sequence_id", 0))
+    if control.id and number and control.id != number:
+        raise InvalidRequest(f"the input sequence_id is {control.id}, and the parameter sequence_id {number}")
+    return Control(
+        control.id or number,
+        control.start or _flag("sequence_start", parameters.get("sequence_start", False)),
+        control.end or _flag("sequence_end", parameters.get("sequence_end", False)),
+    )
+
+
+def _number(value: ParameterValue) -> int:
+    text = str(value)
+    if isinstance(value, int | str) and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS:
+        number = int(text)
+        if number <= _MAX_ID:
+            return number
+    found = f"{value!r}"[:_SHOWN_CHARACTERS]
+    raise InvalidRequest(f"the parameter sequence_id must be an integer of 0 to {_MAX_ID}, got {found}")
+
+
+def _flag(name: str, value: ParameterValue) -> bool:
+    if not isinstance(value, bool):
+        found = f"{value!r}"[:_SHOWN_CHARACTERS]
+        raise InvalidRequest(f"the parameter {name} must be true or false, got {found}")
+    return value
+
+
+def _without(request: InferRequest, positions: Collection[int]) -> InferRequest:
+    # `dataclasses.replace` takes several times as long, in every step of every sequence.
+    return InferRequest(
+        request.model_name,
+        request.model_version,
+        request.id,
+        request.parameters,
+        inputs=[given for position, given in enumerate(request.inputs) if position not in positions],
+        outputs=request.outputs,
+        raw_inputs=[raw for position, raw in enumerate(request.raw_inputs) if position not in positions],
+        deadline=request.deadline,
+    )

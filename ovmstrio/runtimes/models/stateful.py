@@ -1,0 +1,114 @@
+"""One version of one OpenVINO model with state, as a servable: each sequence of requests has a state of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import trio
+
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.request import InferResponse
+from ovmstrio.core.tensor import Tensor
+from ovmstrio.openvino.state import StateChange
+from ovmstrio.runtimes.models.model import model_metadata, named_outputs
+from ovmstrio.runtimes.models.sequences.requests import SEQUENCE_ID, SPECIAL_INPUTS, read_control
+from ovmstrio.runtimes.models.validation import Validator
+
+if TYPE_CHECKING:
+    from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.core.request import InferRequest, ServableMetadata
+    from ovmstrio.core.servable import SequenceInfo
+    from ovmstrio.openvino.run import Network
+    from ovmstrio.openvino.signature import Signature
+    from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
+
+__all__ = ["StatefulServable"]
+
+
+class StatefulServable:
+    """Validates requests, runs each with the state of its sequence, and tells which sequence that is.
+
+    Args:
+        spec: how the model was configured.
+        version: the version served.
+        network: the loaded model.
+        managers: where the sequences of all stateful models are.
+
+    Raises:
+        ConfigError: a tensor of the model has a name that requests need for their sequences.
+    """
+
+    def __init__(self, spec: ModelSpec, version: int, network: Network, managers: SequenceManagers) -> None:
+        _check_names(spec, network.signature)
+        self.name = spec.name
+        self.version = str(version)
+        self.metadata: ServableMetadata = model_metadata(spec.name, network.signature)
+        self._network: Network | None = network
+        self._validate = Validator(network.signature.inputs)
+        self._variables = {variable.name: variable for variable in network.variables}
+        self._managers = managers
+        self._manager = managers.open(spec, version, network.variables)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer one call with all outputs of the model, in the order of their names, and ``sequence_id`` behind them.
+
+        Requests of one sequence run one after the other in the order of their arrival, those of different sequences
+        side by side.  A request that fails or is cancelled leaves no trace in its sequence.  The caller owns the
+        request, whose buffers must stay unchanged until this returns.
+
+        Raises:
+            InvalidRequest: the request does not fit the inputs, or does not say which sequence it is for.
+            SequenceMissing: its sequence is not alive.
+            SequenceExists: it starts a sequence that is alive.
+            SequenceEnding: it starts a sequence whose last request is not done yet.
+            TooManySequences: it starts one more sequence than the model may have.
+            ModelFailure: OpenVINO failed on a valid request.
+
+        Cancellation: while waiting for the turn in the sequence; otherwise see :meth:`Network.infer`.
+        """
+        control, plain = read_control(request)
+        arrays = self._validate(plain)
+        network = self._network
+        if network is None:
+            raise trio.ClosedResourceError
+        by_default = not request.model_version.strip("0")
+        async with self._manager.turn(control, by_default=by_default) as sequence:
+            change = StateChange(self._variables, sequence.state, keep=not control.end)
+            results = await network.infer(tuple(arrays.values()), change)
+            outputs = named_outputs(network.signature, results)
+            sequence.advance(change.after)
+        outputs.append(Tensor(SEQUENCE_ID, BY_NAME["UINT64"], np.array([sequence.id], np.uint64)))
+        return InferResponse(self.name, self.version, outputs, request.id)
+
+    def sequences(self) -> list[SequenceInfo]:
+        """List the live sequences, by id."""
+        return sorted((sequence.info for sequence in self._manager), key=lambda info: info.id)
+
+    async def aclose(self) -> None:
+        """Unload the model.  Called once, when no call is in flight.
+
+        Cancellation: never; it does not wait.
+        """
+        self._network = None
+        self._managers.close(self._manager)
+
+
+def _check_names(spec: ModelSpec, signature: Signature) -> None:
+    problems = [
+        Problem(
+            f"the {kind} {tensor.name!r} has a name that requests need for their sequences",
+            file=spec.origin,
+            path="stateful",
+            suggestion="rename it in mapping_config.json",
+        )
+        for kind, tensors, reserved in (
+            ("input", signature.inputs, SPECIAL_INPUTS),
+            ("output", signature.outputs, (SEQUENCE_ID,)),
+        )
+        for tensor in tensors
+        if tensor.name in reserved
+    ]
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,172 @@
+"""Check a request against a servable's inputs and turn it into arrays; one place for every protocol.
+
+The checks, their order and the fixed part of their texts are OVMS's (KServe validation), because clients match on
+them.  Differences are improvements: ``INT64`` and ``UINT64`` have their whole range, narrow integers are refused when
+out of range instead of being cut, what does not decode as an image is the caller's fault, and all inputs that do not
+fit are named behind the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from ovmstrio.core.datatypes import BYTES
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.request import Buffer, InferInput, InferRequest
+from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.runtimes.models.contents import to_array
+from ovmstrio.runtimes.models.images import IMAGE_RANK, image_batch
+from ovmstrio.runtimes.models.rejections import BOTH_STYLES, combined, mismatch, refused, show_shape
+from ovmstrio.runtimes.models.strings import is_string_matrix, native_strings, string_matrix
+
+__all__ = ["InputValidator", "Validator", "check_style", "validate"]
+
+Array = np.ndarray[Any, Any]
+
+_MAX_BYTES: Final = 2**63 - 1
+
+
+class InputValidator:
+    """Checks one input, about which everything that can be known beforehand is."""
+
+    __slots__ = ("_datatype", "_dtype", "_exact_bytes", "_exact_shape", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self._datatype = spec.datatype.name
+        self._dtype = spec.datatype.numpy
+        fixed = spec.datatype is not BYTES and all(dim.is_fixed for dim in spec.shape)
+        self._exact_shape = tuple(dim.low for dim in spec.shape) if fixed else None
+        self._exact_bytes = prod(dim.low for dim in spec.shape) * spec.datatype.itemsize
+
+    def __call__(self, given: InferInput, raw: Buffer | None) -> Array:
+        """Check one input and give its array.
+
+        Raises:
+            InvalidRequest: it does not fit.
+        """
+        shape = given.shape
+        if (
+            raw is not None
+            and shape == self._exact_shape
+            and given.datatype == self._datatype
+            and len(raw) == self._exact_bytes
+        ):
+            return self._wrap(raw, shape)
+        spec = self.spec
+        if any(size < 0 for size in shape):
+            raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
+        if given.datatype == BYTES.name:
+            return self._bytes(given, raw)
+        if given.datatype != self._datatype:
+            raise mismatch("Invalid input precision", self._datatype, given.datatype, spec)
+        self._check_shape(shape)
+        count = prod(shape)
+        expected = count * spec.datatype.itemsize
+        if expected > _MAX_BYTES:
+            raise mismatch("Invalid content size of tensor proto", f"at most {_MAX_BYTES} bytes", expected, spec)
+        if raw is None:
+            return to_array(given.contents, shape, count, spec)
+        if len(raw) != expected:
+            fixed = "Invalid content size of tensor proto"
+            raise mismatch(fixed, f"{expected} bytes", f"{len(raw)} bytes", spec)
+        return self._wrap(raw, shape)
+
+    def _wrap(self, raw: Buffer, shape: tuple[int, ...]) -> Array:
+        array: Array = np.ndarray(shape, self._dtype, raw)
+        return array if array.flags.aligned else array.copy()
+
+    def _bytes(self, given: InferInput, raw: Buffer | None) -> Array:
+        spec = self.spec
+        if spec.datatype is BYTES:
+            self._check_rank(given.shape)
+            if not all(dim.accepts(size) for dim, size in zip(spec.shape, given.shape, strict=True)):
+                raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(given.shape), spec)
+            return native_strings(given, raw, prod(given.shape), spec)
+        if is_string_matrix(spec):
+            return string_matrix(given, raw, spec)
+        if len(spec.shape) == IMAGE_RANK:
+            return image_batch(given, raw, spec)
+        raise InvalidRequest(f"Functionality not implemented - BYTES for an input of {spec}; input name: {spec.name}")
+
+    def _check_rank(self, shape: tuple[int, ...]) -> None:
+        spec = self.spec
+        if len(shape) != len(spec.shape):
+            raise mismatch("Invalid number of shape dimensions", show_shape(spec.shape), show_shape(shape), spec)
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        spec = self.spec
+        self._check_rank(shape)
+        wrong = [axis for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)) if not dim.accepts(size)]
+        if spec.batch_axis in wrong:
+            axis = spec.batch_axis
+            raise mismatch("Invalid input batch size", spec.shape[axis], shape[axis], spec)
+        if wrong:
+            raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
+
+
+class Validator:
+    """Checks requests against one set of inputs, about which everything that can be known beforehand is."""
+
+    __slots__ = ("_inputs",)
+
+    def __init__(self, inputs: Sequence[TensorSpec]) -> None:
+        self._inputs = [InputValidator(spec) for spec in sorted(inputs, key=lambda spec: spec.name)]
+
+    def __call__(self, request: InferRequest) -> dict[str, Array]:
+        """Give the arrays of a request by name, in the order of names.
+
+        Arrays are read-only views of the request's raw buffers where these are aligned.
+
+        Raises:
+            InvalidRequest: the request does not fit; the text is of the first thing wrong, the rest follows it.
+        """
+        inputs, raws = request.inputs, request.raw_inputs
+        if len(inputs) != len(self._inputs):
+            raise refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
+        if raws:
+            check_style(inputs, raws)
+        if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
+            return {inputs[0].name: self._inputs[0](inputs[0], raws[0] if raws else None)}
+        return self._by_name(inputs, raws)
+
+    def _by_name(self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> dict[str, Array]:
+        positions = {given.name: position for position, given in reversed(list(enumerate(inputs)))}
+        arrays: dict[str, Array] = {}
+        errors: list[InvalidRequest] = []
+        for check in self._inputs:
+            name = check.spec.name
+            position = positions.get(name)
+            if position is None:
+                errors.append(refused("Missing input with specific name", f"Required input: {name}"))
+                continue
+            try:
+                arrays[name] = check(inputs[position], raws[position] if raws else None)
+            except InvalidRequest as error:
+                errors.append(error)
+        if errors:
+            raise combined(errors)
+        return arrays
+
+
+def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> None:
+    """Check that a request with raw buffers has a place for each input, and no values besides a buffer.
+
+    Raises:
+        InvalidRequest: it has not.
+    """
+    if len(raws) != len(inputs):
+        detail = f"raw_input_contents must hold one buffer an input. Expected: {len(inputs)}; Actual: {len(raws)}"
+        raise refused(BOTH_STYLES, detail)
+    for given, raw in zip(inputs, raws, strict=True):
+        if given.contents is not None and raw is not None:
+            raise refused(BOTH_STYLES, f"input name: {given.name}")
+
+
+def validate(request: InferRequest, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Check one request; see :class:`Validator`, which is for checking many."""
+    return Validator(inputs)(request)

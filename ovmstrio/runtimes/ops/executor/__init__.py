@@ -1,0 +1,13 @@
+"""Runs a graph of Ops.
+
+::
+
+    infer() ──> Admission ──> RequestRun ──> OpRunner: Channel ──> Batcher ──> WorkerPool ──> Worker
+                worker_num    one a request  one an Op: channel_size  batch_size  concurrency   its own copy of the Op
+"""
+
+from ovmstrio.runtimes.ops.executor.executor import Executor
+from ovmstrio.runtimes.ops.executor.opening import GRACE_SECONDS, open_executor
+from ovmstrio.runtimes.ops.executor.processes import Loaded, Source
+
+__all__ = ["GRACE_SECONDS", "Executor", "Loaded", "Source", "open_executor"]

@@ -1,0 +1,233 @@
+"""A pipeline that runs: takes requests, and answers each of them once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import structlog
+import trio
+
+from ovmstrio.runtimes.ops.codes import CustomExceptionCode
+from ovmstrio.runtimes.ops.executor import op_failures as failures
+from ovmstrio.runtimes.ops.executor.admission import Admission
+from ovmstrio.runtimes.ops.executor.copying import Copier
+from ovmstrio.runtimes.ops.executor.ends import PROFILE_KEY, Ends, failed, without_profile
+from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
+from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.request import RequestRun
+from ovmstrio.runtimes.ops.executor.runner import OpRunner
+from ovmstrio.runtimes.ops.executor.stages import channel_data
+from ovmstrio.runtimes.ops.executor.traffic import Traffic
+from ovmstrio.runtimes.ops.graph import OpGraph
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
+from ovmstrio.runtimes.ops.observing.samples import working_on
+from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
+from ovmstrio.runtimes.ops.settings import PipelineSettings
+from ovmstrio.runtimes.ops.values import ChannelData, PipelineRequest, PipelineResponse
+
+__all__ = ["LONGEST_SECONDS", "Executor"]
+
+LONGEST_SECONDS: Final = 3600.0
+"""How long a request without any deadline may take: a hook that never ends must not keep its caller forever."""
+
+log = structlog.get_logger(__name__)
+
+
+class Executor:
+    """Runs requests through the Ops; made by ``open_executor``.
+
+    Args:
+        graph: the Ops.
+        settings: what holds for all of them.
+        runners: what runs them, by their names.
+        hooks: are told of requests.
+        traffic: knows what moves.
+        numbers: the numbers that requests get.
+        calls: runs async hooks of the graph's ends.
+    """
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        settings: PipelineSettings,
+        runners: Mapping[str, OpRunner],
+        *,
+        hooks: OpHooks,
+        traffic: Traffic,
+        numbers: Iterator[int],
+        calls: LoopCalls,
+    ) -> None:
+        self.graph = graph
+        self._dag = settings.dag
+        self._runners = runners
+        self._hooks = hooks
+        self._traffic = traffic
+        self._numbers = numbers
+        self._admission = Admission(settings.worker_num, settings.dag.max_queue)
+        self._ends = Ends(graph, 2 * settings.worker_num, calls)
+        self._copier = Copier(2 * settings.worker_num)
+        self._running: set[trio.CancelScope] = set()
+        self._asked = 0
+        self._is_cut = False
+        self._idle = trio.Event()
+
+    # State
+
+    def obstacle(self) -> str:
+        """Tell why requests cannot be answered now; empty if they can."""
+        if self._admission.is_closed:
+            return "the pipeline is closed"
+        failing = self.failing_ops
+        return f"no worker of {', '.join(failing)} runs" if failing else ""
+
+    @property
+    def failing_ops(self) -> list[str]:
+        """The Ops none of whose workers runs."""
+        return [name for name, runner in self._runners.items() if not runner.is_working]
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are in the pipeline, without those that wait for a place."""
+        return len(self._running)
+
+    def channels(self) -> list[ChannelState]:
+        """Tell what waits between Ops."""
+        return [
+            ChannelState(f"chl{number}", self.graph.inputs[name], (name,), runner.channel.size, runner.channel.capacity)
+            for number, (name, runner) in enumerate(self._runners.items())
+        ]
+
+    # Requests
+
+    async def infer(self, request: PipelineRequest, deadline: float = math.inf) -> PipelineResponse:
+        """Answer one request; never raises because of what it holds or what Ops do.
+
+        Args:
+            request: what came.
+            deadline: when, on trio's clock, its caller does not want the answer any more; it gets 6000 then.
+
+        Ownership: nothing once it has ended.
+
+        Cancellation: at once, which is how a caller leaves; what workers still do is waited for elsewhere.
+        """
+        limit = min(deadline, trio.current_time() + (self._dag.request_timeout_seconds or LONGEST_SECONDS))
+        self._asked += 1
+        try:
+            return await self._admit(request, limit)
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._idle.set()
+
+    async def _admit(self, request: PipelineRequest, limit: float) -> PipelineResponse:
+        try:
+            await self._admission.enter(limit)
+        except OpFailure as failure:
+            response = await self._ends.pack(failed(0, request.logid, failure), limit)
+            response.is_overload = failure.is_overload
+            return response
+        try:
+            return await self._admitted(request, limit)
+        finally:
+            self._admission.leave()
+
+    async def _admitted(self, request: PipelineRequest, limit: float) -> PipelineResponse:
+        data_id, begin, code, message = next(self._numbers), time.perf_counter(), None, ""
+        request, wants_profile = without_profile(request)
+        self._traffic.enter()
+        self._hooks.request_started(data_id, request.logid, profile=wants_profile)
+        try:
+            with working_on((data_id, request.logid)):
+                response = await self._answer(request, data_id, limit)
+            if wants_profile:
+                response.keys.append(PROFILE_KEY)
+                response.values.append(self._hooks.timeline(data_id))
+            code, message = response.err_no, response.err_msg
+            return response
+        finally:
+            self._traffic.leave()
+            self._hooks.request_finished(data_id, request.logid, code, (begin, time.perf_counter()), message)
+
+    async def _answer(self, request: PipelineRequest, data_id: int, limit: float) -> PipelineResponse:
+        data = await self._within(limit, request, data_id)
+        begin = time.perf_counter()
+        response = await self._ends.pack(data, limit)
+        self._tell("postpack", data_id, begin)
+        return response
+
+    def _tell(self, stage: Stage, data_id: int, begin: float) -> None:
+        self._hooks.stage(EXECUTOR_NAME, 0, stage, [data_id], (begin, time.perf_counter()))
+
+    async def _within(self, limit: float, request: PipelineRequest, data_id: int) -> ChannelData:
+        scope = trio.CancelScope(deadline=limit)
+        self._running.add(scope)
+        try:
+            with scope:
+                return await self._evaluate(request, data_id)
+        finally:
+            self._running.discard(scope)
+        failure = failures.closed() if self._is_cut else failures.out_of_time()
+        return failed(data_id, request.logid, failure)
+
+    async def _evaluate(self, request: PipelineRequest, data_id: int) -> ChannelData:
+        log_id, begin = request.logid, time.perf_counter()
+        try:
+            first, log_id = await self._ends.unpack(request)
+            self._tell("prepack", data_id, begin)
+            output = await self._attempts(first, data_id, log_id)
+            return channel_data(data_id, log_id, output)
+        except OpFailure as failure:
+            return failed(data_id, log_id, failure)
+        except Exception as error:  # the last border of whatever users make of hooks: a caller gets an answer
+            log.exception("request failed", data_id=data_id)
+            return failed(data_id, log_id, failures.unforeseen(EXECUTOR_NAME, error))
+
+    async def _attempts(self, first: dict[str, Any], data_id: int, log_id: int) -> dict[str, Any]:
+        """Run a request through the Ops, again from the beginning if an Op takes too long.
+
+        Raises:
+            OpFailure: the last attempt ended with it.
+        """
+        for left in reversed(range(max(1, self._dag.retry))):
+            run = RequestRun(
+                self.graph, self._runners, data_id, log_id,
+                takes_first=self._dag.channel_recv_frist_arrive, traffic=self._traffic, copier=self._copier,
+            )  # fmt: skip
+            try:
+                # Hooks may change what they get, and each attempt begins with what was asked.
+                mine, first = await self._copier.copies(first, 2) if left else (first, first)
+                return await run.run(mine)
+            except OpFailure as failure:
+                is_late = failure.code == CustomExceptionCode.TIMEOUT.value and not failure.is_product
+                if not left or not is_late:
+                    raise
+        raise AssertionError("a request was not attempted at all")
+
+    # End
+
+    def close(self) -> None:
+        """Take no more requests, and answer those that wait for a place with 3001; those that have one go on."""
+        self._admission.close()
+
+    async def aclose(self, grace_seconds: float) -> None:
+        """Close, answer with 3001, too, what goes on after a while, and return when every request has its answer.
+
+        Cancellation: shielded, for it is bounded.
+        """
+        self.close()
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(grace_seconds):
+                await self._until_idle()
+            self._is_cut = True
+            for scope in list(self._running):
+                scope.cancel()
+            self._ends.hurry()
+            await self._until_idle()
+
+    async def _until_idle(self) -> None:
+        while self._asked:
+            self._idle = trio.Event()
+            await self._idle.wait()

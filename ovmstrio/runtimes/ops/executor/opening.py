@@ -1,0 +1,242 @@
+"""Opens a pipeline: starts the workers of its Ops, and ends them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.ops.executor.executor import Executor
+from ovmstrio.runtimes.ops.executor.instance import init_failed
+from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
+from ovmstrio.runtimes.ops.executor.processes import ProcessWorker, Source
+from ovmstrio.runtimes.ops.executor.runner import OpRunner
+from ovmstrio.runtimes.ops.executor.samples import Worker
+from ovmstrio.runtimes.ops.executor.state import kept_by_preprocess
+from ovmstrio.runtimes.ops.executor.traffic import Traffic
+from ovmstrio.runtimes.ops.executor.workers import InstanceWorker, WorkerPool
+from ovmstrio.runtimes.ops.graph import OpGraph
+from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
+from ovmstrio.runtimes.ops.op import Op
+from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
+from ovmstrio.runtimes.ops.settings import OpSettings, PipelineSettings, settings_of
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_on_loop, is_async
+
+__all__ = ["GRACE_SECONDS", "open_executor", "refuse_unpredictable"]
+
+GRACE_SECONDS = 5.0
+"""How long requests may go on when the pipeline is closed."""
+
+_LAST_NUMBER = 10**18
+
+log = structlog.get_logger(__name__)
+
+
+class _Startable(Worker, Protocol):
+    async def start(self) -> None:
+        """Start it."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Opening:
+    """What workers are made with, those that have been made, and why some could not be started."""
+
+    graph: OpGraph
+    settings: PipelineSettings
+    make_predictor: MakePredictor | None
+    hooks: OpHooks
+    source: Source | None
+    nursery: trio.Nursery
+    traffic: Traffic
+    workers: list[_Startable] = field(default_factory=list)
+    pools: dict[str, WorkerPool] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    async def runners(self) -> dict[str, OpRunner]:
+        """Start the workers of every Op; those that could not be started are in ``problems``.
+
+        Ownership: the caller must close ``workers``, whatever comes of it.
+
+        Cancellation: at once.
+        """
+        resolved = {name: settings_of(op, self.settings) for name, op in self.graph.ops.items()}
+        runners = {name: self._runner(self.graph.ops[name], one) for name, one in resolved.items()}
+        await self._start_ends()
+        async with trio.open_nursery() as starting:
+            for worker in self.workers:
+                starting.start_soon(self._attempt, worker.start)
+        return runners
+
+    async def executor(self, runners: dict[str, OpRunner], numbers: Iterable[int]) -> Executor:
+        """Have Ops run whose workers have been started.
+
+        Ownership: the caller must close the executor.
+
+        Cancellation: at any checkpoint.
+        """
+        for runner in runners.values():
+            await self.nursery.start(runner.serve)
+        self.nursery.start_soon(self.traffic.watch)
+        executor = Executor(
+            self.graph, self.settings, runners,
+            hooks=self.hooks, traffic=self.traffic, numbers=_in_turn(numbers), calls=LoopCalls(self.nursery),
+        )  # fmt: skip
+        self.hooks.opened(list(self.graph.ops), executor.channels)
+        log.info("pipeline is open", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
+        return executor
+
+    def _runner(self, op: Op, settings: OpSettings) -> OpRunner:
+        make = self._thread_worker if self.settings.dag.is_thread_op else self._process_worker
+        if settings.batch_size > 1 and (kept := kept_by_preprocess(op)):
+            what = "preprocess keeps what is one sample's, and there are several in a batch: set batch_size to 1"
+            log.warning(what, op=op.name, attributes=kept, batch_size=settings.batch_size)
+        workers = [make(op, settings, index) for index in range(settings.concurrency)]
+        self.workers += workers
+        pool = self.pools[op.name] = WorkerPool(op.name, workers, self.nursery, self.hooks)
+        told = partial(self.hooks.stage, op.name, 0)
+        size = self.settings.dag.channel_size
+        return OpRunner(op.name, settings, size, pool, traffic=self.traffic, told=told)
+
+    def _thread_worker(self, op: Op, settings: OpSettings, index: int) -> _Startable:
+        told = partial(self.hooks.stage, op.name, index)
+        return InstanceWorker(op, settings, index, self.make_predictor, told=told, nursery=self.nursery)
+
+    def _process_worker(self, op: Op, _settings: OpSettings, index: int) -> _Startable:
+        if self.source is None:
+            raise AssertionError("a pipeline of processes was opened without its source")
+
+        def died(why: str) -> None:
+            self.hooks.worker_died(op.name, index, why)
+            self.pools[op.name].notice(worker)
+
+        told = partial(self.hooks.stage, op.name, index)
+        worker = ProcessWorker(op.name, index, self.source, nursery=self.nursery, told=told, died=died)
+        return worker
+
+    async def _start_ends(self) -> None:
+        for end in (self.graph.request, self.graph.response):
+            if is_async(end.init_op):
+                await self._attempt(partial(_init_end, end))
+
+    async def _attempt(self, start: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await start()
+        except ConfigError as error:
+            self.problems += error.problems
+        except OSError as error:
+            self.problems.append(Problem(f"a worker cannot be started: {error}", suggestion="see what it lacks"))
+
+
+async def _init_end(end: Op) -> None:
+    """Run the ``init_op`` of an end of a pipeline on the loop.
+
+    Raises:
+        ConfigError: it raised.
+
+    Cancellation: where it waits.
+    """
+    try:
+        await call_on_loop(end.init_op, ())
+    except UserCodeRaisedError as raised:
+        raise init_failed(end, raised) from raised.error
+
+
+@asynccontextmanager
+async def open_executor(
+    graph: OpGraph,
+    settings: PipelineSettings,
+    *,
+    make_predictor: MakePredictor | None = None,
+    hooks: OpHooks = NULL,
+    source: Source | None = None,
+    numbers: Iterable[int] = range(_LAST_NUMBER),
+    grace_seconds: float = GRACE_SECONDS,
+) -> AsyncIterator[Executor]:
+    """Start the workers of a pipeline's Ops and run them; leaving the block ends them.
+
+    Args:
+        graph: the Ops.
+        settings: what holds for them.
+        make_predictor: makes what runs their models; not called for Ops without one.
+        hooks: are told of what goes on.
+        source: how worker processes make the pipeline, needed with ``is_thread_op: false``.
+        numbers: the numbers that requests get, in turn.
+        grace_seconds: how long requests may go on when the block is left; those that go on get 3001.
+
+    Raises:
+        ConfigError: an Op cannot be started, such as because ``init_op`` raised; every problem is listed.
+
+    Ownership: the executor is the block's; threads of hooks that have not ended are left to themselves.
+
+    Cancellation: at any checkpoint; requests get the same time to end.
+    """
+    refuse_unpredictable(graph, settings)
+    _refuse_unmade(graph, settings, source)
+    problems: list[Problem] = []
+    async with trio.open_nursery() as nursery:
+        traffic = Traffic(settings.worker_num)
+        opening = _Opening(graph, settings, make_predictor, hooks, source, nursery, traffic)
+        try:
+            runners = await opening.runners()
+            problems = opening.problems
+            if not problems:
+                executor = await opening.executor(runners, numbers)
+                try:
+                    yield executor
+                finally:
+                    await executor.aclose(grace_seconds)
+        finally:
+            await _close_all(opening.workers)
+            nursery.cancel_scope.cancel()
+    if problems:
+        raise ConfigError(problems)
+
+
+def _in_turn(numbers: Iterable[int]) -> Iterator[int]:
+    while True:
+        yield from numbers
+
+
+async def _close_all(workers: Sequence[_Startable]) -> None:
+    """Close workers at the same time.
+
+    Cancellation: shielded, for each is bounded.
+    """
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(worker.aclose)
+
+
+def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: Source | None) -> None:
+    """Refuse processes of which it is not said how they make their Ops.
+
+    Raises:
+        ConfigError: the settings ask for that.
+    """
+    if source is None and not settings.dag.is_thread_op:
+        message = f"{', '.join(graph.ops)} cannot have processes, for it is not said how they make the pipeline"
+        raise ConfigError([Problem(message, suggestion="give the pipeline's source, or set `is_thread_op: true`")])
+
+
+def refuse_unpredictable(graph: OpGraph, settings: PipelineSettings) -> None:
+    """Refuse loops where an Op takes the first of its inputs, which may be one of the round before.
+
+    Raises:
+        ConfigError: the settings ask for that.
+    """
+    joins = [name for name, inputs in graph.inputs.items() if len(inputs) > 1]
+    if settings.dag.channel_recv_frist_arrive and graph.jumps and joins:
+        message = f"channel_recv_frist_arrive is set, but {', '.join(graph.jumps)} jump and {', '.join(joins)} join"
+        raise ConfigError([Problem(message, suggestion="unset it")])

@@ -1,0 +1,139 @@
+"""``process`` of a batch: samples that fit run together, attempts have a limit, and each sample its own outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import trio
+
+from ovmstrio.runtimes.ops.executor import op_failures as failures
+from ovmstrio.runtimes.ops.executor.instance import Instance
+from ovmstrio.runtimes.ops.executor.merging import kind_of, merge, rows_of, split
+from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.samples import Sample
+from ovmstrio.work.user_code.calls import UserCodeRaisedError
+
+__all__ = ["Feed", "Outcome", "process_all"]
+
+_RETURNED = 3
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What ``preprocess`` gave, or the model: a dict, or a list of dicts."""
+
+    data: Any
+    is_skipped: bool = False
+
+
+Outcome = dict[str, Any] | list[dict[str, Any]] | OpFailure
+
+
+async def process_all(
+    instance: Instance, samples: Mapping[int, Sample], feeds: Mapping[int, Feed]
+) -> dict[int, Outcome]:
+    """Run the model for samples, and give the outcome of each by its position.
+
+    Ownership: the feeds until it returns.
+
+    Cancellation: where the model waits; at once if a hook is in a thread, which goes on.
+    """
+    outcomes: dict[int, Outcome] = {}
+    groups: dict[Hashable, list[int]] = {}
+    for position, feed in feeds.items():
+        try:
+            _check(instance, feed.data)
+            kind = kind_of(feed.data) if isinstance(feed.data, dict) else None
+        except Exception as error:  # noqa: BLE001 - whatever one sample feeds, the others of its batch go on
+            outcomes[position] = failures.in_process(instance.op.name, error, samples[position].log_id)
+            continue
+        groups.setdefault((kind, None if kind is not None else position), []).append(position)
+    for positions in groups.values():
+        run = _Run(instance, [samples[one] for one in positions])
+        outcomes |= zip(positions, await run.outcomes([feeds[one].data for one in positions]), strict=True)
+    return outcomes
+
+
+def _check(instance: Instance, data: Any) -> None:
+    feeds = data if isinstance(data, list) else [data]
+    wrong = [type(one).__name__ for one in feeds if not isinstance(one, dict)]
+    if wrong:
+        raise TypeError(f"preprocess should return a dict or a list of dicts, got {wrong[0]}")
+    if instance.op.client is not None:
+        for one in feeds:
+            instance.op.client.check(one)
+
+
+class _Run:
+    """One run of the model, for samples that fit together."""
+
+    def __init__(self, instance: Instance, samples: Sequence[Sample]) -> None:
+        self._instance = instance
+        self._samples = samples
+        self._name = instance.op.name
+
+    async def outcomes(self, feeds: Sequence[Any]) -> Sequence[Outcome]:
+        """Give the outcome of each sample; if they fail together, each gets a run of its own.
+
+        Cancellation: as :func:`process_all`.
+        """
+        try:
+            if len(feeds) == 1:
+                return [await self._in_time(feeds[0])]
+            parts = split(await self._in_time(merge(feeds)), [rows_of(feed) for feed in feeds])
+            if parts is not None:
+                return parts
+            log.warning("outputs of a batch have not the rows that were fed", op=self._name)
+        except OpFailure as failure:
+            return [failure] * len(feeds)
+        except Exception as error:
+            log.warning("process failed", op=self._name, data_ids=self._ids(), exc_info=failures.cause_of(error))
+            if len(feeds) == 1:
+                return [failures.in_process(self._name, error, self._samples[0].log_id)]
+        return await self._singly(feeds)
+
+    async def _singly(self, feeds: Sequence[Any]) -> list[Outcome]:
+        found: list[Outcome] = []
+        for sample, feed in zip(self._samples, feeds, strict=True):
+            found.extend(await _Run(self._instance, [sample]).outcomes([feed]))
+        return found
+
+    def _ids(self) -> list[int]:
+        return [sample.data_id for sample in self._samples]
+
+    async def _in_time(self, feed: Any) -> Any:
+        """Make attempts until one ends in time.
+
+        Raises:
+            OpFailure: none did.
+        """
+        limit = self._instance.settings.timeout_seconds
+        if limit is None:
+            return await self._attempt(feed)
+        attempts = max(1, self._instance.settings.retry)
+        for _ in range(attempts):
+            with trio.move_on_after(limit):
+                return await self._attempt(feed)
+            log.warning("process took too long", op=self._name, data_ids=self._ids(), seconds=limit)
+        raise failures.late(self._name, attempts, limit)
+
+    async def _attempt(self, feed: Any) -> Any:
+        if isinstance(feed, list):
+            return [await self._process(one) for one in feed]
+        return await self._process(feed)
+
+    async def _process(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        returned = await self._instance.attempt(feed, self._samples[0].data_id)
+        if isinstance(returned, tuple) and len(returned) == _RETURNED:
+            returned, code, info = returned
+            if code:
+                raise failures.returned_by_process(self._name, int(code), info)
+        if not isinstance(returned, dict):
+            text = f"process should return a dict, got {type(returned).__name__}"
+            raise UserCodeRaisedError(TypeError(text))
+        return dict(returned)

@@ -1,0 +1,219 @@
+"""What a worker does with a batch: ``preprocess`` of each sample, ``process`` of all, ``postprocess`` of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from ovmstrio.runtimes.ops.codes import CustomExceptionCode
+from ovmstrio.runtimes.ops.executor import op_failures as failures
+from ovmstrio.runtimes.ops.executor.instance import Instance
+from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.processing import Feed, process_all
+from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold
+from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
+from ovmstrio.runtimes.ops.observing.samples import working_on
+from ovmstrio.runtimes.ops.packing import holds_arrays
+from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType
+from ovmstrio.work.user_code.calls import UserCodeRaisedError
+
+__all__ = ["channel_data", "run_batch"]
+
+
+log = structlog.get_logger(__name__)
+
+
+async def run_batch(instance: Instance, samples: Sequence[Sample], told: StageTold) -> list[Result]:
+    """Work on samples with one instance.
+
+    Ownership: the samples until it returns.
+
+    Cancellation: where a hook or the model waits; at once if a hook is in a thread, which goes on.
+    """
+    with working_on(*(_ids(sample) for sample in samples)):
+        return await _Batch(instance, samples, told).run()
+
+
+def _ids(sample: Sample) -> tuple[int, int]:
+    return sample.data_id, sample.log_id
+
+
+class _Batch:
+    """Samples in one worker; ``feeds`` are those of the samples that have not failed, by position."""
+
+    def __init__(self, instance: Instance, samples: Sequence[Sample], told: StageTold) -> None:
+        self.instance = instance
+        self.samples = samples
+        self.spans: list[tuple[Stage, Sequence[int], Span]] = []
+        self.told = told
+        self.feeds: dict[int, Feed] = {}
+        self.results: dict[int, Result] = {}
+
+    async def run(self) -> list[Result]:
+        hooks = self.instance.preprocess, self.instance.postprocess
+        if self.instance.is_processing or any(hook.is_async for hook in hooks):
+            await self._stage("preprocess")
+            await self._process()
+            await self._stage("postprocess")
+        elif all(hook.is_default for hook in hooks):
+            self._pre_and_post()
+        else:
+            # One way to a thread and back is a good part of what a small Op takes.
+            await self.instance.in_thread(self._pre_and_post)
+        if self.instance.op.get_jump_to_ops():
+            await self._decide_jumps()
+        for stage, ids, span in self.spans:
+            self.told(stage, ids, span)
+        return [self.results[position] for position in range(len(self.samples))]
+
+    def _pre_and_post(self) -> None:
+        self._all("preprocess")
+        self._all("postprocess")
+
+    async def _stage(self, name: str) -> None:
+        hook = getattr(self.instance, name)
+        if hook.is_async:
+            await self._all_on_loop(name)
+        elif hook.is_default:
+            self._all(name)
+        else:
+            await self.instance.in_thread(self._all, name)
+
+    def _all(self, name: str) -> None:
+        """Run one stage of every sample that is left, here."""
+        begin, positions = time.perf_counter(), self._left(name)
+        for position in positions:
+            with working_on(_ids(self.samples[position])):
+                try:
+                    returned = self._hook(name, position)
+                except BaseException as error:  # noqa: BLE001 - the border of user code
+                    self._fail_hook(position, error, name)
+                else:
+                    self._take(name, position, returned)
+        self._tell("prep" if name == "preprocess" else "postp", positions, begin)
+
+    async def _all_on_loop(self, name: str) -> None:
+        begin, positions = time.perf_counter(), self._left(name)
+        for position in positions:
+            with working_on(_ids(self.samples[position])):
+                try:
+                    returned = await self.instance.on_loop(self._hook, name, position)
+                except UserCodeRaisedError as raised:
+                    self._fail_hook(position, raised.error, name)
+                else:
+                    self._take(name, position, returned)
+        self._tell("prep" if name == "preprocess" else "postp", positions, begin)
+
+    def _left(self, name: str) -> list[int]:
+        return list(range(len(self.samples)) if name == "preprocess" else self.feeds)
+
+    def _hook(self, name: str, position: int) -> Any:
+        sample = self.samples[position]
+        numbers = {"data_id": sample.data_id, "log_id": sample.log_id}
+        if name == "preprocess":
+            return self.instance.preprocess(sample.inputs, **numbers)
+        return self.instance.postprocess(sample.inputs, self.feeds[position].data, **numbers)
+
+    def _take(self, name: str, position: int, returned: Any) -> None:
+        log_id = self.samples[position].log_id
+        try:
+            if name == "preprocess":
+                self.feeds[position] = _feed(returned)
+            else:
+                self.results[position] = Result(_output(self.instance.op.name, returned))
+        except OpFailure as failure:
+            self._fail(position, failure)
+        except (TypeError, ValueError) as error:
+            self._fail(position, failures.in_hook(error, log_id, name))
+
+    def _fail_hook(self, position: int, error: BaseException, name: str) -> None:
+        sample = self.samples[position]
+        log.error(
+            "hook raised",
+            op=self.instance.op.name,
+            hook=name,
+            data_id=sample.data_id,
+            exc_info=failures.cause_of(error),
+        )
+        self._fail(position, failures.in_hook(error, sample.log_id, name))
+
+    def _fail(self, position: int, failure: OpFailure) -> None:
+        self.feeds.pop(position, None)
+        self.results[position] = Result(failure=failure)
+
+    def _tell(self, stage: Stage, positions: Sequence[int], begin: float) -> None:
+        ids = [self.samples[position].data_id for position in positions]
+        self.spans.append((stage, ids, (begin, time.perf_counter())))
+
+    async def _process(self) -> None:
+        wanted = {position: feed for position, feed in self.feeds.items() if not feed.is_skipped}
+        if not wanted or not self.instance.is_processing:
+            return
+        begin = time.perf_counter()
+        samples = {position: self.samples[position] for position in wanted}
+        for position, outcome in (await process_all(self.instance, samples, wanted)).items():
+            if isinstance(outcome, OpFailure):
+                self._fail(position, outcome)
+            else:
+                self.feeds[position] = Feed(outcome)
+        self._tell("midp", list(wanted), begin)
+
+    async def _decide_jumps(self) -> None:
+        for position, result in list(self.results.items()):
+            if result.output is None:
+                continue
+            sample = self.samples[position]
+            batch = {sample.data_id: channel_data(sample.data_id, sample.log_id, result.output)}
+            try:
+                jumps = bool(await self._asked(batch))
+            except UserCodeRaisedError as raised:
+                self._fail_hook(position, raised.error, "check_jumping")
+            else:
+                self.results[position] = Result(result.output, jumps=jumps)
+
+    async def _asked(self, batch: Mapping[int, ChannelData]) -> Any:
+        return await self.instance.ask(self.instance.op.check_jumping, batch)
+
+
+def _feed(returned: Any) -> Feed:
+    """Give what ``preprocess`` returned as a feed.
+
+    Raises:
+        OpFailure: an error code of the product.
+        TypeError, ValueError: it is not what it may return.
+    """
+    if not isinstance(returned, tuple):
+        if isinstance(returned, dict | list):
+            return Feed(returned)
+        raise TypeError(f"preprocess should return a dict, a list of dicts or 4 values, got {type(returned).__name__}")
+    data, is_skipped, code, info = returned
+    if code is not None:
+        raise failures.of_product(code, info)
+    return Feed(data, is_skipped=bool(is_skipped))
+
+
+def _output(op: str, returned: Any) -> dict[str, Any]:
+    """Give what ``postprocess`` returned as an output.
+
+    Raises:
+        OpFailure: an error code of the product, or no dict.
+        ValueError: it is not what it may return.
+    """
+    output, code, info = returned if isinstance(returned, tuple) else (returned, None, "")
+    if code is not None:
+        raise failures.of_product(code, info)
+    if not isinstance(output, dict):
+        text = f"[{op}] postprocess should return dict, got {type(output).__name__}"
+        raise OpFailure(CustomExceptionCode.TYPE_ERROR.value, text)
+    return dict(output)
+
+
+def channel_data(data_id: int, log_id: int, output: Mapping[str, Any]) -> ChannelData:
+    """Give an output as hooks get it."""
+    if holds_arrays(output):
+        kind = ChannelDataType.CHANNEL_NPDATA.value
+        return ChannelData(kind, npdata=output, id=data_id, log_id=log_id)
+    return ChannelData(dictdata=output, id=data_id, log_id=log_id)

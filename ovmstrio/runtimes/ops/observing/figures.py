@@ -1,0 +1,169 @@
+"""What is counted of a running pipeline: sums since it started, since the last look, and the newest values.
+
+The tracer takes windows of these figures; the live view reads the newest values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, Span, Stage
+
+__all__ = ["Figures", "OpFigures", "RequestFigures", "Window", "percentile"]
+
+_NEWEST: Final = 1024
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """Give the value below which so many percent of ascending values are, 0 where there are none."""
+    return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else 0.0
+
+
+@dataclass(slots=True)
+class OpFigures:
+    """One Op's: seconds and number of each stage, and how large its batches were."""
+
+    seconds: defaultdict[Stage, float] = field(default_factory=lambda: defaultdict(float))
+    counts: Counter[Stage] = field(default_factory=Counter)
+    batches: Counter[int] = field(default_factory=Counter)
+    deaths: int = 0
+
+    def average(self, stage: Stage) -> float:
+        """How many seconds the stage took on average."""
+        return self.seconds[stage] / self.counts[stage] if self.counts[stage] else 0.0
+
+    @property
+    def idle(self) -> float:
+        """Which share of its time the Op did not work, by the averages of its stages."""
+        averages = {stage: self.average(stage) for stage in STAGES}
+        total = sum(averages.values())
+        return 1 - (averages["prep"] + averages["midp"] + averages["postp"]) / total if total else 0.0
+
+
+@dataclass(slots=True)
+class RequestFigures:
+    """The requests': seconds of each that was answered, ids of those that failed, and how many left."""
+
+    seconds: list[float] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    left: int = 0
+    codes: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        """How many were answered."""
+        return len(self.seconds)
+
+
+@dataclass(slots=True)
+class Window:
+    """The figures from one look to the next."""
+
+    began: float
+    ops: dict[str, OpFigures] = field(default_factory=dict)
+    requests: RequestFigures = field(default_factory=RequestFigures)
+
+
+class Figures:
+    """Counts what the executor reports; an observer of one pipeline.
+
+    Args:
+        clock: gives the time in seconds.
+        keeps_window: whether somebody takes windows, which grow until they are taken.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keeps_window: bool = True) -> None:
+        self._clock = clock
+        self._keeps_window = keeps_window
+        self.began = clock()
+        self.running = 0
+        self.codes: Counter[int] = Counter()
+        self.left = 0
+        self.totals: dict[str, OpFigures] = {}
+        self.newest: dict[tuple[str, Stage], deque[float]] = {}
+        self.newest_requests: deque[tuple[float, float]] = deque(maxlen=_NEWEST)
+        self._window = Window(self.began)
+        self._channels: Callable[[], Sequence[ChannelState]] = tuple
+
+    @property
+    def now(self) -> float:
+        """The time."""
+        return self._clock()
+
+    @property
+    def channels(self) -> Sequence[ChannelState]:
+        """What waits between Ops now."""
+        return self._channels()
+
+    def take_window(self) -> Window:
+        """Give the figures since the last look, and begin anew."""
+        taken, self._window = self._window, Window(self.now)
+        return taken
+
+    def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
+        """Begin to count for these Ops."""
+        self.totals = {op: OpFigures() for op in ops}
+        self._channels = channels
+
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002
+        """Count a request in."""
+        self.running += 1
+
+    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002
+        """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
+        if op not in self.totals:
+            return
+        seconds = span[1] - span[0]
+        for figures in self._counting(op):
+            figures.seconds[stage] += seconds
+            figures.counts[stage] += 1
+        key = (op, stage)
+        if key not in self.newest:
+            self.newest[key] = deque(maxlen=_NEWEST)
+        self.newest[key].append(seconds)
+
+    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002
+        """Count one batch."""
+        if op in self.totals:
+            for figures in self._counting(op):
+                figures.batches[len(data_ids)] += 1
+
+    def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002
+        """Count a worker that ended by itself."""
+        if op in self.totals:
+            self.totals[op].deaths += 1
+
+    def timeline(self, data_id: int) -> str:  # noqa: ARG002
+        """Give none: timelines are another observer's."""
+        return ""
+
+    def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
+        """Count a request out."""
+        del log_id, message
+        self.running -= 1
+        if code is None:
+            self.left += 1
+        else:
+            self.codes[code] += 1
+            self.newest_requests.append((span[1], span[1] - span[0]))
+        if self._keeps_window:
+            _count_end(self._window.requests, data_id, code, span[1] - span[0])
+
+    def _counting(self, op: str) -> list[OpFigures]:
+        """Give the figures of an Op that count what happens now."""
+        totals = self.totals[op]
+        return [totals, self._window.ops.setdefault(op, OpFigures())] if self._keeps_window else [totals]
+
+
+def _count_end(requests: RequestFigures, data_id: int, code: int | None, seconds: float) -> None:
+    if code is None:
+        requests.left += 1
+        return
+    requests.codes[code] += 1
+    requests.seconds.append(seconds)
+    if code:
+        requests.failed.append(data_id)

@@ -1,0 +1,104 @@
+"""A Paddle model of this process: read, compiled, and known by its aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.openvino.compile import Compiled, ModelSource, compile_read
+from ovmstrio.openvino.paddle import read_paddle
+from ovmstrio.openvino.signature import port_names
+from ovmstrio.openvino.tensors import Array
+from ovmstrio.runtimes.ops.predictor.aliases import map_aliases
+from ovmstrio.runtimes.ops.predictor.feeding import check, check_fetch, prepare
+from ovmstrio.runtimes.ops.predictor.model_config import ModelConfig, Variable, read_model_config
+from ovmstrio.runtimes.ops.predictor.protocol import Feed
+
+__all__ = ["LocalModel", "load_local_model"]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class LocalModel:
+    """A compiled model, and how Ops name what goes in and what comes out."""
+
+    config: ModelConfig
+    compiled: Compiled
+
+    @property
+    def feed_names(self) -> list[str]:
+        """The aliases of what it takes."""
+        return [variable.alias for variable in self.config.feeds]
+
+    @property
+    def fetch_names(self) -> list[str]:
+        """The aliases of what it gives."""
+        return [variable.alias for variable in self.config.fetches]
+
+    def arrays(self, feed: Feed, *, batch: bool) -> list[Array]:
+        """Give the model's inputs in the order of its signature; see :func:`~.feeding.prepare` for what it raises."""
+        return prepare(feed, self.compiled.signature.inputs, batch=batch)
+
+    def check(self, feed: Feed) -> None:
+        """Refuse a feed, with its batch axis, that does not fit; raises what :meth:`arrays` raises."""
+        check(feed, self.compiled.signature.inputs, batch=True)
+
+    def wanted(self, fetch: Sequence[str] | None) -> list[Variable]:
+        """Give the outputs to fetch: those named, or all for no names.
+
+        Raises:
+            FeedMismatch: the model does not give one of them.
+        """
+        names = fetch or self.fetch_names
+        check_fetch(names, self.fetch_names)
+        by_alias = {variable.alias: variable for variable in self.config.fetches}
+        return [by_alias[name] for name in names]
+
+    def answer(self, outputs: Sequence[Array], wanted: Sequence[Variable]) -> dict[str, Array]:
+        """Pick the outputs wanted, of the whole or decimal types that the configuration tells."""
+        by_name = dict(zip((spec.name for spec in self.compiled.signature.outputs), outputs, strict=True))
+        return {variable.alias: _declared(by_name[variable.alias], variable) for variable in wanted}
+
+
+def _declared(array: Array, variable: Variable) -> Array:
+    """OpenVINO computes some integers in another width than Paddle."""
+    same_kind = array.dtype.kind == variable.dtype.kind
+    return array.astype(variable.dtype, copy=False) if same_kind else array
+
+
+def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]) -> LocalModel:
+    """Read and compile the model of a folder.  Blocks for as long as that takes.
+
+    Raises:
+        ConfigError: the folder holds no model that OpenVINO can run, or its configuration does not fit.
+    """
+    config = read_model_config(folder)
+    _refuse_sequences(config, str(folder))
+    model = read_paddle(folder)
+    names = (_names(model.inputs, is_input=True), _names(model.outputs, is_input=False))
+    mapping = map_aliases(config, *names, str(folder))
+    spec = ModelSpec(name=folder.name, base_path=folder, target_device=device, plugin_config=dict(plugin_config))
+    return LocalModel(config, compile_read(model, ModelSource(folder, spec, mapping)))
+
+
+def _names(ports: Sequence[Any], *, is_input: bool) -> list[str]:
+    return port_names(ports, {}, is_input=is_input)
+
+
+def _refuse_sequences(config: ModelConfig, folder: str) -> None:
+    """Refuse inputs with row offsets; an output is often said to have some, and comes without."""
+    without = [variable.alias for variable in config.fetches if variable.lod]
+    if without:
+        log.warning("OpenVINO has no LoD tensors: outputs come without row offsets", model=folder, fetch=without)
+    ragged = [variable.alias for variable in config.feeds if variable.lod]
+    if ragged:
+        message = f"OpenVINO has no LoD tensors, which {', '.join(map(repr, ragged))} are said to be"
+        way_out = "export the model with padded batches; if all samples are equally long, write is_lod_tensor: false"
+        raise ConfigError([Problem(message, file=folder, path="is_lod_tensor", suggestion=way_out)])

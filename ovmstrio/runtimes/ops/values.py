@@ -1,0 +1,130 @@
+"""What goes into a pipeline, what comes out of it, and what its ResponseOp gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ovmstrio.runtimes.ops.codes import CustomException, CustomExceptionCode, ProductErrCode
+
+__all__ = [
+    "ChannelData",
+    "ChannelDataType",
+    "CustomException",
+    "CustomExceptionCode",
+    "PipelineRequest",
+    "PipelineResponse",
+    "PipelineTensor",
+    "ProductErrCode",
+]
+
+
+@dataclass(slots=True)
+class PipelineTensor:
+    """A tensor as the wire has it: the field that holds the elements follows from ``elem_type``."""
+
+    name: str = ""
+    elem_type: int = 0
+    shape: list[int] = field(default_factory=list)
+    lod: list[int] = field(default_factory=list)
+    int64_data: list[int] = field(default_factory=list)
+    float_data: list[float] = field(default_factory=list)
+    int_data: list[int] = field(default_factory=list)
+    float64_data: list[float] = field(default_factory=list)
+    uint32_data: list[int] = field(default_factory=list)
+    bool_data: list[bool] = field(default_factory=list)
+    str_data: list[str] = field(default_factory=list)
+    byte_data: bytes = b""
+
+
+@dataclass(slots=True)
+class PipelineRequest:
+    """One request; ``key``, ``value`` and ``log_id`` are other names that services use."""
+
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    tensors: list[PipelineTensor] = field(default_factory=list)
+    name: str = ""
+    method: str = ""
+    logid: int = 0
+    clientip: str = ""
+
+    @property
+    def key(self) -> list[str]:
+        """The keys, by the name of the message's field."""
+        return self.keys
+
+    @property
+    def value(self) -> list[str]:
+        """The values, by the name of the message's field."""
+        return self.values
+
+    @property
+    def log_id(self) -> int:
+        """The client's number of the request."""
+        return self.logid
+
+
+@dataclass(slots=True)
+class PipelineResponse:
+    """One answer; a pack hook may fill ``key`` and ``value`` as it would those of the message.
+
+    ``is_overload`` tells transports that the request was refused because too many wait.
+    """
+
+    err_no: int = 0
+    err_msg: str = ""
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    tensors: list[PipelineTensor] = field(default_factory=list)
+    is_overload: bool = False
+
+    @property
+    def key(self) -> list[str]:
+        """The keys, by the name of the message's field."""
+        return self.keys
+
+    @property
+    def value(self) -> list[str]:
+        """The values, by the name of the message's field."""
+        return self.values
+
+
+class ChannelDataType(Enum):
+    """What a :class:`ChannelData` carries: anything, arrays alone, or an error."""
+
+    DICT = 0
+    CHANNEL_NPDATA = 1
+    ERROR = 2
+
+
+@dataclass(slots=True)
+class ChannelData:
+    """What a ResponseOp packs: the last Op's output or an error.  Codes are numbers, 0 and None are no error."""
+
+    datatype: int = ChannelDataType.DICT.value
+    npdata: Mapping[str, Any] | None = None
+    dictdata: Mapping[str, Any] | None = None
+    id: int = 0
+    log_id: int = 0
+    error_code: int = 0
+    error_info: str = ""
+    prod_error_code: int | None = None
+    prod_error_info: str = ""
+    client_need_profile: bool = False
+    profile_data_set: set[str] = field(default_factory=set)
+
+    @property
+    def data_id(self) -> int:
+        """The server's number of the request."""
+        return self.id
+
+    def parse(self) -> dict[str, Any]:
+        """Give the output as a dict, an empty one for an error."""
+        if self.datatype == ChannelDataType.CHANNEL_NPDATA.value:
+            return dict(self.npdata or {})
+        if self.datatype == ChannelDataType.DICT.value:
+            return dict(self.dictdata or {})
+        return {}

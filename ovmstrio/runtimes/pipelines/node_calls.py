@@ -1,0 +1,135 @@
+"""How one node of a pipeline is called: what a servable or a custom node makes of a set of tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import (
+    CustomNodeFailure,
+    GraphFailure,
+    InvalidRequest,
+    ModelFailure,
+    NotFound,
+    NotReady,
+    PipelineFailure,
+)
+from ovmstrio.core.request import InferInput, InferRequest
+from ovmstrio.core.tensor import Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.runtimes.models.buffers import buffer_of
+from ovmstrio.runtimes.models.validation import InputValidator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ovmstrio.core.servable import LeaseServable
+    from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
+
+__all__ = ["CustomNodeCall", "NodeCall", "ServableCall"]
+
+
+_TOLD_WITH_NODE: Final = (InvalidRequest, ModelFailure, GraphFailure)
+
+
+class NodeCall(Protocol):
+    """What a node does with its inputs."""
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """Give the outputs by name; ``request`` is the pipeline's, for its id and deadline.
+
+        Raises:
+            ServerError: the node failed, or the inputs do not fit it.
+
+        Ownership: inputs whose arrays are not writeable are shared with other nodes.
+        Cancellation: at any checkpoint; nothing is held.
+        """
+        ...
+
+
+class ServableCall:
+    """Calls what is served under a name at that moment, under a lease that ends with the call."""
+
+    __slots__ = ("_lease", "_node", "_servable", "_version")
+
+    def __init__(self, lease: LeaseServable, node: str, servable: str, version: int) -> None:
+        self._lease = lease
+        self._node = node
+        self._servable = servable
+        self._version = str(version) if version else ""
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """See :class:`NodeCall`.
+
+        Raises:
+            NotFound: nothing is served under the name or version any more.
+            NotReady: nor will it be in time.
+            InvalidRequest: the inputs do not fit.
+            ServerError: as the servable's own ``infer``.
+        """
+        call = InferRequest(
+            self._servable,
+            self._version,
+            request.id,
+            {},
+            [InferInput(name, tensor.datatype.name, tensor.array.shape) for name, tensor in inputs.items()],
+            [],
+            [buffer_of(tensor.array) for tensor in inputs.values()],
+            request.deadline,
+            keeps_rows=True,
+        )
+        try:
+            with await self._lease(self._servable, self._version) as lease:
+                response = await lease.servable.infer(call)
+        except (NotFound, NotReady) as error:
+            raise type(error)(f"{error.message}; node: {self._node}, which calls {self._servable!r}") from error
+        except _TOLD_WITH_NODE as error:
+            kind = next(each for each in _TOLD_WITH_NODE if isinstance(error, each))
+            raise kind(f"{error.message}; node: {self._node}") from error
+        return {
+            output.name: output if isinstance(output, Tensor) else self._typed(output) for output in response.outputs
+        }
+
+    def _typed(self, output: RawTensor) -> Tensor:
+        """Make sure that what user code in a graph calls a tensor is one."""
+        datatype = BY_NAME.get(output.datatype)
+        if datatype is None:
+            raise PipelineFailure(f"node {self._node!r} gave {output.name!r} of the unknown type {output.datatype!r}")
+        dims = tuple(map(Dim.fixed, output.shape))
+        check = InputValidator(TensorSpec(output.name, datatype, dims, batch_axis=None))
+        try:
+            array = check(InferInput(output.name, output.datatype, output.shape), output.data)
+        except InvalidRequest as error:
+            raise PipelineFailure(f"node {self._node!r} gave what is no tensor: {error.message}") from error
+        return Tensor(output.name, datatype, array)
+
+
+class CustomNodeCall:
+    """Calls a custom node."""
+
+    __slots__ = ("_library", "_node", "_wanted")
+
+    def __init__(self, node: str, library: CustomNode, wanted: Iterable[str]) -> None:
+        self._node = node
+        self._library = library
+        self._wanted = tuple(wanted)
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """See :class:`NodeCall`.
+
+        Raises:
+            CustomNodeFailure: the node failed, or did not give what is connected to other nodes.
+        """
+        del request
+        results = await self._library.execute(
+            {name: np.asarray(tensor.array, order="C") for name, tensor in inputs.items()}
+        )
+        missing = [name for name in self._wanted if name not in results]
+        if missing:
+            given = ", ".join(map(repr, results)) or "nothing"
+            raise CustomNodeFailure(f"custom node {self._node!r} gave no {missing[0]!r}; it gave {given}")
+        return {name: Tensor(name, _DATATYPES[results[name].dtype.str], results[name]) for name in self._wanted}
+
+
+_DATATYPES = {datatype.numpy.str: datatype for datatype in BY_NAME.values() if datatype.name != "BF16"}

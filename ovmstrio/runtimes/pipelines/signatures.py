@@ -1,0 +1,51 @@
+"""What the nodes of a pipeline take and give, whether they are models, graphs, or custom nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ovmstrio.core.datatypes import INVALID
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.core.request import ServableMetadata
+    from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode, ItemInfo
+
+__all__ = ["Signature", "is_open", "signature_of_custom_node", "signature_of_servable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Inputs and outputs of one node, by name."""
+
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+
+
+def is_open(spec: TensorSpec) -> bool:
+    """Tell whether nothing is known of a tensor beforehand: an input or output of a graph."""
+    return spec.datatype is INVALID
+
+
+def signature_of_servable(metadata: ServableMetadata) -> Signature:
+    """Give the signature of a node that calls a servable."""
+    return Signature(
+        {spec.name: spec for spec in metadata.inputs},
+        {spec.name: spec for spec in metadata.outputs},
+    )
+
+
+def signature_of_custom_node(node: CustomNode) -> Signature:
+    """Give the signature of a custom node; what it says no known type of is open."""
+    return Signature(
+        {name: _spec_of(info) for name, info in node.inputs.items()},
+        {name: _spec_of(info) for name, info in node.outputs.items()},
+    )
+
+
+def _spec_of(info: ItemInfo) -> TensorSpec:
+    dims = tuple(ANY_SIZE if size < 0 else Dim.fixed(size) for size in info.shape)
+    return TensorSpec(info.name, info.datatype or INVALID, dims, batch_axis=None)

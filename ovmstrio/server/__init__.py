@@ -1,0 +1,1 @@
+"""One server: its settings, its nursery tree, its life from start to drain."""

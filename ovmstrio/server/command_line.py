@@ -1,0 +1,262 @@
+"""The command line of ``ovms serve``, read into settings and, for a single model or graph, into its spec.
+
+Everything that is wrong with a command line is said at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from ovmstrio.config.documents import expected_by
+from ovmstrio.config.findings import did_you_mean, shown
+from ovmstrio.config.graph_entries import GRAPH_SUFFIX, GraphFiles, find_graph
+from ovmstrio.config.model_options import check_base_path, check_name, read_model_options
+from ovmstrio.config.ovms_json import check_families
+from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
+from ovmstrio.config.subconfigs import Subconfigs
+from ovmstrio.core.errors import Problem
+from ovmstrio.server.settings import IGNORED, MODEL, ServeSettings
+
+__all__ = [
+    "UsageProblems",
+    "cache_directory",
+    "contradictions",
+    "ignored_options",
+    "listen_addresses",
+    "metric_families",
+    "read_settings",
+    "single_servable",
+]
+
+_ORIGIN: Final = "the command line"
+_OVMS_CACHE: Final = Path("/opt/cache")
+_UNIX: Final = "unix:"
+
+
+class UsageProblems(Exception):
+    """A command line that cannot be used; ``problems`` have the options as their paths."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+    @property
+    def lines(self) -> list[str]:
+        """The problems in words, a line each."""
+        return [str(problem) for problem in self.problems]
+
+
+def read_settings(options: Mapping[str, Any]) -> ServeSettings:
+    """Make settings of the options that were given; texts are converted.
+
+    Raises:
+        UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    problems: list[Problem] = []
+    try:
+        settings = ServeSettings.model_validate(given)
+    except ValidationError as error:
+        bad = {str(fault["loc"][0]): fault for fault in error.errors(include_url=False)}
+        problems += [_refused(option, fault) for option, fault in bad.items()]
+        # The rest is judged with the defaults in place of what was refused.
+        settings = ServeSettings.model_validate({name: value for name, value in given.items() if name not in bad})
+    problems += [*_addresses(settings), *_groups(settings), *_security(settings), *_metrics(settings)]
+    if _is_single_model(settings):
+        problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
+    if problems:
+        raise UsageProblems(problems)
+    return settings
+
+
+def single_servable(settings: ServeSettings) -> ServerSpec:
+    """Give what the command line describes: a model, a graph with the models of its subconfig, or nothing."""
+    if settings.model_name is None or settings.model_path is None:
+        return ServerSpec()
+    if _is_graph(settings):
+        return _graph_alone(settings, settings.model_name)
+    fields, problems = _read_model(settings)
+    model = ModelSpec(
+        name=settings.model_name,
+        base_path=settings.model_path.absolute(),
+        cache_dir=cache_directory(settings),
+        origin=_ORIGIN,
+        problems=tuple(problem for problem in problems if problem.severity == "error"),
+        **fields,
+    )
+    return ServerSpec(models=(model,))
+
+
+def _graph_alone(settings: ServeSettings, name: str) -> ServerSpec:
+    files = _graph_files(settings)
+    subconfigs = Subconfigs(cache_directory(settings), {})
+    problems = subconfigs.read(files.subconfig)
+    models = [model.spec for model in subconfigs.known.values() if model.spec.name != name]
+    if len(models) < len(subconfigs.known):
+        message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
+        problems = (*problems, Problem(message, path="--model_name", suggestion="call one of them otherwise"))
+    graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, **files._asdict())
+    return ServerSpec(models=tuple(models), graphs=(graph,), problems=tuple(subconfigs.problems))
+
+
+def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Tell which of the options that were given have no effect, and why."""
+    reasons = {name: IGNORED[name] for name, value in options.items() if name in IGNORED and value is not None}
+    given = {name: value for name, value in options.items() if name in _MODEL_OPTIONS and value is not None}
+    for problem in read_model_options(given)[1]:
+        if problem.severity == "warning":
+            reasons[problem.path] = problem.message
+    return reasons
+
+
+def contradictions(settings: ServeSettings, spec: ServerSpec) -> list[Problem]:
+    """Tell where the command line and a configuration file exclude each other; the server must not start then."""
+    if spec.metrics is None:
+        return []
+    problem = Problem("", file=str(settings.config_path or ""), path="monitoring.metrics")
+    given = sorted({"metrics_enable", "metrics_list"} & settings.model_fields_set)
+    if given:
+        message = f"metrics are set here and by --{given[0]}"
+        return [replace(problem, message=message, suggestion="leave one of them out")]
+    if spec.metrics.enable and not settings.rest_port:
+        message = "metrics are served on the REST port, and --rest_port is 0"
+        return [replace(problem, message=message, suggestion="set --rest_port, or enable to false")]
+    return []
+
+
+def metric_families(settings: ServeSettings) -> tuple[str, ...] | None:
+    """Give the families that the command line asks for, None for the default set."""
+    return None if settings.metrics_list is None else _parts(settings.metrics_list)
+
+
+def cache_directory(settings: ServeSettings) -> Path | None:
+    """Give where compiled models are kept: what was asked for, else OVMS's own place if it exists."""
+    return settings.cache_dir or (_OVMS_CACHE if _OVMS_CACHE.is_dir() else None)
+
+
+def listen_addresses(addresses: str, port: int, *, zero_is_any: bool = False) -> list[str]:
+    """Spell out where to listen: each comma-separated address with the port.
+
+    Port 0 leaves socket files only, unless it stands for any that is free.
+    """
+    parts = _parts(addresses)
+    return [_with_port(part, port) for part in parts if port or zero_is_any or part.startswith(_UNIX)]
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _with_port(address: str, port: int) -> str:
+    if address.startswith(_UNIX):
+        return address
+    return f"[{address.strip('[]')}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _refused(option: str, fault: Any) -> Problem:
+    if fault["type"] == "extra_forbidden":
+        suggestion = did_you_mean(option, ServeSettings.model_fields)
+        return Problem("there is no such option", path=f"--{option}", suggestion=suggestion)
+    return Problem(
+        "the value cannot be used", path=f"--{option}", expected=expected_by(fault), found=shown(fault["input"])
+    )
+
+
+def _addresses(settings: ServeSettings) -> list[Problem]:
+    both = Problem("", path="--port and --rest_port")
+    grpc = listen_addresses(settings.grpc_bind_address, settings.port)
+    rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
+    if not grpc and not rest:
+        return [replace(both, message="both are off", suggestion="give one of them a port")]
+    if settings.port and settings.port == settings.rest_port:
+        return [replace(both, message=f"both are {settings.port}", suggestion="give them different ports")]
+    return []
+
+
+_MODEL_OPTIONS: Final = tuple(
+    name for name, field in ServeSettings.model_fields.items() if (field.json_schema_extra or {}) == {"group": MODEL}
+)
+_MODEL_KEYS: Final = {"name": "model_name", "base_path": "model_path"}
+"""Options that a configuration file calls otherwise."""
+
+
+def _is_single_model(settings: ServeSettings) -> bool:
+    return settings.model_name is not None and settings.model_path is not None
+
+
+def _groups(settings: ServeSettings) -> list[Problem]:
+    """Check that what belongs to one model comes with a model, and not with a configuration file."""
+    given = [name for name in _MODEL_OPTIONS if name in settings.model_fields_set]
+    options = ", ".join(f"--{name}" for name in given)
+    if settings.config_path is not None and given:
+        message = "cannot be used together with --config_path, which configures every model"
+        return [Problem(message, path=options, suggestion="leave one of them out")]
+    if given and not _is_single_model(settings):
+        missing = " and ".join(f"--{name}" for name in _MODEL_KEYS.values() if getattr(settings, name) is None)
+        return [Problem("needs a model", path=options, suggestion=f"give {missing} as well")]
+    return []
+
+
+def _security(settings: ServeSettings) -> list[Problem]:
+    problems = []
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        problems.append(Problem("each needs the other", path="--tls_cert and --tls_key"))
+    if settings.client_ca is not None and settings.tls_cert is None:
+        problems.append(Problem("needs --tls_cert and --tls_key", path="--client_ca"))
+    return problems
+
+
+def _metrics(settings: ServeSettings) -> list[Problem]:
+    asked = [name for name in ("metrics_enable", "metrics_list") if name in settings.model_fields_set]
+    if not asked:
+        return []
+    problems = [
+        Problem(message, path="--metrics_list", suggestion=suggestion)
+        for _, message, suggestion in check_families(metric_families(settings) or ())
+    ]
+    if settings.metrics_enable and not listen_addresses(settings.rest_bind_address, settings.rest_port):
+        message = "metrics are served on the REST port, and --rest_port is 0"
+        problems.append(Problem(message, path=f"--{asked[0]}", suggestion="set --rest_port"))
+    if settings.metrics_list is not None and not settings.metrics_enable:
+        problems.append(Problem("metrics are turned off", path="--metrics_list", suggestion="leave one of them out"))
+    return problems
+
+
+def _single_problems(settings: ServeSettings) -> list[Problem]:
+    if not _is_graph(settings):
+        return _read_model(settings)[1]
+    allowed = set(_MODEL_KEYS.values())
+    return [
+        Problem("is an option of models, and this is a graph", path=f"--{name}", suggestion="leave it out")
+        for name in _MODEL_OPTIONS
+        if name in settings.model_fields_set - allowed
+    ] + _own_problems(settings)
+
+
+def _is_graph(settings: ServeSettings) -> bool:
+    path = settings.model_path
+    return path is not None and (path.suffix == GRAPH_SUFFIX or _graph_files(settings).graph_path.is_file())
+
+
+def _graph_files(settings: ServeSettings) -> GraphFiles:
+    path = (settings.model_path or Path()).absolute()
+    if path.suffix == GRAPH_SUFFIX and not path.is_dir():
+        return find_graph({"base_path": str(path.parent), "graph_path": path.name}, path.parent)
+    return find_graph({"base_path": str(path)}, path)
+
+
+def _read_model(settings: ServeSettings) -> tuple[dict[str, Any], list[Problem]]:
+    options = {name: getattr(settings, name) for name in _MODEL_OPTIONS if name in settings.model_fields_set}
+    fields, problems = read_model_options(options)
+    placed = [replace(problem, path=f"--{problem.path}") for problem in problems]
+    return fields, placed + _own_problems(settings)
+
+
+def _own_problems(settings: ServeSettings) -> list[Problem]:
+    problems = [*check_name(settings.model_name or ""), *check_base_path(str(settings.model_path or ""))]
+    return [replace(problem, path=f"--{_MODEL_KEYS[problem.path]}") for problem in problems]

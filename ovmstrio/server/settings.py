@@ -1,0 +1,152 @@
+"""Every setting of ``ovms serve``: its name, type, bounds, default and meaning, in one place.
+
+The command line is made from these fields.  Names and defaults are OVMS's (``ovms_classic`` section 1.9) where OVMS has
+the option; those that mean nothing on trio are accepted and named in :data:`IGNORED`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["GROUPS", "IGNORED", "MODEL", "ServeSettings"]
+
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
+SERVER: Final = "Server"
+MODEL: Final = "One model"
+LIMITS: Final = "Limits and draining"
+SECURITY: Final = "Security"
+OBSERVABILITY: Final = "Logs and metrics"
+PROJECT: Final = "Handler projects"
+IGNORED_GROUP: Final = "Accepted for compatibility"
+GROUPS: Final = (SERVER, MODEL, PROJECT, LIMITS, SECURITY, OBSERVABILITY, IGNORED_GROUP)
+
+IGNORED: Final = {
+    "grpc_workers": "one event loop serves every connection",
+    "rest_workers": "one event loop serves every connection",
+    "grpc_max_threads": "calls are tasks, not threads",
+    "grpc_memory_quota": "memory is bounded by max_message_size and flow control",
+    "grpc_channel_arguments": "they are settings of another implementation of gRPC",
+    "cpu_extension": "custom operations are not loaded by this version",
+    "custom_node_resources_cleaner_interval_seconds": "a custom node is given back as soon as nothing holds it",
+    "api_key_file": "it guards generative endpoints only, which are not served by this version",
+}
+"""OVMS's options that have no meaning here, with the reason; giving one is warned about."""
+
+
+def _setting(default: Any, group: str, help_text: str, **bounds: Any) -> Any:
+    return Field(default, description=help_text, json_schema_extra={"group": group}, **bounds)
+
+
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+class ServeSettings(BaseModel):
+    """The settings of one server, as given on the command line; times are seconds, sizes bytes.
+
+    Settings of one model are texts here; ``ovmstrio.server.command_line`` makes a ``ServerSpec`` of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    port: Port = _setting(9000, SERVER, "Port of gRPC; 0 turns it off.")
+    rest_port: Port = _setting(8000, SERVER, "Port of REST; 0 turns it off.")
+    grpc_bind_address: str = _setting(
+        EVERYWHERE, SERVER, "Addresses for gRPC, comma separated; unix:/path for a socket file."
+    )
+    rest_bind_address: str = _setting(
+        EVERYWHERE, SERVER, "Addresses for REST, comma separated; unix:/path for a socket file."
+    )
+    config_path: Path | None = _setting(None, SERVER, "Configuration file (config.json) of all models.")
+    file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
+        1, SERVER, "How often the configuration and version directories are looked at; 0 never."
+    )
+    cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
+    sequence_cleaner_poll_wait_minutes: Annotated[int, Field(ge=0, le=2**32 - 1)] = _setting(
+        5, SERVER, "How often sequences are looked at; one that is idle twice in a row is removed. 0 never."
+    )
+    sequence_store: Path | None = _setting(
+        None, SERVER, "Folder where sequences are kept from the end of the server to its next start."
+    )
+    allow_empty: bool = _setting(False, SERVER, "Be ready with no model configured.")
+
+    model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
+    model_path: Path | None = _setting(
+        None, MODEL, "Its folder of version folders, or its file; of a graph the folder with graph.pbtxt, or that file."
+    )
+    batch_size: str | None = _setting(None, MODEL, "Batch size: 8, auto, -1 or 2:8.")
+    batching: str | None = _setting(
+        None, MODEL, 'Join requests: {"max_batch_size":16,"batch_timeout_ms":5}; also "max_queue_size", "eager".'
+    )
+    shape: str | None = _setting(None, MODEL, 'Shape: "(1,3,224,224)", auto, or {"input":"(1,10)"}.')
+    layout: str | None = _setting(None, MODEL, 'Layout: NHWC, NHWC:NCHW, or {"input":"NHWC"}.')
+    model_version_policy: str | None = _setting(
+        None, MODEL, 'Versions: {"latest":{"num_versions":2}}, {"all":{}} or {"specific":{"versions":[1,3]}}.'
+    )
+    nireq: Annotated[int, Field(ge=0, le=100_000)] = _setting(
+        0, MODEL, "Infer requests in the pool; 0 lets OpenVINO choose."
+    )
+    target_device: str = _setting("CPU", MODEL, "Device.")
+    plugin_config: str | None = _setting(None, MODEL, 'Device settings: {"NUM_STREAMS":"2"}.')
+    mean: str | None = _setting(
+        None, MODEL, "Subtracted from the input: 127.5, or a list with one a channel; needs --layout."
+    )
+    scale: str | None = _setting(None, MODEL, "Divides the input: 127.5, or a list with one a channel; needs --layout.")
+    color_format: str | None = _setting(None, MODEL, "Colour format of the input: BGR or BGR:RGB; needs --layout.")
+    precision: str | None = _setting(None, MODEL, "Element type of the input: FP32 or input:FP32; needs --layout.")
+    stateful: bool = _setting(False, MODEL, "Serve sequences.")
+    idle_sequence_cleanup: bool | None = _setting(None, MODEL, "Remove idle sequences; needs --stateful.")
+    low_latency_transformation: bool | None = _setting(None, MODEL, "Apply LowLatency2; needs --stateful.")
+    max_sequence_number: int | None = _setting(None, MODEL, "Sequences at once; needs --stateful.")
+    sequence_migration: bool | None = _setting(
+        None, MODEL, "Let sequences go on when the model is loaded again; needs --stateful."
+    )
+
+    readiness_file: Path | None = _setting(
+        None, PROJECT, "File that exists while the project can be called; /run/workspace/api_readiness.txt by default."
+    )
+    debug: bool = _setting(False, PROJECT, "Tell callers what a handler's code raised.")
+
+    max_message_size: Annotated[int, Field(ge=1024, le=2**31 - 1)] = _setting(
+        64 * 2**20, LIMITS, "Largest message, both ways and for both protocols."
+    )
+    drain_delay: Annotated[float, Field(ge=0)] = _setting(
+        0, LIMITS, "Time between turning not ready and closing the listeners."
+    )
+    drain_seconds: Annotated[float, Field(ge=0)] = _setting(
+        30, LIMITS, "Time that calls in flight get when the server stops."
+    )
+    tls_cert: Path | None = _setting(None, SECURITY, "Certificate chain (PEM) of both protocols.")
+    tls_key: Path | None = _setting(None, SECURITY, "Private key (PEM) of the certificate.")
+    client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
+    hide_errors: bool = _setting(
+        False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."
+    )
+    custom_node_isolation: Literal["none", "process"] = _setting(
+        "none", SECURITY, "Run each custom node that is a shared library in a process of its own."
+    )
+    allowed_origins: str | None = _setting(None, SECURITY, "CORS: origins, comma separated, or *; off unless given.")
+    allowed_methods: str = _setting("*", SECURITY, "CORS: methods.")
+    allowed_headers: str = _setting("*", SECURITY, "CORS: headers.")
+    allow_credentials: bool = _setting(False, SECURITY, "CORS: allow credentials.")
+
+    log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
+        "INFO", OBSERVABILITY, "Least level that is logged."
+    )
+    log_path: Path | None = _setting(None, OBSERVABILITY, "File that gets the log as well.")
+    log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Form of log lines.")
+    metrics_enable: bool = _setting(True, OBSERVABILITY, "Serve /metrics on the REST port.")
+    metrics_list: str | None = _setting(
+        None, OBSERVABILITY, "Metric families to serve in place of the default set, comma separated."
+    )
+
+    grpc_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
+    rest_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
+    grpc_max_threads: int | None = _setting(None, IGNORED_GROUP, "Accepted; calls are tasks.")
+    grpc_memory_quota: int | None = _setting(None, IGNORED_GROUP, "Accepted; flow control bounds memory.")
+    grpc_channel_arguments: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
+    cpu_extension: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
+    custom_node_resources_cleaner_interval_seconds: int | None = _setting(None, IGNORED_GROUP, "Accepted.")
+    api_key_file: str | None = _setting(None, IGNORED_GROUP, "Accepted.")

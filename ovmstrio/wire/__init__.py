@@ -1,0 +1,1 @@
+"""The ways bytes come and go, free of any protocol of inference."""

@@ -1,0 +1,30 @@
+"""gRPC over HTTP/2 on trio, without any knowledge of inference.
+
+::
+
+    bytes -> core (frames, headers, windows) -> events -> connection (reader, writer) -> call -> handler
+    handler -> call (messages, status) -> core -> bytes -> connection's writer
+
+``core`` is synchronous and free of I/O. ``connection`` gives it a stream and tasks, ``server`` listeners and an end.
+"""
+
+from ovmstrio.wire.grpc.call_failures import ErrorMapper
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.grpc.server import GrpcServer, Service
+from ovmstrio.wire.grpc.services import TrioService
+from ovmstrio.wire.grpc.stream import Call, Metadata, Peer, current_call
+from ovmstrio.wire.listeners import open_listeners, tls_context
+
+__all__ = [
+    "Call",
+    "ErrorMapper",
+    "GrpcServer",
+    "Metadata",
+    "Peer",
+    "Service",
+    "TransportLimits",
+    "TrioService",
+    "current_call",
+    "open_listeners",
+    "tls_context",
+]

@@ -1,0 +1,310 @@
+"""The trio shell around one HTTP/2 connection: one reader, one writer, one task a call.
+
+The reader runs in the connection's own task. The writer sleeps until something is marked dirty and then sends all
+there is, so the answers of many calls share one system call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import ClassVar, Final
+
+import structlog
+import trio
+from grpclib.const import Handler, Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError
+
+from ovmstrio.wire.grpc.call_failures import FailureTranslator
+from ovmstrio.wire.grpc.core import Http2Core
+from ovmstrio.wire.grpc.events import (
+    DataReceived,
+    Event,
+    PeerLeaving,
+    PingAcknowledged,
+    RequestStarted,
+    StreamReset,
+    WindowOpened,
+)
+from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.grpc.replies import trailers_only_block
+from ovmstrio.wire.grpc.stream import Call, Peer
+from ovmstrio.wire.grpc.wakeups import Wakeup
+
+__all__ = ["Connection", "close_stream"]
+
+log = structlog.get_logger(__name__)
+
+_KEEPALIVE_PING = b"alive?\0\0"
+_DRAIN_PING = b"drain\0\0\0"
+_ANNOUNCEMENT_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 1.0
+_READ_BYTES: Final = 64 * 1024
+_LARGE_READ_BYTES: Final = 512 * 1024
+
+
+class Connection:
+    """One peer.
+
+    Ownership: ``run`` owns the stream, the writer and every call of the connection, and outlives none of them.
+
+    Attributes:
+        calls: the calls whose handlers run, by stream.
+        closed: set when ``run`` has ended.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        routes: Mapping[str, Handler],
+        codec: CodecBase,
+        *,
+        limits: TransportLimits,
+        failures: FailureTranslator,
+        peer: Peer,
+    ) -> None:
+        self.core = Http2Core(limits, trio.current_time)
+        self.codec = codec
+        self.limits = limits
+        self.failures = failures
+        self.peer = peer
+        self.calls: dict[int, Call] = {}
+        self._stream = stream
+        self._routes = routes
+        self._reading = trio.CancelScope()
+        self._unsent = Wakeup()
+        self._backlog: trio.lowlevel.ParkingLot | None = None
+        self._closing = False
+        self._broken = False
+        self._opened_at = self._heard_at = trio.current_time()
+        self._pinged_at = math.inf
+        self._drain_announced = False
+        self._too_old = False
+        self._written = trio.Event()
+        self._last_stream_named = trio.Event()
+        self.closed = trio.Event()
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve the peer until it goes, breaks the protocol or has been drained.
+
+        Raises:
+            ExceptionGroup: of ``OSError`` and the like when the stream fails below HTTP/2.
+
+        Cancellation: ends all calls at once, without a word to the peer. The stream is closed in any case.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._write)
+                if await self._read():
+                    self._closing = True
+                    self.mark_dirty()
+                    with trio.move_on_after(self.limits.flush_seconds):
+                        await self._written.wait()
+                nursery.cancel_scope.cancel()
+                # Before the calls have unwound, because a handler in a thread may take its time.
+                await close_stream(self._stream)
+        finally:
+            self.closed.set()
+
+    async def _read(self) -> bool:
+        """Feed the core; return whether the peer is still there to be told more."""
+        core, receive_some = self.core, self._stream.receive_some
+        max_bytes = _READ_BYTES
+        with self._reading:
+            try:
+                while data := await receive_some(max_bytes):
+                    # A full read says that more is waiting: a large message then takes few reads.
+                    max_bytes = _READ_BYTES if len(data) < max_bytes else _LARGE_READ_BYTES
+                    self._heard_at = trio.current_time()
+                    for event in core.receive(data):
+                        self._dispatch[type(event)](self, event)
+                    if core.outbound:
+                        self._check_backlog()
+                        self.mark_dirty()
+            except ConnectionFault as fault:
+                log.info("connection fault", peer=self.peer.address, fault=str(fault))
+                core.fail(fault)
+                self.mark_dirty()
+                return True
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return False
+            return False
+        return not self._broken
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self.core.outbound:
+                    data = self.core.take_outbound()
+                    if self._backlog is not None:
+                        self._backlog.unpark_all()
+                    await self._stream.send_all(data)
+                if self._closing:
+                    return
+                await self._unsent.wait()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.abandon()
+        finally:
+            self._written.set()
+
+    async def _serve(self, call: Call) -> None:
+        try:
+            await call.run()
+        finally:
+            del self.calls[call.state.stream_id]
+            self.core.release(call.state)
+            if self.core.outbound:
+                self.mark_dirty()
+            if self.core.draining and not self.calls:
+                self._reading.cancel()
+
+    # -- what calls need -----------------------------------------------------------------------------------------
+
+    def mark_dirty(self) -> None:
+        """Let the writer send what waits in the core."""
+        self._unsent.wake()
+
+    async def wait_writable(self) -> None:
+        """Wait until the writer's backlog is below its high-water mark."""
+        while len(self.core.outbound) >= self.limits.write_high_water_bytes:
+            if self._backlog is None:
+                self._backlog = trio.lowlevel.ParkingLot()
+            await self._backlog.park()
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _on_request(self, event: RequestStarted) -> None:
+        state = event.stream
+        handler = self._routes.get(state.head.path)
+        if state.head.refusal is not None:
+            self._refuse(event, state.head.refusal)
+        elif handler is None:
+            self._refuse(event, trailers_only_block(Status.UNIMPLEMENTED, f"unknown method {state.head.path}"))
+        else:
+            call = self.calls[state.stream_id] = Call(self, state, handler)
+            self._nursery.start_soon(self._serve, call, name=state.head.path)
+
+    def _refuse(self, event: RequestStarted, block: bytes) -> None:
+        self.core.send_headers(event.stream, block, end_stream=True)
+        self.core.release(event.stream)
+
+    def _on_data(self, event: DataReceived) -> None:
+        call = self.calls.get(event.stream.stream_id)
+        if call is not None:
+            call.data_arrived()
+
+    def _on_reset(self, event: StreamReset) -> None:
+        call = self.calls.get(event.stream.stream_id)
+        if call is not None:
+            call.cancel()
+        else:
+            self.core.release(event.stream)
+
+    def _on_window(self, event: WindowOpened) -> None:
+        if event.stream is None:
+            for call in self.calls.values():
+                call.wake_sender()
+        elif (call_ := self.calls.get(event.stream.stream_id)) is not None:
+            call_.wake_sender()
+
+    def _on_ping_acknowledged(self, event: PingAcknowledged) -> None:
+        if event.payload == _DRAIN_PING:
+            self._name_last_stream()
+
+    def _on_peer_leaving(self, _event: PeerLeaving) -> None:
+        self._name_last_stream()
+
+    _dispatch: ClassVar[Mapping[type[Event], Callable[..., None]]] = {
+        RequestStarted: _on_request,
+        DataReceived: _on_data,
+        StreamReset: _on_reset,
+        WindowOpened: _on_window,
+        PingAcknowledged: _on_ping_acknowledged,
+        PeerLeaving: _on_peer_leaving,
+    }
+
+    # -- the connection's end ------------------------------------------------------------------------------------
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Close gently: announce it, let the calls finish, then cancel them with UNAVAILABLE.
+
+        The client is told first that the end is near and then, when it has read that, which stream was the last, so
+        that no call is lost in between. Returns when the connection is closed, or when only handlers that do not
+        react to cancellation keep it.
+
+        Cancellation: leaves the drain where it is.
+        """
+        deadline = trio.current_time() + grace_seconds
+        if not self._drain_announced:
+            self._drain_announced = True
+            self.core.announce_drain()
+            self.core.send_ping(_DRAIN_PING)
+            self.mark_dirty()
+        with trio.move_on_at(min(deadline, trio.current_time() + _ANNOUNCEMENT_SECONDS)):
+            await self._last_stream_named.wait()
+        self._name_last_stream()
+        with trio.move_on_at(deadline):
+            await self.closed.wait()
+        for call in list(self.calls.values()):
+            call.cancel(GRPCError(Status.UNAVAILABLE, "the server is shutting down"))
+        with trio.move_on_after(self.limits.flush_seconds):
+            await self.closed.wait()
+        self.abandon()
+        with trio.move_on_after(self.limits.flush_seconds):
+            await self.closed.wait()
+
+    def _name_last_stream(self) -> None:
+        if self.core.draining:
+            return
+        self.core.drain()
+        self._last_stream_named.set()
+        self.mark_dirty()
+        if not self.calls:
+            self._reading.cancel()
+
+    def abandon(self) -> None:
+        """Close without another word."""
+        self._broken = True
+        self._reading.cancel()
+
+    def look_after(self, now: float) -> None:
+        """Do what time demands: handshake, keepalive and age."""
+        limits = self.limits
+        if not self.core.ready:
+            if now - self._opened_at >= limits.handshake_seconds:
+                self.abandon()
+            return
+        self._keep_alive(now)
+        if not self._too_old and now - self._opened_at >= limits.max_connection_age_seconds:
+            self._too_old = True
+            self._nursery.start_soon(self.drain, limits.connection_age_grace_seconds)
+
+    def _keep_alive(self, now: float) -> None:
+        if self._heard_at >= self._pinged_at:
+            self._pinged_at = math.inf
+        if now - self._pinged_at >= self.limits.keepalive_timeout_seconds:
+            log.info("keepalive unanswered", peer=self.peer.address, silent_seconds=now - self._heard_at)
+            self.abandon()
+        elif self._pinged_at == math.inf and now - self._heard_at >= self.limits.keepalive_idle_seconds:
+            self._pinged_at = now
+            self.core.send_ping(_KEEPALIVE_PING)
+            self.mark_dirty()
+
+    def _check_backlog(self) -> None:
+        if len(self.core.outbound) > self.limits.max_write_backlog_bytes:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "peer does not read")
+
+
+async def close_stream(stream: trio.abc.Stream) -> None:
+    """Close a stream, forcefully if the peer does not let it go in time; whether it is broken does not matter.
+
+    Cancellation: shielded, and bounded by a second.
+    """
+    with trio.move_on_after(_CLOSE_SECONDS, shield=True), suppress(trio.BrokenResourceError, OSError):
+        await stream.aclose()

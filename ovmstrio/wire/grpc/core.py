@@ -1,0 +1,564 @@
+"""The server's side of one HTTP/2 connection as a state machine without I/O (RFC 9113).
+
+``receive`` turns bytes into events; every other method appends the bytes that it causes to ``outbound``. The core
+knows streams, windows and limits. What a call is, when to read and when to write is the shell's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ovmstrio.wire.grpc import frames
+from ovmstrio.wire.grpc.events import (
+    DataReceived,
+    Event,
+    PeerLeaving,
+    PingAcknowledged,
+    RequestStarted,
+    StreamReset,
+    WindowOpened,
+)
+from ovmstrio.wire.grpc.frames import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_STREAM_ID,
+    MAX_WINDOW,
+    PREFACE,
+    ConnectionFault,
+    ErrorCode,
+    Flag,
+    FrameType,
+    Setting,
+)
+from ovmstrio.wire.grpc.headers import HeaderDecoder, MalformedRequest, RequestHead, read_trailers
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.grpc.messages import MessageBuffer
+from ovmstrio.wire.grpc.rates import RateLimit
+from ovmstrio.wire.grpc.replies import TABLE_SIZE_ZERO
+
+__all__ = ["Http2Core", "StreamState"]
+
+_DEFAULT_WINDOW: Final = 65_535
+_DEFAULT_TABLE_BYTES: Final = 4_096
+_PRIORITY_BYTES: Final = 5
+_LARGEST_FRAME_SETTING: Final = 2**24 - 1
+_RESET_CODES: Final = 4
+_LENGTH_BYTES: Final = 3
+_VIEWED_FROM_BYTES: Final = 8 * 1024
+"""Size from which on a DATA frame's payload is a view of what was received, so that it is copied once, when its message
+is complete.  Smaller ones are copied out, lest a few bytes keep a whole read alive."""
+
+
+class StreamState:
+    """One open stream: what arrived, what may be sent, which directions are closed."""
+
+    __slots__ = (
+        "buffer",
+        "content_left",
+        "head",
+        "local_closed",
+        "receive_window",
+        "remote_closed",
+        "reset",
+        "send_window",
+        "stream_id",
+        "uncredited",
+    )
+
+    def __init__(self, stream_id: int, head: RequestHead, receive_window: int, send_window: int) -> None:
+        self.stream_id = stream_id
+        self.head = head
+        self.buffer = MessageBuffer()
+        self.content_left = head.content_length
+        self.receive_window = receive_window
+        self.send_window = send_window
+        self.uncredited = 0
+        self.remote_closed = False
+        self.local_closed = False
+        self.reset = False
+
+
+class Http2Core:
+    """The connection's state.
+
+    Attributes:
+        outbound: bytes to be sent; the shell takes them with ``take_outbound``.
+        streams: every stream that the shell has not released.
+        send_window: what the peer's connection window still allows.
+        ready: whether the peer's preface and first SETTINGS have come.
+        draining: whether the final GOAWAY is out, so that new streams are refused.
+    """
+
+    def __init__(self, limits: TransportLimits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._decoder = HeaderDecoder(limits.max_header_list_bytes)
+        self._pending = b""
+        self._preface_seen = False
+        self._events: list[Event] = []
+        self._last_stream_id = 0
+        self._initial_send_window = _DEFAULT_WINDOW
+        self._max_send_frame = MAX_FRAME_BYTES
+        self._receive_window = limits.connection_window_bytes
+        self._credit = 0
+        self._table_update: bytes | None = None
+        self._table_given_up = False
+        self._continued: _ContinuedBlock | None = None
+        self._reset_ids: dict[int, None] = {}
+        self._resets = RateLimit(limits.max_resets_per_second, clock)
+        self._pings = RateLimit(limits.max_pings_per_second, clock)
+        self._settings = RateLimit(limits.max_settings_per_second, clock)
+        self._idle_frames = RateLimit(limits.max_idle_frames_per_second, clock)
+        self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
+            self._on_data,
+            self._on_headers,
+            self._on_priority,
+            self._on_rst_stream,
+            self._on_settings,
+            self._on_push_promise,
+            self._on_ping,
+            self._on_goaway,
+            self._on_window_update,
+            self._on_continuation,
+        )
+        self.streams: dict[int, StreamState] = {}
+        self.send_window = _DEFAULT_WINDOW
+        self.ready = False
+        self.draining = False
+        self.outbound = bytearray(_greeting(limits))
+
+    # -- bytes in ------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes | bytearray) -> list[Event]:
+        """Take bytes as they came from the peer and return what they mean.
+
+        Raises:
+            ConnectionFault: the peer broke a rule of the connection; call ``fail`` and close it.
+        """
+        data, position = bytes(data), 0
+        if not self._preface_seen:
+            data = self._pending + data
+            if not self._read_preface(data):
+                return []
+            self._pending, position = b"", len(PREFACE)
+        elif self._pending:
+            # Only the frame that was cut is put together; what follows it is read where it lies.
+            missing = self._missing(data)
+            self._pending = self._read_frames(self._pending + data[:missing], 0)
+            position = missing
+        if position < len(data):
+            self._pending = self._read_frames(data, position)
+        events, self._events = self._events, []
+        return events
+
+    def _missing(self, data: bytes) -> int:
+        """Count the bytes of ``data`` that belong to the frame whose beginning is pending."""
+        have = len(self._pending)
+        if have < FRAME_HEADER_BYTES:
+            return len(data)
+        length = int.from_bytes(self._pending[:_LENGTH_BYTES])
+        return min(length + FRAME_HEADER_BYTES - have, len(data))
+
+    def _read_frames(self, data: bytes, position: int) -> bytes:
+        """Handle every whole frame; gives the bytes of the one that was cut."""
+        size = len(data)
+        unpack, handlers = FRAME_HEADER.unpack_from, self._handlers
+        while size - position >= FRAME_HEADER_BYTES:
+            high, low, kind, flags, stream_id = unpack(data, position)
+            if high or low > MAX_FRAME_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {high << 16 | low} bytes")
+            start = position + FRAME_HEADER_BYTES
+            end = start + low
+            if end > size:
+                break
+            position = end
+            if not self.ready or self._continued is not None:
+                self._check_order(kind, flags)
+            if kind < len(handlers):
+                payload = memoryview(data)[start:end] if low >= _VIEWED_FROM_BYTES and not kind else data[start:end]
+                handlers[kind](flags, stream_id & MAX_STREAM_ID, payload)
+            else:
+                self._count_idle_frame()
+        return data[position:]
+
+    def _read_preface(self, data: bytes) -> bool:
+        if data[: len(PREFACE)] != PREFACE[: len(data)]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "connection does not begin with the HTTP/2 preface")
+        self._pending = data
+        self._preface_seen = len(data) >= len(PREFACE)
+        return self._preface_seen
+
+    def _check_order(self, kind: int, flags: int) -> None:
+        if self._continued is not None:
+            if kind != FrameType.CONTINUATION:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
+        elif kind != FrameType.SETTINGS or flags & Flag.ACK:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        else:
+            self.ready = True
+
+    # -- streams: what comes in ----------------------------------------------------------------------------------
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
+        size = len(payload)
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window")
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.remote_closed:
+            self._on_stray_data(stream_id, size, stream)
+            return
+        if flags & Flag.PADDED:
+            payload = frames.strip_padding(payload)
+        stream.receive_window -= size
+        if stream.receive_window < 0:
+            self._credit_connection(size)
+            self._stream_error(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        stream.uncredited += size
+        if payload:
+            stream.buffer.append(payload)
+        elif not flags & Flag.END_STREAM:
+            self._count_idle_frame()
+        if size != len(payload):
+            self.consume(stream, size - len(payload))
+        if stream.content_left is not None:
+            stream.content_left -= len(payload)
+        if flags & Flag.END_STREAM:
+            self._end_request(stream)
+        else:
+            self._events.append(DataReceived(stream))
+
+    def _on_stray_data(self, stream_id: int, size: int, stream: StreamState | None) -> None:
+        self._credit_connection(size)
+        if stream_id > self._last_stream_id or not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"DATA on stream {stream_id}, which is not open")
+        if stream_id in self._reset_ids:
+            return
+        if stream is not None:
+            self._stream_error(stream, ErrorCode.STREAM_CLOSED)
+        else:
+            self._reset_unknown(stream_id, ErrorCode.STREAM_CLOSED)
+
+    def _end_request(self, stream: StreamState) -> None:
+        stream.remote_closed = True
+        if stream.content_left:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        self._events.append(DataReceived(stream))
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if flags & Flag.PADDED:
+            payload = bytes(frames.strip_padding(payload))
+        if flags & Flag.PRIORITY:
+            if len(payload) < _PRIORITY_BYTES:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS is too short for its priority")
+            payload = payload[_PRIORITY_BYTES:]
+        if flags & Flag.END_HEADERS:
+            self._on_header_block(stream_id, payload, flags & Flag.END_STREAM)
+        else:
+            self._continued = _ContinuedBlock(stream_id, flags & Flag.END_STREAM, payload, self._limits)
+
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = self._continued
+        if block is None or block.stream_id != stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without its HEADERS")
+        block.extend(payload)
+        if flags & Flag.END_HEADERS:
+            self._continued = None
+            self._on_header_block(stream_id, bytes(block.data), block.end_stream)
+
+    def _on_header_block(self, stream_id: int, block: bytes, end_stream: int) -> None:
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, an even number")
+        if stream_id > self._last_stream_id:
+            self._open_stream(stream_id, self._decoder.request(block), end_stream)
+            return
+        trailers = self._decoder.header_list(block)
+        stream = self.streams.get(stream_id)
+        if stream_id in self._reset_ids:
+            return
+        if stream is None or stream.remote_closed:
+            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS on stream {stream_id}, which is closed")
+        try:
+            read_trailers(trailers)
+        except MalformedRequest:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
+            return
+        if end_stream:
+            self._end_request(stream)
+        else:
+            self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)
+
+    def _open_stream(self, stream_id: int, head: RequestHead | MalformedRequest, end_stream: int) -> None:
+        self._last_stream_id = stream_id
+        if self.draining or len(self.streams) >= self._limits.max_concurrent_streams:
+            self.outbound += frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
+            self._remember_reset(stream_id)
+            return
+        if isinstance(head, MalformedRequest):
+            self._reset_unknown(stream_id, ErrorCode.PROTOCOL_ERROR)
+            return
+        stream = StreamState(stream_id, head, self._limits.stream_window_bytes, self._initial_send_window)
+        self.streams[stream_id] = stream
+        self._events.append(RequestStarted(stream))
+        if end_stream:
+            self._end_request(stream)
+
+    def _on_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != _RESET_CODES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not four bytes long")
+        self._check_not_idle(stream_id, "RST_STREAM")
+        self._count_reset()
+        stream = self.streams.get(stream_id)
+        if stream is not None and not stream.reset:
+            self._close_reset(stream)
+            self._events.append(StreamReset(stream))
+
+    def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if len(payload) != 4:  # noqa: PLR2004  # a 32-bit number
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not four bytes long")
+        increment = int.from_bytes(payload, "big") & MAX_WINDOW
+        if not stream_id:
+            self.send_window += increment
+            if not increment or self.send_window > MAX_WINDOW:
+                raise ConnectionFault(_window_error(increment), f"WINDOW_UPDATE by {increment} on the connection")
+            self._events.append(WindowOpened(None))
+            return
+        self._check_not_idle(stream_id, "WINDOW_UPDATE")
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.reset:
+            return
+        stream.send_window += increment
+        if not increment or stream.send_window > MAX_WINDOW:
+            self._stream_error(stream, _window_error(increment))
+            return
+        self._events.append(WindowOpened(stream))
+
+    def _on_priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if not stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
+        if len(payload) != _PRIORITY_BYTES:
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not five bytes long")
+        self._count_idle_frame()
+
+    def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+
+    # -- the connection: what comes in ---------------------------------------------------------------------------
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+        if len(payload) % 6 or (flags & Flag.ACK and payload):
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an impossible length")
+        if self._settings.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_settings")
+        if flags & Flag.ACK:
+            return
+        for start in range(0, len(payload), 6):
+            key = int.from_bytes(payload[start : start + 2], "big")
+            self._apply_setting(key, int.from_bytes(payload[start + 2 : start + 6], "big"))
+        self.outbound += frames.settings_ack()
+
+    def _apply_setting(self, key: int, value: int) -> None:
+        if key == Setting.INITIAL_WINDOW_SIZE:
+            self._apply_initial_window(value)
+        elif key == Setting.MAX_FRAME_SIZE:
+            if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
+        elif key == Setting.ENABLE_PUSH:
+            if value > 1:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
+        elif key == Setting.HEADER_TABLE_SIZE and value < _DEFAULT_TABLE_BYTES and not self._table_given_up:
+            self._table_given_up = True
+            self._table_update = TABLE_SIZE_ZERO
+
+    def _apply_initial_window(self, value: int) -> None:
+        if value > MAX_WINDOW:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value}")
+        change = value - self._initial_send_window
+        self._initial_send_window = value
+        for stream in self.streams.values():
+            stream.send_window += change
+            if stream.send_window > MAX_WINDOW:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value} overflows a window")
+        if change > 0:
+            self._events.append(WindowOpened(None))
+
+    def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
+        if len(payload) != 8:  # noqa: PLR2004  # as RFC 9113 has it
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING is not eight bytes long")
+        if flags & Flag.ACK:
+            self._events.append(PingAcknowledged(payload))
+            return
+        if self._pings.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+        self.outbound += frames.ping(payload, ack=True)
+
+    def _on_goaway(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
+        if len(payload) < 8:  # noqa: PLR2004  # last stream and code
+            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
+        self._events.append(PeerLeaving())
+
+    # -- what goes out -------------------------------------------------------------------------------------------
+
+    def take_outbound(self) -> bytearray:
+        """Take over all bytes that wait to be sent."""
+        data, self.outbound = self.outbound, bytearray()
+        return data
+
+    def sendable(self, stream: StreamState) -> int:
+        """Say how many bytes of DATA may go out in one frame now; zero or less when none may."""
+        return min(stream.send_window, self.send_window, self._max_send_frame)
+
+    def send_headers(self, stream: StreamState, block: bytes, *, end_stream: bool = False) -> None:
+        """Send a header block: the response's headers, or its trailers when it ends the stream."""
+        if self._table_update is not None:
+            block, self._table_update = self._table_update + block, None
+        self.outbound += frames.header_frames(stream.stream_id, block, self._max_send_frame, end_stream=end_stream)
+        if end_stream:
+            stream.local_closed = True
+
+    def send_data(self, stream: StreamState, prefix: bytes, payload: bytes | memoryview) -> None:
+        """Send one DATA frame of at most ``sendable(stream)`` bytes."""
+        size = len(prefix) + len(payload)
+        stream.send_window -= size
+        self.send_window -= size
+        out = self.outbound
+        out += frames.data_header(stream.stream_id, size, 0)
+        out += prefix
+        out += payload
+        self._pings.forgive()
+
+    def consume(self, stream: StreamState, size: int) -> None:
+        """Let the peer send ``size`` bytes more, because so many were read."""
+        stream.uncredited -= size
+        self._credit_connection(size)
+        window = self._limits.stream_window_bytes
+        owed = window - stream.receive_window - stream.uncredited
+        if owed * 2 >= window and not stream.remote_closed:
+            stream.receive_window += owed
+            self.outbound += frames.window_update(stream.stream_id, owed)
+
+    def release(self, stream: StreamState) -> None:
+        """Forget a stream that its owner is done with; one that is still open is given up."""
+        if not stream.reset and not (stream.local_closed and stream.remote_closed):
+            # After a complete answer NO_ERROR asks the client to stop sending its request.
+            self.reset(stream, ErrorCode.NO_ERROR if stream.local_closed else ErrorCode.CANCEL)
+        if stream.uncredited:
+            self._credit_connection(stream.uncredited)
+            stream.uncredited = 0
+        self.streams.pop(stream.stream_id, None)
+
+    def reset(self, stream: StreamState, code: ErrorCode) -> None:
+        """Give a stream up with RST_STREAM."""
+        self.outbound += frames.rst_stream(stream.stream_id, code)
+        self._close_reset(stream)
+
+    def send_ping(self, payload: bytes) -> None:
+        """Ask the peer for a sign of life."""
+        self.outbound += frames.ping(payload, ack=False)
+
+    def announce_drain(self) -> None:
+        """Tell the peer that the connection will end; streams it has already sent are still served."""
+        self.outbound += frames.goaway(MAX_STREAM_ID, ErrorCode.NO_ERROR)
+
+    def drain(self) -> None:
+        """Tell the peer which stream was the last; later ones are refused."""
+        self.draining = True
+        self.outbound += frames.goaway(self._last_stream_id, ErrorCode.NO_ERROR)
+
+    def fail(self, fault: ConnectionFault) -> None:
+        """Tell the peer why the connection ends."""
+        self.draining = True
+        self.outbound += frames.goaway(self._last_stream_id, fault.code, fault.reason.encode("utf-8", "replace"))
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    def _credit_connection(self, size: int) -> None:
+        self._credit += size
+        if self._credit * 2 >= self._limits.connection_window_bytes:
+            self.outbound += frames.window_update(0, self._credit)
+            self._receive_window += self._credit
+            self._credit = 0
+
+    def _stream_error(self, stream: StreamState, code: ErrorCode) -> None:
+        self._count_reset()
+        already_reset = stream.reset
+        self.reset(stream, code)
+        if not already_reset:
+            self._events.append(StreamReset(stream))
+
+    def _close_reset(self, stream: StreamState) -> None:
+        stream.reset = stream.remote_closed = stream.local_closed = True
+        stream.buffer.clear()
+        self._remember_reset(stream.stream_id)
+
+    def _reset_unknown(self, stream_id: int, code: ErrorCode) -> None:
+        self._count_reset()
+        self.outbound += frames.rst_stream(stream_id, code)
+        self._remember_reset(stream_id)
+
+    def _remember_reset(self, stream_id: int) -> None:
+        self._reset_ids[stream_id] = None
+        if len(self._reset_ids) > 4 * self._limits.max_concurrent_streams:
+            del self._reset_ids[next(iter(self._reset_ids))]
+
+    def _check_not_idle(self, stream_id: int, what: str) -> None:
+        if stream_id > self._last_stream_id or not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is idle")
+
+    def _count_reset(self) -> None:
+        if self._resets.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_resets")
+
+    def _count_idle_frame(self) -> None:
+        if self._idle_frames.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_empty_frames")
+
+
+class _ContinuedBlock:
+    """A header block that CONTINUATION frames are adding to."""
+
+    __slots__ = ("_frames_left", "_limit", "data", "end_stream", "stream_id")
+
+    def __init__(self, stream_id: int, end_stream: int, payload: bytes, limits: TransportLimits) -> None:
+        self.stream_id = stream_id
+        self.end_stream = end_stream
+        self.data = bytearray(payload)
+        self._limit = max(limits.max_header_list_bytes, MAX_FRAME_BYTES) * 2
+        self._frames_left = limits.max_continuations
+
+    def extend(self, payload: bytes) -> None:
+        """Add a frame's payload.
+
+        Raises:
+            ConnectionFault: the block has too many frames or bytes.
+        """
+        self._frames_left -= 1
+        self.data += payload
+        if self._frames_left < 0 or len(self.data) > self._limit:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_continuations")
+
+
+def _window_error(increment: int) -> ErrorCode:
+    return ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
+
+
+def _greeting(limits: TransportLimits) -> bytes:
+    greeting = frames.settings(
+        {
+            Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+        }
+    )
+    if limits.connection_window_bytes > _DEFAULT_WINDOW:
+        greeting += frames.window_update(0, limits.connection_window_bytes - _DEFAULT_WINDOW)
+    return greeting

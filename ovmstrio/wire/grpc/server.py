@@ -1,0 +1,159 @@
+"""The server: listeners, the set of open connections, and how all of it ends."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+import structlog
+import trio
+from grpclib.const import Handler
+from grpclib.encoding.base import CodecBase
+
+from ovmstrio.wire.grpc.call_failures import ErrorMapper, FailureTranslator
+from ovmstrio.wire.grpc.connection import Connection, close_stream
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.listeners import Listener, address_of, peer_of
+
+__all__ = ["GrpcServer", "Service"]
+
+log = structlog.get_logger(__name__)
+
+_HOUSEKEEPING_SECONDS: Final = 1.0
+
+
+class Service(Protocol):
+    """What generated service bases are."""
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        """Give the handlers by path."""
+
+
+class GrpcServer:
+    """Hosts grpclib services on trio.
+
+    Args:
+        services: objects whose ``__mapping__()`` gives ``grpclib.const.Handler`` by path.
+        codec: turns messages into bytes and back.
+        limits: what peers may do.
+        map_error: translates the application's errors; called for everything that a handler or the codec raises and
+            that is not a ``GRPCError``.
+
+    Raises:
+        ValueError: two services claim one path.
+    """
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        codec: CodecBase,
+        *,
+        limits: TransportLimits | None = None,
+        map_error: ErrorMapper | None = None,
+    ) -> None:
+        self._routes: dict[str, Handler] = {}
+        for service in services:
+            for path, handler in service.__mapping__().items():
+                if path in self._routes:
+                    raise ValueError(f"two services claim {path}")
+                self._routes[path] = handler
+        self._codec = codec
+        self._limits = limits or TransportLimits()
+        self._failures = FailureTranslator(map_error)
+        self._connections: set[Connection] = set()
+        self._accepting = trio.CancelScope()
+        self._draining = False
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        """The open connections."""
+        return self._connections
+
+    @property
+    def active_calls(self) -> int:
+        """Count the calls whose handlers run."""
+        return sum(len(connection.calls) for connection in self._connections)
+
+    async def serve(
+        self, listeners: Sequence[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Accept connections and serve them, until ``drain`` has ended the last one.
+
+        Reports the bound addresses through ``task_status`` once connections are accepted.
+
+        Ownership: every connection and call runs below this function. It closes the listeners, which the caller
+        opened. A failing connection or call ends nothing but itself.
+
+        Cancellation: closes everything at once; call ``drain`` first for a gentle end.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_house)
+            async with trio.open_nursery() as connections:
+                with self._accepting:
+                    task_status.started([address_of(listener) for listener in listeners])
+                    await trio.serve_listeners(self.serve_stream, list(listeners), handler_nursery=connections)
+            nursery.cancel_scope.cancel()
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Stop gently: close the listeners, let calls finish, cancel the rest with UNAVAILABLE, close the sockets.
+
+        Returns when the last connection is closed, at the latest about two seconds after the grace has passed.
+
+        Cancellation: leaves the drain where it is; cancel ``serve`` to end at once.
+        """
+        self._draining = True
+        self._accepting.cancel()
+        async with trio.open_nursery() as nursery:
+            for connection in self._connections:
+                nursery.start_soon(connection.drain, grace_seconds)
+
+    async def serve_stream(self, stream: trio.abc.Stream) -> None:
+        """Serve one connection that was accepted elsewhere; never raises what a peer or a call can cause.
+
+        Ownership: closes ``stream``.
+        """
+        try:
+            if self._draining or len(self._connections) >= self._limits.max_connections:
+                log.warning("connection refused", open_connections=len(self._connections), draining=self._draining)
+            elif not isinstance(stream, trio.SSLStream) or await self._shake_hands(stream):
+                await self._run_connection(stream)
+        except Exception:  # the border of one connection: its failure must not reach the others
+            log.exception("connection failed")
+        finally:
+            await close_stream(stream)
+
+    async def _run_connection(self, stream: trio.abc.Stream) -> None:
+        connection = Connection(
+            stream,
+            self._routes,
+            self._codec,
+            limits=self._limits,
+            failures=self._failures,
+            peer=peer_of(stream),
+        )
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+
+    async def _shake_hands(self, stream: trio.SSLStream[trio.abc.Stream]) -> bool:
+        try:
+            with trio.fail_after(self._limits.handshake_seconds):
+                await stream.do_handshake()
+        except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
+            log.info("tls handshake failed", peer=peer_of(stream).address, error=repr(error.__cause__ or error))
+            await trio.aclose_forcefully(stream)
+            return False
+        if stream.selected_alpn_protocol() != "h2":
+            log.info("tls client does not speak h2", peer=peer_of(stream).address)
+            return False
+        return True
+
+    async def _keep_house(self) -> None:
+        while True:
+            await trio.sleep(_HOUSEKEEPING_SECONDS)
+            now = trio.current_time()
+            for connection in self._connections:
+                connection.look_after(now)

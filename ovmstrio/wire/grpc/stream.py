@@ -1,0 +1,429 @@
+"""One call as its handler sees it: grpclib's ``Stream`` surface on trio."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode
+from collections.abc import Collection, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+from grpclib.const import Handler, Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.metadata import encode_metadata
+from multidict import MultiDict
+
+from ovmstrio.wire.grpc.core import Http2Core, StreamState
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.grpc.messages import (
+    ACCEPTED_ENCODINGS,
+    PREFIX_BYTES,
+    gunzip,
+    message_prefix,
+)
+from ovmstrio.wire.grpc.replies import (
+    OK_TRAILERS,
+    RESPONSE_HEADERS,
+    metadata_block,
+    trailers_block,
+    trailers_only_block,
+)
+from ovmstrio.wire.grpc.wakeups import Wakeup
+
+if TYPE_CHECKING:
+    from ovmstrio.wire.grpc.call_failures import FailureTranslator
+
+__all__ = ["Call", "CallHost", "Metadata", "Peer", "current_call"]
+
+MetadataValue = str | bytes
+Metadata = MultiDict[MetadataValue]
+MetadataLike = Mapping[str, MetadataValue] | Collection[tuple[str, MetadataValue]]
+
+_HIDDEN_HEADERS: Final = frozenset({"te", "content-type", "user-agent"})
+_INFLATE_INLINE_BYTES: Final = 16 * 1024
+_MESSAGES_PER_CHECKPOINT: Final = 16
+"""Messages that a call may send before others get their turn."""
+_current: ContextVar[Call] = ContextVar("current_call")
+
+
+def current_call() -> Call:
+    """Give the call that the running task serves.
+
+    Raises:
+        LookupError: the task does not descend from a call.
+    """
+    return _current.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection.
+
+    Attributes:
+        address: ``host:port``, ``[host]:port`` or ``unix:``.
+        certificate: the verified client certificate as ``ssl.SSLSocket.getpeercert`` gives it; ``None`` without one.
+    """
+
+    address: str
+    certificate: Mapping[str, Any] | None = None
+
+
+class CallHost(Protocol):
+    """What a call needs of its connection."""
+
+    core: Http2Core
+    codec: CodecBase
+    limits: TransportLimits
+    failures: FailureTranslator
+    peer: Peer
+
+    def mark_dirty(self) -> None:
+        """Let the writer send what waits in the core."""
+
+    async def wait_writable(self) -> None:
+        """Wait until the writer's backlog is below its high-water mark."""
+
+
+class Call:
+    """One RPC. Handlers get it as grpclib's ``Stream``; service methods find it with ``current_call()``.
+
+    Ownership: the connection creates, runs and releases it. A handler must not keep it after it returned.
+    Cancellation: ``scope`` is cancelled when the client resets the stream, goes away or its deadline passes, and when
+    the server stops.
+
+    Attributes:
+        path: ``/package.Service/Method``.
+        peer: the other end.
+        deadline: trio clock time of the caller's deadline; ``math.inf`` without one.
+        scope: the cancel scope around the handler.
+    """
+
+    __slots__ = (
+        "_headers_sent",
+        "_host",
+        "_readable",
+        "_replies",
+        "_requests",
+        "_sending",
+        "_trailing_metadata",
+        "_trailing_status",
+        "_writable",
+        "deadline",
+        "failure",
+        "handler",
+        "path",
+        "scope",
+        "state",
+    )
+
+    def __init__(self, host: CallHost, state: StreamState, handler: Handler) -> None:
+        head = state.head
+        self._host = host
+        self.state = state
+        self.handler = handler
+        self.path = head.path
+        self.deadline = math.inf
+        if head.timeout_seconds != math.inf:
+            self.deadline = trio.current_time() + head.timeout_seconds
+        self.scope = trio.CancelScope(deadline=self.deadline)
+        self.failure: GRPCError | None = None
+        self._readable = Wakeup()
+        self._writable = Wakeup()
+        self._requests = 0
+        self._replies = 0
+        self._headers_sent = False
+        self._sending = False
+        self._trailing_metadata = b""
+        self._trailing_status = b""
+
+    # -- about the call ------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> Peer:
+        """Say who is at the other end."""
+        return self._host.peer
+
+    @property
+    def metadata(self) -> Metadata:
+        """Decode the client's metadata; ``-bin`` values are bytes.
+
+        Raises:
+            GRPCError: INVALID_ARGUMENT, a ``-bin`` value is not base64.
+        """
+        result: Metadata = MultiDict()
+        for key, value in self.state.head.headers:
+            if key.startswith((":", "grpc-")) or key in _HIDDEN_HEADERS:
+                continue
+            if not key.endswith("-bin"):
+                result.add(key, value)
+                continue
+            try:
+                for part in map(str.strip, value.split(",")):
+                    result.add(key, b64decode(part + "=" * (-len(part) % 4), validate=True))
+            except ValueError as error:
+                raise GRPCError(Status.INVALID_ARGUMENT, f"metadata {key}: expected base64: {error}") from error
+        return result
+
+    @property
+    def user_agent(self) -> str:
+        """Give the client's ``user-agent``, empty when it sent none."""
+        return next((value for key, value in self.state.head.headers if key == "user-agent"), "")
+
+    @property
+    def half_closed(self) -> bool:
+        """Whether the client has sent its last message, read here or not."""
+        return self.state.remote_closed
+
+    def cancel(self, failure: GRPCError | None = None) -> None:
+        """Cancel the handler; the client gets ``failure``, CANCELLED when none is given.
+
+        The first reason stays.
+        """
+        if self.failure is None:
+            self.failure = failure or GRPCError(Status.CANCELLED, "the call was cancelled by the server")
+        self.scope.cancel()
+
+    # -- receiving -----------------------------------------------------------------------------------------------
+
+    async def recv_message(self) -> Any:
+        """Receive the next request message; ``None`` when the client has sent its last.
+
+        Raises:
+            GRPCError: the message is too large, cut off, compressed in an unknown way or cannot be decoded, or a
+                unary request does not hold exactly one message.
+            trio.BusyResourceError: another task is receiving already.
+
+        Cancellation: a checkpoint for streams of requests; for a unary request only while its message is incomplete.
+        """
+        state, core = self.state, self._host.core
+        buffer = state.buffer
+        if self.handler.cardinality.client_streaming:
+            await trio.lowlevel.checkpoint()
+        taken = buffer.take(self._host.limits.max_receive_message_bytes)
+        while taken is None:
+            if state.remote_closed:
+                return self._end_of_requests()
+            if state.uncredited:
+                # A reader that waits has room for all of its message, else halves of messages fill the window.
+                core.consume(state, state.uncredited)
+                self._host.mark_dirty()
+            await self._readable.wait()
+            taken = buffer.take(self._host.limits.max_receive_message_bytes)
+        self._requests += 1
+        if state.uncredited > buffer.size:
+            core.consume(state, state.uncredited - buffer.size)
+            self._host.mark_dirty()
+        if buffer.size and not self.handler.cardinality.client_streaming:
+            raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got more")
+        flag, data = taken
+        return self._decode(await self._inflate(data) if flag else data)
+
+    def _end_of_requests(self) -> None:
+        if self.state.buffer.size:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"{self.path}: the request ends within a message")
+        if not self._requests and not self.handler.cardinality.client_streaming:
+            raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got none")
+
+    async def _inflate(self, data: bytes) -> bytes:
+        encoding = self.state.head.encoding
+        if encoding not in ACCEPTED_ENCODINGS or encoding == "identity":
+            raise GRPCError(Status.INTERNAL, f"request message is compressed, but grpc-encoding is {encoding!r}")
+        limit = self._host.limits.max_receive_message_bytes
+        if len(data) <= _INFLATE_INLINE_BYTES:
+            return gunzip(data, limit)
+        return await trio.to_thread.run_sync(gunzip, data, limit)
+
+    def _decode(self, data: bytes) -> Any:
+        try:
+            return self._host.codec.decode(data, self.handler.request_type)
+        except GRPCError:
+            raise
+        except Exception as error:  # a codec may raise what it likes about a peer's bytes
+            raise self._host.failures.undecodable(error, self.handler.request_type) from error
+
+    def __aiter__(self) -> Call:
+        """Iterate over the request messages."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Receive the next request message, as ``recv_message``."""
+        message = await self.recv_message()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    async def send_initial_metadata(self, *, metadata: MetadataLike | None = None) -> None:
+        """Send the response headers now, with the given metadata.
+
+        Raises:
+            ProtocolError: they were sent before.
+            StreamTerminatedError: the call is over.
+        """
+        if self._headers_sent:
+            raise ProtocolError("initial metadata was already sent")
+        self._check_open()
+        block = RESPONSE_HEADERS
+        if metadata:
+            block += metadata_block(encode_metadata(metadata))
+        self._headers_sent = True
+        self._host.core.send_headers(self.state, block)
+        self._host.mark_dirty()
+
+    async def send_message(self, message: Any) -> None:
+        """Send one response message; the response headers first, if they are not out yet.
+
+        Returns when the bytes are handed to the connection's writer, not when they have arrived.
+
+        Raises:
+            GRPCError: RESOURCE_EXHAUSTED, the message is larger than the server sends.
+            ProtocolError: a second message of a unary response.
+            StreamTerminatedError: the call is over.
+            trio.BusyResourceError: another task is sending, or a message was cancelled half-way.
+
+        Cancellation: waits for the client's flow-control window and for the writer. The first message of a stream of
+        responses and then every sixteenth is a checkpoint, so that those between share a write. After a message that
+        was cancelled half-way no other can be sent.
+        """
+        self._check_open()
+        streaming = self.handler.cardinality.server_streaming
+        if self._replies and not streaming:
+            raise ProtocolError(f"{self.path}: a unary response has one message")
+        data = self._encode(message)
+        if streaming and not self._replies % _MESSAGES_PER_CHECKPOINT:
+            await trio.lowlevel.checkpoint()
+            self._check_open()
+        if self._sending:
+            raise trio.BusyResourceError("another message is being sent, or was cut short")
+        self._replies += 1
+        core = self._host.core
+        if not self._headers_sent:
+            self._headers_sent = True
+            core.send_headers(self.state, RESPONSE_HEADERS)
+        self._host.mark_dirty()
+        prefix, size = message_prefix(len(data)), len(data) + PREFIX_BYTES
+        if size <= core.sendable(self.state) and len(core.outbound) < self._host.limits.write_high_water_bytes:
+            core.send_data(self.state, prefix, data)
+        else:
+            self._sending = True
+            await self._send_in_pieces(prefix, memoryview(data))
+            self._sending = False
+
+    def _encode(self, message: Any) -> bytes:
+        data = self._host.codec.encode(message, self.handler.reply_type)
+        size, limit = len(data), self._host.limits.max_send_message_bytes
+        if size > limit:
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED,
+                f"response message of {size} bytes is larger than the limit of {limit} bytes (max_send_message_bytes)",
+            )
+        return data
+
+    async def _send_in_pieces(self, prefix: bytes, rest: memoryview) -> None:
+        core, state = self._host.core, self.state
+        while prefix or rest:
+            await self._host.wait_writable()
+            room = core.sendable(state)
+            if room < max(1, len(prefix)):
+                await self._writable.wait()
+            else:
+                end = room - len(prefix)
+                core.send_data(state, prefix, rest[:end])
+                prefix, rest = b"", rest[end:]
+                self._host.mark_dirty()
+            self._check_open()
+
+    async def send_trailing_metadata(
+        self,
+        *,
+        status: Status = Status.OK,
+        status_message: str | None = None,
+        status_details: bytes | None = None,
+        metadata: MetadataLike | None = None,
+    ) -> None:
+        """Fix the call's status and trailing metadata; they go out when the handler returns.
+
+        With ``Status.OK`` and nothing else but metadata, messages may still be sent.
+
+        Raises:
+            ProtocolError: trailers were given before.
+            StreamTerminatedError: the call is over.
+        """
+        if self._trailing_status:
+            raise ProtocolError("trailing metadata was already sent")
+        self._check_open()
+        self._trailing_status = trailers_block(status, status_message, status_details)
+        if metadata:
+            self._trailing_metadata = metadata_block(encode_metadata(metadata))
+
+    def _check_open(self) -> None:
+        if self.state.local_closed:
+            raise StreamTerminatedError(f"{self.path}: the call is over")
+
+    # -- the connection's side -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run the handler and answer the client, whatever happens.
+
+        Cancellation: ``scope`` ends in trailers; a cancellation from outside passes through.
+        """
+        _current.set(self)
+        failure: GRPCError | None = None
+        try:
+            with self.scope:
+                if self.scope.deadline <= trio.current_time():
+                    self.scope.cancel()
+                    await trio.lowlevel.checkpoint()
+                self._refuse_unknown_encoding()
+                await self.handler.func(self)
+        except Exception as error:  # noqa: BLE001  # the border of one call: no other call may suffer
+            failure = self._host.failures.translate(error, self.path)
+        if self.state.local_closed:
+            return
+        if self.scope.cancelled_caught or (failure is not None and self.scope.cancel_called):
+            # An error on the way out of a cancelled handler is not what ended the call.
+            failure = self.failure or GRPCError(Status.DEADLINE_EXCEEDED, "the deadline of the call has passed")
+        elif failure is None and not (
+            self._replies or self._trailing_status or self.handler.cardinality.server_streaming
+        ):
+            failure = self._host.failures.no_reply(self.path)
+        self._finish(failure)
+
+    def _refuse_unknown_encoding(self) -> None:
+        encoding = self.state.head.encoding
+        if encoding not in ACCEPTED_ENCODINGS:
+            self._trailing_metadata = metadata_block([("grpc-accept-encoding", ",".join(ACCEPTED_ENCODINGS))])
+            raise GRPCError(
+                Status.UNIMPLEMENTED,
+                f"grpc-encoding {encoding!r} is not supported, expected one of {', '.join(ACCEPTED_ENCODINGS)}",
+            )
+
+    def _finish(self, failure: GRPCError | None) -> None:
+        core = self._host.core
+        if failure is None:
+            if not self._headers_sent:
+                core.send_headers(self.state, RESPONSE_HEADERS)
+            block = self._trailing_status or OK_TRAILERS
+        else:
+            details = failure.details if isinstance(failure.details, bytes) else None
+            encode = trailers_block if self._headers_sent else trailers_only_block
+            block = encode(failure.status, failure.message, details)
+        core.send_headers(self.state, block + self._trailing_metadata, end_stream=True)
+        self._host.mark_dirty()
+
+    def data_arrived(self) -> None:
+        """Let a waiting receiver go on, unless its message is still incomplete."""
+        if not self._readable.waiting:
+            return
+        if self.state.buffer.size < self.state.buffer.wanted and not self.state.remote_closed:
+            self._host.core.consume(self.state, self.state.uncredited)
+        else:
+            self._readable.wake()
+
+    def wake_sender(self) -> None:
+        """Tell a waiting sender that the client's window has opened."""
+        self._writable.wake()

@@ -1,0 +1,159 @@
+"""What all front ends over HTTP share: listeners, an accept loop that contains every failure, and a bounded end.
+
+::
+
+    listener ─> connection ─> FastLane ─(anything but a plain request)─> ApplicationServer
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from ovmstrio.wire.http.fast_lane import FastLane
+from ovmstrio.wire.http.hypercorn_connection import ApplicationServer
+from ovmstrio.wire.listeners import address_of, open_listeners
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quart_trio import QuartTrio
+
+    from ovmstrio.wire.http.fast_lane import LaneRoutes
+    from ovmstrio.wire.listeners import Listener
+
+__all__ = ["HttpFrontEnd"]
+
+log = structlog.get_logger(__name__)
+
+HANDSHAKE_SECONDS: Final = 10.0
+CLOSE_SECONDS: Final = 1.0
+MAX_CONNECTIONS: Final = 10_000
+
+Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+
+
+class HttpFrontEnd:
+    """Serves an application and the fast lane before it over HTTP/1.1.
+
+    Args:
+        addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
+        routes: which requests go the fast lane.
+        application: what answers all others.
+        tls: the server's TLS settings, None for plain connections.
+        max_body_bytes: larger bodies are left to the application.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        routes: LaneRoutes,
+        application: QuartTrio,
+        *,
+        tls: ssl.SSLContext | None = None,
+        max_body_bytes: int = 64 * 2**20,
+    ) -> None:
+        self._addresses = addresses
+        self._routes = routes
+        self._tls = tls
+        self._max_body_bytes = max_body_bytes
+        self._application = ApplicationServer(application)
+        self._accepting = trio.CancelScope()
+        self._open: dict[Stream, FastLane] = {}
+        self._nobody_left = trio.Event()
+        self._draining = False
+        self._everything: trio.CancelScope | None = None
+
+    @property
+    def open_connections(self) -> int:
+        """Count the connections that are open."""
+        return len(self._open)
+
+    async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until :meth:`drain` has ended the last connection; may be run once.
+
+        Reports the addresses that are bound once connections are accepted.
+
+        Ownership: listeners, connections and requests.  A failing connection or request ends nothing but itself.
+
+        Raises:
+            ValueError: an address is not understood.
+            OSError: an address cannot be bound.
+
+        Cancellation: closes everything at once.
+        """
+        async with open_listeners(self._addresses, self._tls) as listeners:
+            await self.serve_listeners(listeners, task_status=task_status)
+
+    async def serve_listeners(
+        self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Do as :meth:`serve` with listeners that are the caller's."""
+        async with trio.open_nursery() as connections:
+            self._everything = connections.cancel_scope
+            with self._accepting:
+                task_status.started([address_of(listener) for listener in listeners])
+                await trio.serve_listeners(self._serve_connection, listeners, handler_nursery=connections)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Stop gently: listeners close, requests in flight get the grace, the sockets of the rest are closed.
+
+        Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
+        """
+        self._draining = True
+        self._accepting.cancel()
+        for lane in self._open.values():
+            lane.drain()
+        await self._application.drain()
+        for seconds, last_resort in ((grace_seconds, self._close_sockets), (CLOSE_SECONDS, self._cancel)):
+            with trio.move_on_after(seconds):
+                if self._open:
+                    await self._nobody_left.wait()
+                return
+            last_resort()
+
+    def _close_sockets(self) -> None:
+        """Close under their users' feet what has not ended: this ends even writes that hypercorn shields."""
+        log.warning("connections cut", count=len(self._open))
+        for stream in list(self._open):
+            transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+            transport.socket.close()
+
+    def _cancel(self) -> None:
+        if self._everything is not None:
+            self._everything.cancel()
+
+    async def _serve_connection(self, stream: Stream) -> None:
+        lane = FastLane(self._routes, stream, self._max_body_bytes)
+        self._open[stream] = lane
+        try:
+            if self._draining or len(self._open) > MAX_CONNECTIONS:
+                return
+            if isinstance(stream, trio.SSLStream) and not await self._shake_hands(stream):
+                return
+            left = await lane.run()
+            if left is not None:
+                await self._application.serve(stream, left)
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("connection broke")
+        except* Exception:  # the border of one connection: its failure must not reach the others
+            log.exception("connection failed")
+        finally:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await stream.aclose()
+            del self._open[stream]
+            if not self._open:
+                self._nobody_left.set()
+                self._nobody_left = trio.Event()
+
+    async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
+        try:
+            with trio.fail_after(HANDSHAKE_SECONDS):
+                await stream.do_handshake()
+        except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
+            log.info("tls handshake failed", error=repr(error.__cause__ or error))
+            return False
+        return True

@@ -1,0 +1,141 @@
+"""Addresses to listen on: ``host:port``, ``[v6]:port`` and ``unix:/path``, with TLS or without."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+import stat
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from ovmstrio.wire.grpc.stream import Peer
+
+__all__ = ["Listener", "address_of", "open_listeners", "peer_of", "tls_context"]
+
+Listener = trio.abc.Listener[Any]
+
+_BACKLOG: Final = 1_024
+_UNIX_PREFIX: Final = "unix:"
+
+
+def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:
+    """Make the server's TLS settings from PEM files; with ``client_ca`` clients must show a certificate of that CA.
+
+    ``protocol`` is what ALPN offers.
+
+    Raises:
+        OSError: a file cannot be read.
+        ssl.SSLError: a file does not hold what it should, or the key is not the certificate's.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols([protocol])
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@asynccontextmanager
+async def open_listeners(addresses: Sequence[str], tls: ssl.SSLContext | None = None) -> AsyncIterator[list[Listener]]:
+    """Listen on every address; a host name gives one listener for each of its addresses.
+
+    Ownership: the listeners are closed and Unix sockets removed when the block ends.
+
+    Raises:
+        ValueError: an address is not understood.
+        OSError: an address is in use or not this machine's.
+    """
+    opened: list[trio.SocketListener] = []
+    paths: list[Path] = []
+    try:
+        for address in addresses:
+            if address.startswith(_UNIX_PREFIX):
+                path = Path(address.removeprefix(_UNIX_PREFIX))
+                opened.append(await _listen_unix(path))
+                paths.append(path)
+            else:
+                host, port = _split_host_port(address)
+                opened.extend(await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG))
+        yield [_with_tls(each, tls) for each in opened]
+    finally:
+        with trio.CancelScope(shield=True):
+            for listener in opened:
+                await listener.aclose()
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def _with_tls(listener: trio.SocketListener, tls: ssl.SSLContext | None) -> Listener:
+    return listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
+
+
+def _split_host_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError(f"listen address: expected host:port, [host]:port or unix:/path, got {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def _listen_unix(path: Path) -> trio.SocketListener:
+    await _remove_stale(path)
+    sock = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+    try:
+        await sock.bind(str(path))
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketListener(sock)
+
+
+async def _remove_stale(path: Path) -> None:
+    """Remove a socket file that a dead server left; a live one's stays, and binding then fails."""
+    try:
+        status = await trio.Path(path).stat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise OSError(errno.EADDRINUSE, f"{path} exists and is not a socket")
+    try:
+        stream = await trio.open_unix_socket(path)
+    except ConnectionRefusedError:
+        await trio.Path(path).unlink(missing_ok=True)
+    else:
+        await stream.aclose()
+        raise OSError(errno.EADDRINUSE, f"another server listens on {path}")
+
+
+def address_of(listener: Listener) -> str:
+    """Say where a listener listens, with the port that the system chose."""
+    if isinstance(listener, trio.SSLListener):
+        listener = listener.transport_listener
+    return _format(listener.socket.getsockname()) if isinstance(listener, trio.SocketListener) else "unknown"
+
+
+def peer_of(stream: trio.abc.Stream) -> Peer:
+    """Describe the other end of an accepted stream."""
+    certificate = None
+    if isinstance(stream, trio.SSLStream):
+        with suppress(trio.NeedHandshakeError):
+            certificate = stream.getpeercert()
+        stream = stream.transport_stream
+    # Streams that only pass on a socket's have one, too.
+    sock = getattr(stream, "socket", None)
+    if sock is None:
+        return Peer("unknown", certificate)
+    with suppress(OSError):
+        return Peer(_format(sock.getpeername()), certificate)
+    return Peer("unknown", certificate)
+
+
+def _format(name: object) -> str:
+    if not isinstance(name, tuple):
+        return f"{_UNIX_PREFIX}{name or ''}"
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

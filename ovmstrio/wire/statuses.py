@@ -1,0 +1,69 @@
+"""The one table from an error's class to the statuses that gRPC and HTTP clients see.
+
+Where OVMS answers a caller's mistake with "internal" or "unknown" only because its tables have a gap, the caller's
+mistake is said here (``ovms_classic`` sections 0.3 and 0.4 list OVMS's own codes).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from grpclib.const import Status
+
+from ovmstrio.core import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["STATUS_OF", "StatusPair", "status_of"]
+
+
+class StatusPair(NamedTuple):
+    """What one error is called on either wire."""
+
+    grpc: Status
+    http: int
+
+
+STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
+    errors.ServerError: StatusPair(Status.INTERNAL, 500),
+    errors.InvalidRequest: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.MalformedJson: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.MalformedPayload: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.MethodNotAllowed: StatusPair(Status.UNIMPLEMENTED, 406),
+    errors.PayloadTooLarge: StatusPair(Status.RESOURCE_EXHAUSTED, 413),
+    errors.NotFound: StatusPair(Status.NOT_FOUND, 404),
+    errors.VersionRetired: StatusPair(Status.NOT_FOUND, 404),
+    errors.SequenceMissing: StatusPair(Status.NOT_FOUND, 404),
+    errors.AlreadyExists: StatusPair(Status.ALREADY_EXISTS, 409),
+    errors.SequenceExists: StatusPair(Status.ALREADY_EXISTS, 409),
+    errors.FailedPrecondition: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.SequenceEnding: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.NotReady: StatusPair(Status.UNAVAILABLE, 503),
+    errors.VersionLoading: StatusPair(Status.UNAVAILABLE, 404),
+    errors.GraphLoading: StatusPair(Status.UNAVAILABLE, 503),
+    errors.HandlerLoading: StatusPair(Status.UNAVAILABLE, 503),
+    errors.PipelineLoading: StatusPair(Status.UNAVAILABLE, 503),
+    errors.TooManySequences: StatusPair(Status.UNAVAILABLE, 503),
+    errors.StorageFailure: StatusPair(Status.UNAVAILABLE, 503),
+    errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
+    errors.TooManyRequests: StatusPair(Status.UNAVAILABLE, 503),
+    errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
+    errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),
+    errors.ModelFailure: StatusPair(Status.INTERNAL, 500),
+    errors.GraphFailure: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.UserCodeError: StatusPair(Status.INTERNAL, 500),
+    errors.PipelineFailure: StatusPair(Status.UNKNOWN, 500),
+    errors.CustomNodeFailure: StatusPair(Status.UNKNOWN, 500),
+    errors.NothingToGather: StatusPair(Status.ABORTED, 204),
+    errors.ConfigError: StatusPair(Status.INTERNAL, 500),
+}
+
+
+def status_of(error: errors.ServerError) -> StatusPair:
+    """Find the statuses of an error: its own class's row, else that of the nearest class above it."""
+    for cls in type(error).__mro__:
+        row = STATUS_OF.get(cls)
+        if row is not None:
+            return row
+    return STATUS_OF[errors.ServerError]

@@ -1,0 +1,1 @@
+"""Where work runs: placement, threads, processes, batches, and the code of users in them."""

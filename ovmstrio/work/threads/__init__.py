@@ -1,0 +1,1 @@
+"""Threads for blocking code of users."""

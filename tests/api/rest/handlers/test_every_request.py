@@ -1,0 +1,204 @@
+"""Any mix of batches, failures, refusals and clients that leave: each request gets its own answer, once."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from ovmstrio.api.handlers.http.service import HandlerAnswer, HandlerService
+from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.project import open_handler
+from tests.support.projects import make_project
+
+Kind = Literal["good", "bad", "absent", "malformed", "poison", "refusal", "short"]
+
+JSON: Final = (("Content-Type", "application/json"),)
+SPOILING: Final = {"poison", "refusal", "short"}
+CODE: Final = """
+import trio
+from ovmstrio.runtimes.handlers import HTTPError
+
+RESULTS = {"bad": lambda n: ValueError(str(n)), "absent": lambda n: HTTPError(404, str(n))}
+
+class Handler:
+    def __init__(self, config):
+        self.seconds = config["seconds"]
+        self.batches, self.callbacks = [], []
+        self.running = self.most_running = 0
+
+    async def handle_post(self, payload, query_params):
+        self.batches.append([each["number"] for each in payload])
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await trio.sleep(self.seconds)
+        finally:
+            self.running -= 1
+        kinds = [each["kind"] for each in payload]
+        if "poison" in kinds:
+            raise RuntimeError("poisoned")
+        if "refusal" in kinds:
+            raise HTTPError(409, "refused")
+        results = [self.result(each, query["n"]) for each, query in zip(payload, query_params, strict=True)]
+        return results[1:] if "short" in kinds else results
+
+    def result(self, item, query):
+        number, kind = item["number"], item["kind"]
+        if kind in RESULTS:
+            return RESULTS[kind](number)
+        async def after():
+            self.callbacks.append(number)
+        return {"number": number, "query": query}, after
+"""
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client: when it asks, with what, and when it leaves."""
+
+    number: int
+    comes: float
+    kind: Kind
+    leaves: float
+
+    @property
+    def body(self) -> bytes:
+        """What it posts."""
+        text = json.dumps({"number": self.number, "kind": self.kind})
+        return (text[:-1] if self.kind == "malformed" else text).encode()
+
+
+@dataclass
+class World:
+    """A project with its clients, and what each of them saw."""
+
+    clients: list[Client]
+    keys: dict[str, Any]
+    outcomes: dict[int, HandlerAnswer | None] = field(default_factory=dict)
+    called: Counter[int] = field(default_factory=Counter)
+    instance: Any = None
+
+    async def live(self, folder: Path) -> None:
+        """Let every client come and go, and check that nothing is left."""
+        project = make_project(folder, CODE, **self.keys)
+        limit = LocalLimit(project.max_concurrency)
+        with capture_logs():
+            async with open_handler(project) as handler:
+                self.instance = handler.instance
+                with trio.fail_after(1000):
+                    await self._ask_all(handler, limit)
+                assert limit.in_flight == 0
+        self.called.update(number for batch in self.instance.batches for number in batch)
+
+    async def _ask_all(self, handler: LoadedHandler, limit: LocalLimit) -> None:
+        service = HandlerService(handler, limit)
+        async with trio.open_nursery() as nursery:
+            for client in self.clients:
+                nursery.start_soon(self._ask, service, client)
+
+    async def _ask(self, service: HandlerService, client: Client) -> None:
+        await trio.sleep_until(client.comes)
+        answer: HandlerAnswer | None = None
+        with trio.move_on_at(client.leaves):
+            answer = await service.answer("POST", JSON, f"n={client.number}", client.body)
+            if answer.after is not None:
+                answer.after()
+        assert client.number not in self.outcomes
+        self.outcomes[client.number] = answer
+
+    def check(self) -> None:
+        """Hold what each client saw against what it may have seen."""
+        batching = self.keys["server_side_batching"]
+        assert sorted(self.outcomes) == [client.number for client in self.clients]
+        assert all(1 <= len(batch) <= batching["max_batch_size"] for batch in self.instance.batches)
+        assert self.instance.most_running <= self.keys["threads_per_process"]
+        assert max(self.called.values(), default=0) <= (2 if batching["retry_singly"] else 1)
+        for client in self.clients:
+            self._check_outcome(client, self.outcomes[client.number])
+        answered = [client.number for client in self.clients if self._status(client) == 200]
+        assert sorted(self.instance.callbacks) == answered
+
+    def _status(self, client: Client) -> int:
+        answer = self.outcomes[client.number]
+        return 0 if answer is None else answer.status
+
+    def _check_outcome(self, client: Client, answer: HandlerAnswer | None) -> None:
+        if answer is None:
+            assert client.leaves < math.inf
+        elif answer.status in {400, 503}:
+            assert not self.called[client.number]
+            assert client.kind == "malformed" if answer.status == 400 else self.keys["max_concurrency"]
+        elif answer.body in {b"internal server error", b"refused"}:
+            self._check_spoilt(client, answer)
+        elif answer.status == 200:
+            assert isinstance(answer.body, bytes)
+            assert json.loads(answer.body) == {"number": client.number, "query": str(client.number)}
+            assert client.kind == "good"
+        else:
+            assert (answer.status, client.kind) in {(500, "bad"), (404, "absent")}
+            assert answer.body == str(client.number).encode()
+
+    def _check_spoilt(self, client: Client, answer: HandlerAnswer) -> None:
+        kinds = {each.number: each.kind for each in self.clients}
+        last = [batch for batch in self.instance.batches if client.number in batch][-1]
+        spoiling = {kinds[number] for number in last} & SPOILING
+        assert answer.status == 409 if answer.body == b"refused" else answer.status == 500
+        assert spoiling
+        if self.keys["server_side_batching"]["retry_singly"]:
+            assert spoiling == {client.kind}
+
+
+KINDS: Final[list[Kind]] = [*["good"] * 8, "bad", "absent", "malformed", "poison", "refusal", "short"]  # type: ignore[list-item]
+TIMES: Final = st.integers(0, 12).map(lambda quarter: quarter / 4)
+ENDS: Final = st.one_of(st.just(math.inf), st.integers(0, 20).map(lambda quarter: quarter / 4 + 0.125))
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> list[Client]:
+    """Draw up to twenty clients."""
+    kinds = st.sampled_from(KINDS)
+    return [Client(number, draw(TIMES), draw(kinds), draw(ENDS)) for number in range(draw(st.integers(1, 20)))]
+
+
+@pytest.mark.parametrize("retry_singly", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(
+    clients=crowds(),
+    batching=st.fixed_dictionaries(
+        {
+            "max_batch_size": st.integers(1, 6),
+            "batch_interval_seconds": st.sampled_from([0.25, 1, 2.5]),
+        }
+    ),
+    seconds=st.sampled_from([0.0, 0.4, 1.0]),
+    threads=st.integers(1, 3),
+    max_concurrency=st.sampled_from([0, 0, 3]),
+)
+def test_every_request_gets_its_own_answer_once(
+    clients: list[Client],
+    batching: dict[str, Any],
+    seconds: float,
+    threads: int,
+    max_concurrency: int,
+    retry_singly: bool,
+) -> None:
+    """Nobody waits for ever, gets another one's result, or a failure that is not of its own batch."""
+    batching |= {"retry_singly": retry_singly}
+    keys = {"server_side_batching": batching, "threads_per_process": threads, "max_concurrency": max_concurrency}
+    world = World(clients, keys | {"config": {"seconds": seconds}})
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(world.live, Path(folder), clock=MockClock(autojump_threshold=0))
+    world.check()

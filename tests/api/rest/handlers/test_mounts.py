@@ -1,0 +1,174 @@
+"""Handlers beside models: under their names, loaded, loaded again and retired as models are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from ovmstrio.server.settings import ServeSettings
+from ovmstrio.server.supervisor import Running, serve
+from tests.support.projects import write_project
+
+HANDLER = """
+class Handler:
+    def __init__(self, config):
+        self.config = config
+
+    def handle_post(self, payload, query_params):
+        if payload == "fail":
+            raise ValueError("a secret")
+        return {"got": payload, "config": self.config, "query": dict(query_params)}
+
+    def handle_get(self):
+        yield "a"
+        yield "b"
+"""
+PATIENCE_SECONDS = 20
+lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
+
+
+def _config(folder: Path, *names: str) -> Path:
+    path = folder / "config.json"
+    entries = [{"name": name, "path": name} for name in names]
+    path.write_text(json.dumps({"model_config_list": [], "handler_config_list": entries}))
+    return path
+
+
+@asynccontextmanager
+async def _serving(config: Path, *, metrics_enable: bool = False) -> AsyncIterator[tuple[Running, httpx.AsyncClient]]:
+    settings = ServeSettings(
+        config_path=config,
+        port=0,
+        rest_port=0,
+        rest_bind_address=f"unix:{config.parent}/rest",
+        log_level="ERROR",
+        metrics_enable=metrics_enable,
+    )
+    async with trio.open_nursery() as nursery:
+        running = await nursery.start(_serve, settings)
+        transport = httpx.AsyncHTTPTransport(uds=f"{config.parent}/rest")
+        async with httpx.AsyncClient(transport=transport, base_url="http://h", timeout=PATIENCE_SECONDS) as client:
+            await running.plane.registry.wait_loaded()
+            yield running, client
+        nursery.cancel_scope.cancel()
+
+
+async def _serve(settings: ServeSettings, *, task_status: trio.TaskStatus[Running]) -> None:
+    await serve(settings, handle_signals=False, task_status=task_status)
+
+
+@lanes
+async def test_a_handler_is_at_its_name(tmp_path: Path, fast: bool) -> None:
+    """With what its project says, beside another one that is not mixed up with it."""
+    for name in ("one", "two"):
+        write_project(tmp_path / name, HANDLER, config={"name": name})
+    headers = {} if fast else {"TE": "trailers"}
+    async with _serving(_config(tmp_path, "one", "two")) as (_, client):
+        for name in ("one", "two"):
+            answer = await client.post(f"/{name}?a=1", json=[1], headers=headers)
+            assert answer.json() == {"got": [1], "config": {"name": name}, "query": {"a": "1"}}
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert (await client.get(f"/{name}", headers=headers)).text == "ab"
+            assert (await client.put(f"/{name}", headers=headers)).status_code == 405
+            assert (await client.options(f"/{name}", headers=headers)).status_code == 204
+            answer = await client.post(f"/{name}", json="fail", headers=headers)
+            assert (answer.status_code, answer.text) == (500, "internal server error")
+        assert (await client.get("/v2/health/ready", headers=headers)).status_code == 200
+        assert (await client.post("/three", headers=headers)).status_code != 200
+
+
+async def test_a_handler_is_no_model(tmp_path: Path) -> None:
+    """It has a state and a metadata, but takes no tensors."""
+    write_project(tmp_path / "one", HANDLER)
+    async with _serving(_config(tmp_path, "one")) as (_, client):
+        assert (await client.get("/v2/models/one")).json()["platform"] == "handler"
+        assert (await client.get("/v2/models/one/ready")).status_code == 200
+        body = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT8", "data": [1]}]}
+        answer = await client.post("/v2/models/one/infer", json=body)
+        assert answer.status_code == 501
+        assert "call it at /one" in answer.json()["error"]
+
+
+@lanes
+async def test_a_handler_that_cannot_be_loaded_keeps_the_server_unready(tmp_path: Path, fast: bool) -> None:
+    """Its callers are told, those of others are served, and mending it helps at once."""
+    write_project(tmp_path / "good", HANDLER)
+    write_project(tmp_path / "bad", "class Handler:\n    def __init__(self): raise ValueError('no luck')\n")
+    headers = {} if fast else {"TE": "trailers"}
+    async with _serving(_config(tmp_path, "good", "bad")) as (_, client):
+        assert (await client.get("/v2/health/ready")).status_code == 503
+        assert (await client.post("/good", json=1, headers=headers)).status_code == 200
+        assert (await client.post("/bad", json=1, headers=headers)).status_code == 503
+        write_project(tmp_path / "bad", HANDLER)
+        assert (await client.post("/v1/config/reload")).status_code == 201
+        assert (await client.post("/bad", json=1, headers=headers)).status_code == 200
+        assert (await client.get("/v2/health/ready")).status_code == 200
+
+
+async def test_a_changed_handler_is_loaded_again_and_a_removed_one_is_gone(tmp_path: Path) -> None:
+    """At the next look at the configuration."""
+    write_project(tmp_path / "one", HANDLER, config={"version": 1})
+    config = _config(tmp_path, "one")
+    async with _serving(config) as (_, client):
+        write_project(tmp_path / "one", HANDLER, config={"version": 2})
+        assert (await client.post("/v1/config/reload")).status_code == 201
+        assert (await client.post("/one", json=1)).json()["config"] == {"version": 2}
+        _config(tmp_path)
+        assert (await client.post("/v1/config/reload")).status_code == 201
+        assert (await client.post("/one", json=1)).status_code != 200
+
+
+async def test_a_handler_tells_of_its_models(tmp_path: Path) -> None:
+    """Below its name; one without models tells of none, and other paths are the server's."""
+    code = """
+class Handler:
+    def __init__(self, model_client):
+        pass
+    def load_model(self, model_path):
+        return model_path
+    def handle_get(self):
+        return None
+"""
+    write_project(tmp_path / "one", HANDLER)
+    file = write_project(tmp_path / "two", code, multi_model_reloading={"dir": "models"})
+    version = file.parent / "models" / "iris" / "3"
+    version.mkdir(parents=True)
+    (version / "model.pkl").touch()
+    async with _serving(_config(tmp_path, "one", "two")) as (_, client):
+        assert (await client.get("/one/info")).json() == {}
+        told = (await client.get("/two/info")).json()["model_metadata"]
+        assert told["iris"]["versions"] == ["3"]
+        for path in ("/two/other", "/three/info"):
+            assert (await client.get(path)).status_code == 400
+
+
+async def test_batches_of_a_handler_are_counted(tmp_path: Path) -> None:
+    """How large they are, and how long their requests wait."""
+    batched = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
+    write_project(tmp_path / "one", batched, server_side_batching={"max_batch_size": 2, "batch_interval_seconds": 3600})
+    async with _serving(_config(tmp_path, "one"), metrics_enable=True) as (_, client):
+
+        async def post(number: int) -> None:
+            assert (await client.post("/one", json=number)).json() == number
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(post, number)
+        text = (await client.get("/metrics")).text
+    assert 'ovmstrio_batch_size_sum{name="one",version="1"} 2.0' in text
+    assert 'ovmstrio_batch_wait_time_us_count{name="one",version="1"} 2.0' in text
+
+
+async def test_more_than_one_process_is_for_projects_alone(tmp_path: Path) -> None:
+    """The reason and the way out are in the state of the handler."""
+    write_project(tmp_path / "one", HANDLER, processes=2)
+    async with _serving(_config(tmp_path, "one")) as (running, _):
+        (status,) = running.plane.statuses()["one"]
+    assert "processes" in status.reason
+    assert "serve the project alone" in status.reason

@@ -1,0 +1,303 @@
+"""The HTTP way into pipelines, byte for byte."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+import trio
+
+from ovmstrio.runtimes.ops.values import PipelineResponse, PipelineTensor
+from tests.support.op_pipelines import EchoExecutor, serving_pipeline
+from tests.support.original_package import unpack_original
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from ovmstrio.ops_server import RunningPipeline
+
+EMPTY = b'{"err_no":0,"err_msg":"","key":[],"value":[],"tensors":[]}'
+NO_SERVICE = b'{"err_no":3002,"err_msg":"Failed to inference: Service name error.","key":[],"value":[],"tensors":[]}'
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+SAME_AS_ORIGINAL: list[tuple[str, str, bytes, int, str, bytes]] = [
+    (
+        "POST",
+        "/uci/prediction",
+        b'{"key":["x"],"value":["<1&\\u0008\\u000c\\u2028\\u007f\\u0001\xc3\xa9>"]}',
+        200,
+        JSON,
+        (
+            b'{"err_no":0,"err_msg":"","key":["x"],'
+            b'"value":["\\u003c1\\u0026\\u0008\\u000c\\u2028\x7f\\u0001\xc3\xa9\\u003e"],"tensors":[]}'
+        ),
+    ),
+    ("POST", "/nope/prediction", b"{}", 200, JSON, NO_SERVICE),
+    ("POST", "/uci/prediction", b"", 200, JSON, EMPTY),
+    ("POST", "/uci/prediction", b"null", 200, JSON, EMPTY),
+    ("POST", "/uci/whatever", b'{"key":null,"nope":{"a":[1]}}', 200, JSON, EMPTY),
+    ("POST", "/uci/", b"{}", 200, JSON, EMPTY),
+    ("POST", "/uci/x%20y", b"{}", 200, JSON, EMPTY),
+    ("POST", "/uci/x", b'{"name":"other","method":"other"}', 200, JSON, EMPTY),
+    (
+        "POST",
+        "/uci/x",
+        b'{"key":["a"],"key":["b"],"value":["2"],"logid":"78"}',
+        200,
+        JSON,
+        b'{"err_no":0,"err_msg":"","key":["b"],"value":["2"],"tensors":[]}',
+    ),
+    (
+        "POST",
+        "/uci/x",
+        b'{"tensors":[{"name":"s","elemType":12,"strData":["a","b"]}]}',
+        200,
+        JSON,
+        b'{"err_no":0,"err_msg":"","key":["s"],"value":["ab"],"tensors":[]}',
+    ),
+    (
+        "POST",
+        "/uci/x",
+        b'{"tensors":[{"name":"i","elem_type":0,"int64_data":["1",2],"shape":["2"]}]}',
+        200,
+        JSON,
+        b'{"err_no":0,"err_msg":"","key":["i"],"value":["array([1, 2])"],"tensors":[]}',
+    ),
+    ("GET", "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n"),
+    ("PUT", "/uci/prediction", b"{}", 405, TEXT, b"Method Not Allowed\n"),
+    ("DELETE", "/uci/prediction", b"", 405, TEXT, b"Method Not Allowed\n"),
+    ("POST", "/", b"{}", 404, TEXT, b"Not Found\n"),
+    ("POST", "/uci", b"{}", 404, TEXT, b"Not Found\n"),
+    ("POST", "/a/b/c", b"{}", 404, TEXT, b"Not Found\n"),
+]
+
+
+@asynccontextmanager
+async def served(executor: EchoExecutor, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """Give a client of the HTTP port."""
+    async with (
+        serving_pipeline(executor, **options) as running,
+        httpx.AsyncClient(base_url=f"http://{running.http[0]}", timeout=20) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "content_type", "expected"), SAME_AS_ORIGINAL)
+async def test_answers_are_those_of_the_original_gateway(
+    method: str, path: str, body: bytes, status: int, content_type: str, expected: bytes
+) -> None:
+    """Status, type and bytes are those that clients have always got."""
+    async with served(EchoExecutor()) as client:
+        answer = await client.request(method, path, content=body)
+    assert (answer.status_code, answer.headers["content-type"], answer.content) == (status, content_type, expected)
+
+
+@asynccontextmanager
+async def original_gateway(running: RunningPipeline, home: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """Start the original's gateway before our gRPC port."""
+    library = home / "paddle_serving_server" / "pipeline" / "gateway" / "libproxy_server.so"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    rpc = running.grpc[0].rpartition(":")[2]
+    code = f"import ctypes; ctypes.CDLL({str(library)!r}).run_proxy_server({rpc}, {port})"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.run_process, [sys.executable, "-c", code])
+        patient = httpx.AsyncHTTPTransport(retries=6)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, transport=patient) as client:
+            yield client
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_original_gateway_gives_the_same_answers(tmp_path: Path) -> None:
+    """What the table says is what the original's own gateway answers."""
+    home = unpack_original(tmp_path)
+    async with serving_pipeline(EchoExecutor()) as running, original_gateway(running, home) as client:
+        for method, path, body, status, content_type, expected in SAME_AS_ORIGINAL:
+            answer = await client.request(method, path, content=body)
+            got = (answer.status_code, answer.headers["content-type"], answer.content)
+            assert got == (status, content_type, expected), (method, path, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"{nope", "the body is not valid JSON"),
+        (b"[1]", "the body: expected a JSON object, got a list"),
+        (b'{"key":1}', "key: expected a list, got a number 1"),
+        (b'{"key":[1]}', "key: expected a string, got a number 1"),
+        (b'{"value":"a"}', "value: expected a list, got a string 'a'"),
+        (b'{"logid":"abc"}', "logid: expected a whole number of 64 bits"),
+        (b'{"logid":true}', "logid: expected a whole number of 64 bits, or its text, got a boolean"),
+        (b'{"logid":9223372036854775808}', "logid: expected a whole number of 64 bits"),
+        (b'{"tensors":[1]}', "tensors[0]: expected an object, got a number 1"),
+        (b'{"tensors":[{},{"shape":"x"}]}', "tensors[1]: "),
+        (b'{"tensors":[{"byte_data":"a"}]}', "tensors[0]: "),
+    ],
+)
+async def test_unreadable_bodies_are_refused_in_the_gateways_form(body: bytes, text: str) -> None:
+    """A wrong type or syntax is status 400, code 3, and a text that says which."""
+    async with served(EchoExecutor()) as client:
+        answer = await client.post("/uci/prediction", content=body)
+    document = answer.json()
+    assert answer.status_code == 400
+    assert list(document) == ["error", "code", "message", "details"]
+    assert (document["code"], document["details"]) == (3, [])
+    assert document["error"] == document["message"]
+    assert document["error"].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([[[1, 2]]], "[[1,2]]"),
+        ([{"a": "<"}], '{"a":"<"}'),
+        ([1.5], "1.5"),
+        ([True], "true"),
+        ({"a": 1}, '{"a":1}'),
+    ],
+)
+async def test_values_that_are_no_strings_become_their_json(value: Any, text: str) -> None:
+    """A value may be any JSON, and one alone needs no list unless it is a string."""
+    executor = EchoExecutor()
+    async with served(executor) as client:
+        await client.post("/uci/prediction", json={"key": ["x"], "value": value})
+    assert executor.requests[0].values == [text]
+
+
+async def test_request_reaches_the_pipeline_whole() -> None:
+    """Name and method come from the path, the rest from the body, and the address from the connection."""
+    executor = EchoExecutor()
+    body = {"key": ["a"], "value": ["1"], "logid": 78, "name": "other", "method": "other"}
+    async with served(executor) as client:
+        await client.post("/uci/predict", json=body, headers={"content-type": "application/x-www-form-urlencoded"})
+        await client.post("/uci/predict", json={**body, "clientip": "10.1.2.3"})
+    first, second = executor.requests
+    assert (first.name, first.method, first.logid, first.clientip) == ("uci", "predict", 78, "127.0.0.1")
+    assert second.clientip == "10.1.2.3"
+
+
+async def test_bytes_are_base64_both_ways() -> None:
+    """Bytes of a tensor travel as base64, numbers of 64 bits as texts."""
+    executor = EchoExecutor()
+    executor.answer = PipelineResponse(
+        0, "", ["k"], ["v"], [PipelineTensor("t", 0, [2], [0, 2], [1, 2**60], [0.5, float("nan")], byte_data=b"abc")]
+    )
+    async with served(executor) as client:
+        sent = {"tensors": [{"name": "b", "elem_type": 13, "byte_data": base64.b64encode(b"xyz").decode()}]}
+        answer = await client.post("/uci/prediction", json=sent)
+    assert executor.requests[0].tensors[0].byte_data == b"xyz"
+    assert answer.content == (
+        b'{"err_no":0,"err_msg":"","key":["k"],"value":["v"],"tensors":[{"int64_data":["1","1152921504606846976"],'
+        b'"float_data":[0.5,"NaN"],"int_data":[],"float64_data":[],"uint32_data":[],"bool_data":[],"complex64_data":[],'
+        b'"complex128_data":[],"str_data":[],"byte_data":"YWJj","elem_type":0,"shape":[2],"lod":[0,2],"name":"t"}]}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(0, 200), (3001, 503), (3002, 404), (5000, 400), (6000, 504), (8000, 400), (10000, 500), (51, 422)],
+)
+async def test_statuses_tell_errors_where_they_are_wanted(code: int, status: int) -> None:
+    """With ``http_status`` an error has a status of its own; without it, every answer has 200."""
+    executor = EchoExecutor()
+    executor.answer = PipelineResponse(code, "text")
+    async with served(executor, http_status=True) as client:
+        assert (await client.post("/uci/prediction", json={})).status_code == status
+    async with served(executor) as client:
+        answer = await client.post("/uci/prediction", json={})
+        assert (answer.status_code, answer.json()["err_no"]) == (200, code)
+
+
+async def test_large_requests_and_answers_pass() -> None:
+    """20 MB go in and come out."""
+    text = "x" * 20_000_000
+    async with served(EchoExecutor()) as client:
+        answer = await client.post("/uci/prediction", content=json.dumps({"key": ["x"], "value": [text]}))
+    assert answer.json()["value"] == [text]
+
+
+async def test_leaving_client_cancels_its_request() -> None:
+    """The pipeline is told when nobody waits for the answer any more."""
+    executor = EchoExecutor()
+    executor.gate = trio.Event()
+    async with served(executor) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.post, "/uci/prediction")
+        await executor.arrived.wait()
+        nursery.cancel_scope.cancel()
+    with trio.fail_after(5):
+        await executor.left.wait()
+
+
+async def test_health_follows_the_workers() -> None:
+    """Health is 200 when requests can be answered, and 503 with the reason when they cannot."""
+    executor = EchoExecutor()
+    async with served(executor) as client:
+        assert (await client.get("/health")).json() == {"status": "ok"}
+        executor.problem = "worker 1 of Op det has died"
+        answer = await client.get("/health")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "worker 1 of Op det has died")
+        assert (await client.get("/v2/health/ready")).status_code == 503
+
+
+async def test_metrics_are_at_the_same_port() -> None:
+    """What is to be printed is printed; without metrics there is no such path."""
+    async with served(EchoExecutor(), render_metrics=lambda: b"up 1\n") as client:
+        assert (await client.get("/metrics")).content == b"up 1\n"
+    async with served(EchoExecutor()) as client:
+        assert (await client.get("/metrics")).status_code == 404
+
+
+async def test_kserve_reaches_the_pipeline() -> None:
+    """BYTES are keys, other inputs tensors; answers come the same way."""
+    executor = EchoExecutor(as_tensors=True)
+    inputs = [
+        {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2]},
+        {"name": "n", "datatype": "UINT8", "shape": [2], "data": [1, 2]},
+    ]
+    async with served(executor) as client:
+        numbers = (await client.post("/v2/models/uci/infer", json={"inputs": inputs})).json()
+        text = {"name": "k", "datatype": "BYTES", "shape": [1], "data": ["abc"]}
+        texts = (await client.post("/v2/models/uci/infer", json={"inputs": [text]})).json()
+    assert numbers["outputs"][0] == {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.0]}
+    assert numbers["outputs"][1] == {"name": "n", "datatype": "UINT8", "shape": [2], "data": [1, 2]}
+    assert texts["outputs"] == [{"name": "k", "datatype": "BYTES", "shape": [1], "data": ["abc"]}]
+    assert (executor.requests[1].keys, executor.requests[1].values) == (["k"], ["abc"])
+
+
+async def test_npy_of_pickles_is_refused() -> None:
+    """A tensor whose bytes would have to be unpickled is an error of the request."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], object), allow_pickle=True)
+    sent = {"tensors": [{"name": "b", "elem_type": 13, "byte_data": base64.b64encode(buffer.getvalue()).decode()}]}
+    async with served(EchoExecutor()) as client:
+        answer = (await client.post("/uci/prediction", json=sent)).json()
+    assert answer["err_no"] == 8000
+    assert "pickle" in answer["err_msg"]
+
+
+async def test_overload_is_a_status() -> None:
+    """A request that is refused because too many wait has a status of its own, with the usual body."""
+    executor = EchoExecutor()
+    executor.answer = PipelineResponse(3000, "too many requests wait", is_overload=True)
+    async with served(executor) as client:
+        answer = await client.post("/uci/prediction", json={})
+    assert (answer.status_code, answer.json()["err_no"]) == (429, 3000)
+
+
+async def test_figures_for_a_live_view() -> None:
+    """``/trace`` gives the figures of the pipeline as JSON, where there are any."""
+    async with served(EchoExecutor(), snapshot=lambda: {"running": 2}) as client:
+        answer = await client.get("/trace")
+    assert (answer.status_code, answer.json()) == (200, {"running": 2})
+    async with served(EchoExecutor()) as client:
+        assert (await client.get("/trace")).status_code == 404

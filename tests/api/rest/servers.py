@@ -1,0 +1,197 @@
+"""A REST front end over a real registry and data plane, served on loopback, and plain sockets to talk to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.registry import Registry
+from ovmstrio.server.rest_front_end import RestFrontEnd
+from tests.support.pass_through import PassThrough, load_pass_through
+
+__all__ = ["BODY", "HttpAnswer", "Peer", "Serving", "infer_head", "infer_post", "serving_rest", "stack"]
+
+ResultT = TypeVar("ResultT")
+
+PATIENCE_SECONDS = 20
+BODY = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[0.5,-1]}]}'
+
+
+@dataclass
+class HttpAnswer:
+    """One answer, as it came over the wire."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body, read as JSON."""
+        return json.loads(self.body)
+
+
+class Peer:
+    """The client's end of a connection, driven byte by byte."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self._buffer = b""
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            await self.stream.send_all(data)
+
+    async def answer(self, *, has_body: bool = True) -> HttpAnswer:
+        """Read one whole answer; those that only say that there will be one are left out."""
+        answer = await self._next_answer(has_body=has_body)
+        while answer.status < 200:
+            answer = await self._next_answer(has_body=has_body)
+        return answer
+
+    async def _next_answer(self, *, has_body: bool) -> HttpAnswer:
+        with trio.fail_after(PATIENCE_SECONDS):
+            while b"\r\n\r\n" not in self._buffer:
+                await self._more()
+            head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
+            status, *lines = head.decode("latin-1").split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            length = int(headers.get("content-length", "0")) if has_body else 0
+            while len(self._buffer) < length:
+                await self._more()
+        body, self._buffer = self._buffer[:length], self._buffer[length:]
+        assert status.startswith("HTTP/1.1 ")
+        return HttpAnswer(int(status.split()[1]), headers, body)
+
+    async def ask(self, data: bytes) -> HttpAnswer:
+        """Send a request, and read its answer."""
+        await self.send(data)
+        return await self.answer()
+
+    async def rest(self) -> bytes:
+        """Read until the server closes; a connection that it cut has ended, too."""
+        with trio.fail_after(PATIENCE_SECONDS), contextlib.suppress(trio.BrokenResourceError):
+            while data := await self.stream.receive_some():
+                self._buffer += data
+        rest, self._buffer = self._buffer, b""
+        return rest
+
+    async def _more(self) -> None:
+        data = await self.stream.receive_some()
+        assert data, f"the server closed the connection after {self._buffer!r}"
+        self._buffer += data
+
+
+@dataclass
+class Serving:
+    """A front end that serves, with what lies behind it."""
+
+    front_end: RestFrontEnd
+    plane: DataPlane
+    registry: Registry
+    specs: list[ModelSpec]
+    address: str
+
+    @property
+    def servable(self) -> PassThrough:
+        """The version of ``echo`` that the default stands for."""
+        servable = self.registry.peek("echo")
+        assert isinstance(servable, PassThrough)
+        return servable
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Peer]:
+        """Open a connection; it is closed when the block ends."""
+        host, _, port = self.address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            yield Peer(stream)
+
+    async def with_http(self, work: Callable[[httpx.Client], ResultT]) -> ResultT:
+        """Run ``work`` in a thread with an HTTP client."""
+
+        def connected() -> ResultT:
+            with httpx.Client(base_url=f"http://{self.address}", timeout=PATIENCE_SECONDS, trust_env=False) as client:
+                return work(client)
+
+        return await trio.to_thread.run_sync(connected)
+
+    async def get(self, path: str, **options: Any) -> httpx.Response:
+        """Ask for a path."""
+        return await self.with_http(lambda client: client.get(path, **options))
+
+    async def post(self, path: str, **options: Any) -> httpx.Response:
+        """Post to a path."""
+        return await self.with_http(lambda client: client.post(path, **options))
+
+    async def wait_blocked(self) -> None:
+        """Return once a call waits for ever."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            await self.servable.blocked.wait()
+
+    async def wait_closed(self) -> None:
+        """Return once the server has no connection left."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            while self.front_end.open_connections:
+                await self.front_end._nobody_left.wait()
+
+
+def infer_head(length: int | str | None, *extra: str, model: str = "echo", suffix: str = "") -> bytes:
+    """Make the head of an inference's request; without a length it has no Content-Length."""
+    lines = [f"POST /v2/models/{model}{suffix}/infer HTTP/1.1", "Host: localhost", *extra]
+    if length is not None:
+        lines.append(f"Content-Length: {length}")
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+
+
+def infer_post(body: bytes = BODY, *extra: str, model: str = "echo", suffix: str = "") -> bytes:
+    """Make an inference's whole request, of the kind that the fast lane takes."""
+    return infer_head(len(body), *extra, model=model, suffix=suffix) + body
+
+
+@asynccontextmanager
+async def stack(
+    repository: Path, *, models: tuple[ModelSpec, ...] = (), loader: Any = load_pass_through, **options: Any
+) -> AsyncIterator[tuple[DataPlane, Registry, list[ModelSpec]]]:
+    """Run a registry with ``echo`` in versions 1 and 2, and ``models``; ``options`` are those of the data plane."""
+    registry = Registry(loader, poll_seconds=0)
+    plane = DataPlane(registry, **options)
+    base = repository / "echo"
+    for version in ("1", "2"):
+        (base / version).mkdir(parents=True, exist_ok=True)
+    specs = [
+        ModelSpec.model_validate({"name": "echo", "base_path": base, "version_policy": {"kind": "all"}}),
+        *models,
+    ]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(registry.run)
+        await registry.apply(specs)
+        plane.begin_serving()
+        yield plane, registry, specs
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def serving_rest(
+    repository: Path,
+    *,
+    address: str = "127.0.0.1:0",
+    front_end: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[Serving]:
+    """Serve as long as the block lasts; ``front_end`` holds the front end's own options."""
+    async with stack(repository, **options) as (plane, registry, specs), trio.open_nursery() as nursery:
+        server = RestFrontEnd(plane, [address], **(front_end or {}))
+        addresses = await nursery.start(server.serve)
+        yield Serving(server, plane, registry, specs, addresses[0])
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,104 @@
+"""OVMS's administration paths: the state of what is served, its reload, and metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import FailedPrecondition, ModelFailure, ServerError
+from ovmstrio.observability.metrics import Metrics
+from tests.api.rest.servers import BODY, Serving, serving_rest
+from tests.support.pass_through import load_pass_through
+
+OK = {"error_code": "OK", "error_message": "OK"}
+STATUSES = {
+    "echo": {
+        "model_version_status": [
+            {"version": "2", "state": "AVAILABLE", "status": OK},
+            {"version": "1", "state": "AVAILABLE", "status": OK},
+        ]
+    }
+}
+
+
+def _sorted(statuses: dict[str, Any]) -> dict[str, Any]:
+    """Bring versions into one order."""
+    return {
+        name: sorted(model["model_version_status"], key=lambda status: str(status["version"]))
+        for name, model in statuses.items()
+    }
+
+
+async def test_the_state_of_every_version_is_told(serving: Serving) -> None:
+    """The document is OVMS's."""
+    answer = await serving.get("/v1/config")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert _sorted(answer.json()) == _sorted(STATUSES)
+
+
+async def test_a_version_that_does_not_load_has_its_reason(tmp_path: Path) -> None:
+    """The state is OVMS's for a failed load; the reason is an addition."""
+
+    async def load(spec: ModelSpec, version: int, directory: Path) -> Any:
+        if version == 2:
+            raise ModelFailure("the file is broken \udcff")
+        return await load_pass_through(spec, version, directory)
+
+    async with serving_rest(tmp_path, loader=load) as server:
+        answer = await server.get("/v1/config")
+    by_version = {status["version"]: status for status in answer.json()["echo"]["model_version_status"]}
+    assert by_version["2"]["state"] == "LOADING"
+    assert by_version["2"]["status"]["error_code"] == "UNKNOWN"
+    assert "the file is broken" in by_version["2"]["status"]["reason"]
+
+
+async def _reload(folder: Path, outcome: bool | ServerError) -> tuple[int, Any]:
+    async def reload() -> bool:
+        await trio.lowlevel.checkpoint()
+        if isinstance(outcome, ServerError):
+            raise outcome
+        return outcome
+
+    async with serving_rest(folder, reload=reload) as server:
+        answer = await server.post("/v1/config/reload", content=b"whatever stands here is ignored")
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize(("changed", "status"), [(True, 201), (False, 200)])
+async def test_a_reload_answers_with_the_statuses(tmp_path: Path, changed: bool, status: int) -> None:
+    """The status tells whether anything was reloaded."""
+    answered, document = await _reload(tmp_path, changed)
+    assert (answered, _sorted(document)) == (status, _sorted(STATUSES))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(FailedPrecondition("the file has a typo"), 412), (ServerError("it cannot be read"), 500)],
+)
+async def test_a_reload_that_fails_says_why(tmp_path: Path, error: ServerError, status: int) -> None:
+    """The status is that of the error's class."""
+    assert await _reload(tmp_path, error) == (status, {"error": error.message})
+
+
+async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
+    """A request that was answered is counted, and a query string is allowed."""
+    async with serving_rest(tmp_path, metrics=Metrics()) as server:
+        assert (await server.post("/v2/models/echo/infer", content=BODY)).status_code == 200
+        answer = await server.get("/metrics?name[]=ovms_requests_success")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    counted = [line for line in answer.text.splitlines() if 'method="ModelInfer"' in line and "success" in line]
+    assert any('interface="REST"' in line and 'name="echo"' in line and line.endswith(" 1.0") for line in counted)
+
+
+async def test_metrics_that_are_off_are_no_path(serving: Serving) -> None:
+    """The refusal is OVMS's and names the option."""
+    answer = await serving.get("/metrics")
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("Invalid request URL")
+    assert "--metrics_enable" in answer.json()["error"]

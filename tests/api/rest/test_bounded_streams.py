@@ -1,0 +1,103 @@
+"""Sending to clients that do not read, and closing on clients that still send."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from ovmstrio.wire.http.prefixed_stream import LINGER_SECONDS, PrefixedStream
+from ovmstrio.wire.http.sending import STALLED_SECONDS, send_bounded
+
+Pair = tuple[trio.SocketStream, trio.SocketStream]
+
+
+@pytest.fixture
+async def sockets() -> AsyncIterator[Pair]:
+    """Two ends of one connection."""
+    left, right = trio.socket.socketpair()
+    async with trio.SocketStream(left) as server, trio.SocketStream(right) as client:
+        yield server, client
+
+
+async def test_a_large_answer_arrives_whole() -> None:
+    """It is sent in pieces, in order."""
+    server, client = memory_stream_pair()
+    data = bytes(range(256)) * 4096
+    await send_bounded(server, data)
+    await server.aclose()
+    assert b"".join([piece async for piece in client]) == data
+
+
+async def test_nothing_is_nothing() -> None:
+    """An empty answer sends nothing."""
+    server, client = memory_stream_pair()
+    await send_bounded(server, b"")
+    await server.aclose()
+    assert await client.receive_some() == b""
+
+
+async def test_a_client_that_reads_nothing_is_given_up(autojump_clock: MockClock, sockets: Pair) -> None:
+    """The connection counts as broken after a while, not before."""
+    server, _ = sockets
+    started = trio.current_time()
+    with pytest.raises(trio.BrokenResourceError, match="does not read"):
+        await send_bounded(server, b"x" * 50_000_000)
+    assert trio.current_time() - started == pytest.approx(STALLED_SECONDS, abs=1)
+
+
+async def test_a_client_that_reads_slowly_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
+    """What counts is that it takes something, not how long the whole takes."""
+    server, client = sockets
+    taken = 0
+    started = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_bounded, server, b"x" * 3_000_000)
+        while taken < 3_000_000:
+            await trio.sleep(STALLED_SECONDS / 2)
+            taken += len(await client.receive_some(10_000_000))
+    assert trio.current_time() - started > 3 * STALLED_SECONDS
+
+
+async def test_bytes_that_were_read_before_come_first(sockets: Pair) -> None:
+    """Then come those of the connection, and then its end."""
+    server, client = sockets
+    stream = PrefixedStream(server, b"first")
+    await client.send_all(b"second")
+    await client.send_eof()
+    assert [await stream.receive_some(100) for _ in range(4)] == [b"first", b"second", b"", b""]
+
+
+async def test_what_comes_after_the_last_answer_is_dropped(autojump_clock: MockClock, sockets: Pair) -> None:
+    """The client sees the end at once and may finish sending, within a bound."""
+    server, client = sockets
+    stream = PrefixedStream(server, b"")
+    async with trio.open_nursery() as nursery:
+        received: list[bytes] = []
+
+        async def read() -> None:
+            received.append(await stream.receive_some(100))
+
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        await stream.finish()
+        assert await client.receive_some() == b""
+        for _ in range(3):
+            await client.send_all(b"late" * 10_000)
+    assert received == [b""]
+    assert trio.current_time() - started == pytest.approx(LINGER_SECONDS)
+    assert await stream.receive_some() == b""
+
+
+async def test_a_connection_that_broke_can_be_finished_and_closed(sockets: Pair) -> None:
+    """The end of a connection is no error."""
+    server, client = sockets
+    stream = PrefixedStream(server, b"")
+    await client.aclose()
+    await stream.finish()
+    await stream.aclose()
+    await stream.finish()
+    await stream.aclose()

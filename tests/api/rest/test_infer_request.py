@@ -1,0 +1,444 @@
+"""Bodies of REST inferences, read: what is taken, what is refused and in which words."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, read_infer_request
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
+from ovmstrio.core.request import InferRequest
+from ovmstrio.core.tensor import Dim, TensorSpec
+from ovmstrio.runtimes.models.validation import validate
+from ovmstrio.wire.statuses import status_of
+
+X = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}
+NO_PARAMETERS = "Could not parse request parameters"
+NOT_JSON = "The file is not valid json"
+SIZE_INVALID = "Invalid value of the binary data size parameter"
+TOO_DEEP = "JSON nesting depth exceeded"
+EXCEEDED = "Received buffer size is smaller than binary_data_size parameter indicates"
+HEADER_INVALID = "Invalid value of the Inference-Header-Content-Length header"
+HEADER_EXCEEDED = "Value of the Inference-Header-Content-Length header is larger than the request body"
+
+
+def _spec(name: str, datatype: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name, BY_NAME[datatype], tuple(map(Dim.fixed, shape)))
+
+
+def _read(document: Any, tail: bytes = b"", *, head_length: str | None = None) -> InferRequest:
+    head = document if isinstance(document, bytes) else orjson.dumps(document)
+    if tail and head_length is None:
+        head_length = str(len(head))
+    return read_infer_request("m", "3", head + tail, head_length)
+
+
+def _input(**changes: Any) -> dict[str, Any]:
+    changed = X | changes
+    return {"inputs": [{key: value for key, value in changed.items() if value is not ...}]}
+
+
+def _values(datatype: str, data: Any) -> list[Any]:
+    (read,) = _read(_input(datatype=datatype, data=data)).inputs
+    assert read.contents is not None
+    assert read.contents.field == BY_NAME[datatype].contents_field
+    return list(read.contents.values)
+
+
+def _refused(document: Any, tail: bytes = b"", *, head_length: str | None = None) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        _read(document, tail, head_length=head_length)
+    assert status_of(caught.value).http == (412 if isinstance(caught.value, MalformedJson) else 400)
+    return caught.value.message
+
+
+def test_everything_that_is_said_is_read() -> None:
+    """Names, id, parameters, shapes and requested outputs arrive as they were sent."""
+    request = _read(
+        {
+            "id": "seven",
+            "parameters": {"a": "text", "b": -1, "c": True, "d": 2**63 - 1},
+            "inputs": [X | {"parameters": {"hint": "no"}}, X | {"name": "y"}],
+            "outputs": [{"name": "z", "parameters": {"binary_data": True}}, {"name": "z2"}],
+        }
+    )
+    assert (request.model_name, request.model_version, request.id) == ("m", "3", "seven")
+    assert request.parameters == {"a": "text", "b": -1, "c": True, "d": 2**63 - 1}
+    assert [(given.name, given.shape, given.datatype) for given in request.inputs] == [
+        ("x", (2,), "FP32"),
+        ("y", (2,), "FP32"),
+    ]
+    assert request.inputs[0].parameters == {"hint": "no"}
+    assert [(output.name, output.parameters) for output in request.outputs] == [
+        ("z", {"binary_data": True}),
+        ("z2", {}),
+    ]
+    assert request.raw_inputs == []
+
+
+@pytest.mark.parametrize("datatype", ["INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"])
+def test_integers_of_every_width_are_read(datatype: str) -> None:
+    """The ends of each range arrive unchanged, also those that OVMS cuts at 32 bits."""
+    bits = 8 * BY_NAME[datatype].itemsize
+    ends = [0, 2**bits - 1] if datatype.startswith("U") else [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]
+    assert _values(datatype, ends) == ends
+
+
+def test_doubles_keep_their_precision() -> None:
+    """FP64 is not read as a 32-bit float."""
+    ends = [math.pi, 5e-324, -1.7976931348623157e308, 2**53 - 1]
+    assert _values("FP64", ends) == ends
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "expected"),
+    [
+        ("FP32", [1, 2.5], [1, 2.5]),
+        ("BOOL", [True, False], [True, False]),
+        ("BYTES", ["a\0b", "", "ünï", "\U0001f600"], ["a\0b", "", "ünï", "\U0001f600"]),
+        ("FP32", [[1, 2], [3, 4]], [1, 2, 3, 4]),
+        ("FP32", [[[1], [[2]]], 3, [4, [5]], []], [1, 2, 3, 4, 5]),
+        ("BYTES", [["a"], ["b"]], ["a", "b"]),
+    ],
+    ids=["numbers", "booleans", "texts", "nested", "ragged", "nested texts"],
+)
+def test_data_is_flattened_depth_first(datatype: str, data: list[Any], expected: list[Any]) -> None:
+    """Any nesting is taken, ragged or not, and only the order of the elements counts."""
+    assert _values(datatype, data) == expected
+
+
+@pytest.mark.parametrize(("shape", "data"), [([0], []), ([2, 0], [[], []]), ([0], ...)])
+def test_a_tensor_of_no_elements_needs_no_data(shape: list[int], data: Any) -> None:
+    """Zero-sized tensors pass, with an empty list and with none."""
+    array = validate(_read(_input(shape=shape, data=data)), [_spec("x", "FP32", *shape)])["x"]
+    assert array.shape == tuple(shape)
+
+
+def test_an_empty_list_is_data_for_a_tensor_of_no_elements() -> None:
+    """It does not turn a request whose other inputs are JSON into one with binary tensors."""
+    request = _read({"inputs": [X, {"name": "y", "shape": [0], "datatype": "FP32", "data": []}]})
+    arrays = validate(request, [_spec("x", "FP32", 2), _spec("y", "FP32", 0)])
+    assert {name: array.tolist() for name, array in arrays.items()} == {"x": [1, 2], "y": []}
+
+
+def test_an_empty_list_is_no_data_for_other_tensors() -> None:
+    """It leaves the input to the bytes behind the JSON, whether their size is said or not."""
+    for parameters in ({"binary_data_size": 8}, {}):
+        request = _read(_input(data=[], parameters=parameters), struct.pack("<2f", 1, 2))
+        assert request.inputs[0].contents is None
+        assert validate(request, [_spec("x", "FP32", 2)])["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("INT64", [2**63 - 1, -(2**63)]),
+        ("UINT64", [2**64 - 1, 0]),
+        ("FP64", [0.1, 1e300]),
+        ("INT8", [-128, 127]),
+        ("UINT32", [2**32 - 1, 0]),
+    ],
+)
+def test_numbers_keep_their_values_in_the_model(datatype: str, data: list[Any]) -> None:
+    """64-bit integers and doubles lose nothing on their way into an array."""
+    assert validate(_read(_input(datatype=datatype, data=data)), [_spec("x", datatype, 2)])["x"].tolist() == data
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [("UINT32", [-1, 0]), ("INT8", [128, 0]), ("INT64", [2**63, 0]), ("UINT64", [-1, 0]), ("INT32", [2**31, 0])],
+)
+def test_a_number_out_of_range_never_becomes_another(datatype: str, data: list[int]) -> None:
+    """It is refused at the latest when the array is made."""
+    with pytest.raises(InvalidRequest, match="out of range"):
+        validate(_read(_input(datatype=datatype, data=data)), [_spec("x", datatype, 2)])
+
+
+def test_a_nul_does_not_end_a_string_in_the_model() -> None:
+    """BYTES elements are the UTF-8 bytes of their text, whatever characters it has."""
+    request = _read(_input(datatype="BYTES", data=["a\0b", "\u20ac"]))
+    assert validate(request, [_spec("x", "BYTES", 2)])["x"].tolist() == [b"a\0b", "\u20ac".encode()]
+
+
+@pytest.mark.parametrize("value", [b"1.5", b"1e3", b"null", b"[]", b"{}", b"%d" % 10**30])
+def test_a_parameter_is_a_text_a_whole_number_or_a_boolean(value: bytes) -> None:
+    """Everything else is refused, of the request, of an input and of an output."""
+    x = orjson.dumps(X)
+    for body in (
+        b'{"parameters":{"p":%b},"inputs":[%b]}' % (value, x),
+        b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8","data":[1],"parameters":{"p":%b}}]}' % value,
+        b'{"outputs":[{"name":"y","parameters":{"p":%b}}],"inputs":[%b]}' % (value, x),
+    ):
+        assert _refused(body).startswith(f"{NO_PARAMETERS} - p: expected a text, whole number or boolean")
+
+
+@pytest.mark.parametrize(
+    ("document", "start"),
+    [
+        (b"", NOT_JSON),
+        (b"{", NOT_JSON),
+        (b"{} x", NOT_JSON),
+        (b'{"inputs": NaN}', NOT_JSON),
+        (b'{"inputs": [Infinity]}', NOT_JSON),
+        (b'\xff\xfe{"id": "a"}', NOT_JSON),
+        (b'{"id": "\xff"}', NOT_JSON),
+        (b"[" * 200_000, TOO_DEEP),
+        (b"[" * 2_000 + b"]" * 2_000, TOO_DEEP),
+        (b"[]", "Request body should be JSON object"),
+        (b"null", "Request body should be JSON object"),
+        (b"7", "Request body should be JSON object"),
+        ({"id": 7, "inputs": [X]}, INPUT_UNREADABLE),
+        ({"id": None, "inputs": [X]}, INPUT_UNREADABLE),
+        ({"parameters": [], "inputs": [X]}, NO_PARAMETERS),
+        ({"parameters": None, "inputs": [X]}, NO_PARAMETERS),
+        ({"parameters": {"a": None}, "inputs": [X]}, NO_PARAMETERS),
+        ({"parameters": {"a": [1]}, "inputs": [X]}, NO_PARAMETERS),
+        ({"parameters": {"a": {}}, "inputs": [X]}, NO_PARAMETERS),
+        ({"outputs": {}, "inputs": [X]}, INPUT_UNREADABLE),
+        ({"outputs": None, "inputs": [X]}, INPUT_UNREADABLE),
+        ({"outputs": ["y"], "inputs": [X]}, "Could not parse outputs content"),
+        ({"outputs": [{}], "inputs": [X]}, "Could not parse outputs content"),
+        ({"outputs": [{"name": 1}], "inputs": [X]}, "Could not parse outputs content"),
+        ({"outputs": [{"name": "y", "parameters": 1}], "inputs": [X]}, NO_PARAMETERS),
+        ({}, "No inputs found"),
+        ({"inputs": []}, "No inputs found"),
+        ({"inputs": None}, INPUT_UNREADABLE),
+        ({"inputs": {}}, INPUT_UNREADABLE),
+        ({"inputs": 0}, INPUT_UNREADABLE),
+        ({"inputs": ["x"]}, INPUT_UNREADABLE),
+        (_input(name=...), INPUT_UNREADABLE),
+        (_input(name=1), INPUT_UNREADABLE),
+        (_input(shape=...), INPUT_UNREADABLE),
+        (_input(shape=2), INPUT_UNREADABLE),
+        (_input(shape=[-1]), INPUT_UNREADABLE),
+        (_input(shape=[2.0]), INPUT_UNREADABLE),
+        (_input(shape=["2"]), INPUT_UNREADABLE),
+        (_input(shape=[True]), INPUT_UNREADABLE),
+        (_input(shape=[2**31]), INPUT_UNREADABLE),
+        (_input(datatype=...), INPUT_UNREADABLE),
+        (_input(datatype=5), INPUT_UNREADABLE),
+        (_input(datatype="FP31"), "Could not parse input content. Unsupported data precision detected"),
+        (_input(datatype="fp32"), "Could not parse input content. Unsupported data precision detected"),
+        (_input(datatype="FP16"), INPUT_UNREADABLE),
+        (_input(datatype="BF16"), INPUT_UNREADABLE),
+        (_input(parameters=3), NO_PARAMETERS),
+        (_input(data={}), INPUT_UNREADABLE),
+        (_input(data=None), INPUT_UNREADABLE),
+        (_input(data="12"), INPUT_UNREADABLE),
+        (_input(data=["NaN", 1]), INPUT_UNREADABLE),
+        (_input(data=[None, 1]), INPUT_UNREADABLE),
+        (_input(data=[True, 1]), INPUT_UNREADABLE),
+        (_input(data=[[1], [{}]]), INPUT_UNREADABLE),
+        (_input(datatype="INT32", data=[1.0, 2]), INPUT_UNREADABLE),
+        (_input(datatype="INT32", data=[True, 2]), INPUT_UNREADABLE),
+        (_input(datatype="UINT32", data=["1", 2]), INPUT_UNREADABLE),
+        (_input(datatype="UINT32", data=[1.5, 2]), INPUT_UNREADABLE),
+        (_input(datatype="BOOL", data=[0, 1]), INPUT_UNREADABLE),
+        (_input(datatype="BYTES", data=[1, "a"]), INPUT_UNREADABLE),
+        (_input(datatype="BYTES", shape=[1], data=[["a", None]]), INPUT_UNREADABLE),
+        (b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT64","data":[%d]}]}' % 10**20, INPUT_UNREADABLE),
+    ],
+)
+def test_a_bad_body_is_refused(document: Any, start: str) -> None:
+    """Each mistake is the caller's, and begins with OVMS's text for it."""
+    assert _refused(document).startswith(start)
+
+
+def _nested(depth: int) -> bytes:
+    data = b"[" * depth + b"7" + b"]" * depth
+    return b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8","data":%b}]}' % data
+
+
+@pytest.mark.parametrize("depth", [98, 500, 5_000, 400_000])
+def test_data_may_not_be_too_deep(depth: int) -> None:
+    """With the three levels around it, a hundred lists and objects may lie in each other."""
+    assert _refused(_nested(depth)).startswith(TOO_DEEP)
+
+
+@pytest.mark.parametrize("depth", [1, 50, 97])
+def test_data_may_be_deep(depth: int) -> None:
+    """Depth costs no stack: what the parser reads is flattened without recursion."""
+    request = read_infer_request("m", "", _nested(depth))
+    assert request.inputs[0].contents is not None
+    assert list(request.inputs[0].contents.values) == [7]
+
+
+def test_the_tail_is_cut_in_the_order_of_the_inputs() -> None:
+    """Each input takes its announced bytes or, if there are none, what its shape needs; the rest is not read."""
+    document = {
+        "inputs": [
+            {"name": "a", "shape": [2], "datatype": "INT16"},
+            {"name": "b", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}},
+            {"name": "empty", "shape": [0, 7], "datatype": "FP32"},
+            {"name": "none", "shape": [0], "datatype": "FP32", "parameters": {"binary_data_size": 0}},
+            {"name": "half", "shape": [1], "datatype": "FP16"},
+        ]
+    }
+    request = _read(document, b"\1\0\2\0" + b"\1\0\0\0z" + b"\0\x3c" + b"left over")
+    assert [bytes(raw or b"") for raw in request.raw_inputs] == [b"\1\0\2\0", b"\1\0\0\0z", b"", b"", b"\0\x3c"]
+
+
+def test_a_sole_bytes_input_takes_the_whole_tail() -> None:
+    """So that one image needs no size."""
+    tail = struct.pack("<I", 3) + b"\xff\0\xfe"
+    request = _read(_input(datatype="BYTES", shape=[1], data=...), tail)
+    assert [bytes(raw or b"") for raw in request.raw_inputs] == [tail]
+
+
+def test_one_input_may_have_data_and_another_bytes() -> None:
+    """The reader does not judge the mixture; validation does, in the same words for every protocol."""
+    document = {"inputs": [X, {"name": "y", "shape": [1], "datatype": "INT8"}]}
+    request = _read(document, b"\5")
+    assert request.inputs[0].contents is not None
+    assert [bytes(raw or b"") for raw in request.raw_inputs] == [b"\5"]
+
+
+@pytest.mark.parametrize(
+    ("document", "tail", "start"),
+    [
+        (_input(parameters={"binary_data_size": 8}), b"\0" * 8, "Request contents field is not empty"),
+        (_input(data=..., parameters={"binary_data_size": -1}), b"\0" * 8, SIZE_INVALID),
+        (_input(data=..., parameters={"binary_data_size": "8"}), b"\0" * 8, SIZE_INVALID),
+        (_input(data=..., parameters={"binary_data_size": 8.0}), b"\0" * 8, NO_PARAMETERS),
+        (_input(data=..., parameters={"binary_data_size": True}), b"\0" * 8, SIZE_INVALID),
+        (_input(data=..., parameters={"binary_data_size": 9}), b"\0" * 8, EXCEEDED),
+        (_input(data=..., parameters={"binary_data_size": 2**63}), b"\0" * 8, EXCEEDED),
+        (_input(data=..., shape=[3]), b"\0" * 8, EXCEEDED),
+        (_input(data=...), b"", EXCEEDED),
+        (_input(data=[]), b"", EXCEEDED),
+        (_input(data=..., datatype="BYTES", shape=[3]), b"\0" * 8, INPUT_UNREADABLE),
+        (_input(data=..., shape=[2**31 - 1] * 3), b"\0", "Invalid content size of tensor proto"),
+        (
+            {"inputs": [{"name": name, "shape": [1], "datatype": "BYTES"} for name in "ab"]},
+            b"\0" * 8,
+            INPUT_UNREADABLE,
+        ),
+    ],
+)
+def test_a_bad_tail_is_refused(document: Any, tail: bytes, start: str) -> None:
+    """Sizes that are no sizes, too large, or said twice are the caller's mistakes."""
+    assert _refused(document, tail).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("length", "start"),
+    [
+        ("", HEADER_INVALID),
+        ("-1", HEADER_INVALID),
+        ("+5", HEADER_INVALID),
+        ("5.0", HEADER_INVALID),
+        ("0x10", HEADER_INVALID),
+        ("٣", HEADER_INVALID),
+        ("1_0", HEADER_INVALID),
+        ("100000", HEADER_EXCEEDED),
+        ("9" * 20, HEADER_EXCEEDED),
+        ("9" * 10_000, HEADER_EXCEEDED),
+        ("0", NOT_JSON),
+        ("5", NOT_JSON),
+    ],
+)
+def test_a_bad_length_of_the_json_part_is_refused(length: str, start: str) -> None:
+    """The header must be a whole number, within the body, and at the end of the JSON."""
+    assert _refused({"inputs": [X]}, head_length=length).startswith(start)
+
+
+def test_the_length_may_have_leading_zeros() -> None:
+    """However many of them."""
+    body = orjson.dumps({"inputs": [X]})
+    assert _read(body, head_length=str(len(body)).zfill(30)).inputs[0].name == "x"
+
+
+_names = st.text(max_size=5)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _names,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_names, inner, max_size=4),
+    max_leaves=12,
+)
+_like_input = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": _names | _json,
+        "shape": st.lists(st.integers(0, 5), max_size=3) | _json,
+        "datatype": st.sampled_from([*BY_NAME]) | _json,
+        "data": st.lists(_json, max_size=3),
+        "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(-1, 9) | _json}) | _json,
+    },
+)
+_like_request = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": _json,
+        "parameters": _json,
+        "outputs": st.lists(_like_input, max_size=2) | _json,
+        "inputs": st.lists(_like_input, max_size=3) | _json,
+    },
+)
+
+
+def _judge(body: bytes, head_length: str | None) -> None:
+    error: ServerError | None = None
+    request: InferRequest | None = None
+    try:
+        request = read_infer_request("m", "", body, head_length)
+    except ServerError as refusal:
+        error = refusal
+    if error is not None:
+        assert 400 <= status_of(error).http < 500
+        return
+    assert request is not None
+    assert request.inputs
+    for given_input in request.inputs:
+        assert isinstance(given_input.name, str)
+        assert isinstance(given_input.datatype, str)
+        assert all(size >= 0 for size in given_input.shape)
+    missing = [each for each in request.inputs if each.contents is None]
+    assert len(request.raw_inputs) == len(missing)
+
+
+@given(_like_request | _json, st.none() | st.integers(-2, 200).map(str), st.binary(max_size=20))
+def test_any_json_is_read_or_refused(document: Any, head_length: str | None, tail: bytes) -> None:
+    """No document makes the reader fail in any other way than by refusing it."""
+    _judge(json.dumps(document).encode() + tail, head_length)
+
+
+@given(st.binary(max_size=200), st.none() | st.text(max_size=6))
+def test_any_bytes_are_read_or_refused(body: bytes, head_length: str | None) -> None:
+    """No bytes make the reader fail in any other way than by refusing them."""
+    _judge(body, head_length)
+
+
+@st.composite
+def _valid(draw: st.DrawFn) -> tuple[dict[str, Any], bytes, list[tuple[str, str, tuple[int, ...], Any]]]:
+    """Give a request, its tail, and what each input must be read as."""
+    inputs, tail, expected = [], b"", []
+    for number in range(draw(st.integers(1, 3))):
+        datatype = BY_NAME[draw(st.sampled_from([name for name, row in BY_NAME.items() if row.itemsize]))]
+        shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+        raw = draw(
+            st.binary(min_size=math.prod(shape) * datatype.itemsize, max_size=math.prod(shape) * datatype.itemsize)
+        )
+        given_input: dict[str, Any] = {"name": f"i{number}", "shape": shape, "datatype": datatype.name}
+        if draw(st.booleans()):
+            given_input["parameters"] = {"binary_data_size": len(raw)}
+        inputs.append(given_input)
+        tail += raw
+        expected.append((given_input["name"], datatype.name, shape, raw))
+    return {"inputs": inputs}, tail, expected
+
+
+@given(_valid())
+def test_tensors_sent_as_bytes_come_back(case: tuple[dict[str, Any], bytes, list[Any]]) -> None:
+    """Whatever the datatypes, shapes and ways of saying the size."""
+    document, tail, expected = case
+    head = orjson.dumps(document)
+    request = read_infer_request("m", "", head + tail, str(len(head)))
+    read = [(each.name, each.datatype, each.shape) for each in request.inputs]
+    assert [(*one, bytes(raw or b"")) for one, raw in zip(read, request.raw_inputs, strict=True)] == expected

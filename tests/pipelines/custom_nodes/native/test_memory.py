@@ -1,0 +1,92 @@
+"""The account of memory: whatever a library gives, each buffer is released exactly once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.runtimes.pipelines.custom_nodes.native import open_native_node
+from tests.support.native_nodes import FIXTURE_SOURCE, Account, compiled, copy_of_fixture
+
+GOOD: Final = frozenset("gzca")
+PROGRAM: Final = Path(__file__).with_name("memory_program.py")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give one fixture library to all examples, so that its account shows what any of them forgot."""
+    return copy_of_fixture(tmp_path_factory.mktemp("native"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(letters=st.text("gzcanpqsdmhrxi", min_size=1, max_size=12), kept=st.sets(st.integers(0, 9)))
+def test_every_mix_of_outputs_is_released_once(library: Path, letters: str, kept: set[int]) -> None:
+    """Good and bad ones in any order; arrays may be dropped in any order too."""
+
+    async def example() -> None:
+        node = await open_native_node(library, "n", {"execute": "outputs", "outputs": letters})
+        account = Account(library)
+        try:
+            outputs = await node.execute({})
+        except CustomNodeFailure:
+            assert not set(letters) <= GOOD
+            account.check()
+        else:
+            assert set(letters) <= GOOD
+            held = [array for name, array in outputs.items() if int(name[1:]) in kept]
+            expected = [array.copy() for array in held]
+            outputs.clear()
+            for array, values in zip(held, expected, strict=True):
+                np.testing.assert_array_equal(array, values)
+            held.clear()
+        # What is left are references in variables of this function.
+        outputs = array = None  # type: ignore[assignment]
+        await node.aclose()
+        account.check()
+        assert account.count("initialized") == account.count("deinitialized")
+
+    trio.run(example)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaks", [False, True])
+def test_no_invalid_access_and_no_leak_under_address_sanitizer(tmp_path: Path, leaks: bool) -> None:
+    """Memory of a library that was built with it is used rightly in all modes, and a leak would be seen.
+
+    The interpreter keeps memory of its own to the end; what counts is what the library has allocated.
+    """
+    path = compiled(FIXTURE_SOURCE, tmp_path / "asan.so", "-fsanitize=address", "-O1", "-fno-omit-frame-pointer")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": _runtime("libasan.so"),
+        "ASAN_OPTIONS": "detect_leaks=1:exitcode=99",
+        "LSAN_OPTIONS": "exitcode=0",
+        "PYTHONMALLOC": "malloc",
+    }
+    command = [sys.executable, str(PROGRAM), str(path), *(["leak"] if leaks else [])]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nodes were called" in done.stdout
+    assert (FIXTURE_SOURCE.name in done.stderr) is leaks, done.stderr
+
+
+def _runtime(name: str) -> str:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs gcc")
+    found = subprocess.run([compiler, f"-print-file-name={name}"], check=True, capture_output=True, text=True)
+    path = found.stdout.strip()
+    if not Path(path).is_absolute():
+        pytest.skip(f"needs {name}")
+    return path

@@ -1,0 +1,188 @@
+"""Graphs as nodes of pipelines, and pipelines as what graphs and other pipelines call."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ovmstrio.core.errors import (
+    GraphFailure,
+    InvalidRequest,
+    NotFound,
+    PipelineFailure,
+    PipelineLoading,
+    ServerError,
+    VersionRetired,
+)
+from ovmstrio.core.request import InferRequest
+from ovmstrio.core.servable import LeasedServable, Servable
+from ovmstrio.runtimes.pipelines.node_calls import ServableCall
+from tests.support import ir
+from tests.support.graphs import graph_text, loaded, python_node
+from tests.support.pipelines import answers, call, make_node, make_pipeline, serving_pipeline, write_library
+from tests.support.servables import load, raw_request
+
+DOUBLING = """
+class OvmsPythonModel:
+    def execute(self, inputs):
+        import numpy as np
+        return [Tensor("out", np.asarray(inputs[0]) * 2)]
+"""
+
+GRAPH = graph_text(python_node("handler.py"))
+
+CALLING = graph_text(
+    """
+    node {
+      calculator: "OpenVINOModelServerSessionCalculator"
+      output_side_packet: "SESSION:session"
+      node_options: {
+        [type.googleapis.com/mediapipe.OpenVINOModelServerSessionCalculatorOptions]: { servable_name: "inner" }
+      }
+    }
+    node {
+      calculator: "OpenVINOInferenceCalculator"
+      input_side_packet: "SESSION:session"
+      input_stream: "X:in"
+      output_stream: "Y:out"
+      node_options: {
+        [type.googleapis.com/mediapipe.OpenVINOInferenceCalculatorOptions]: {
+          tag_to_input_tensor_names { key: "X" value: "x" }
+          tag_to_output_tensor_names { key: "Y" value: "y" }
+        }
+      }
+    }
+    """,
+    inputs=["OVTENSOR:in"],
+    outputs=["OVTENSOR:out"],
+)
+
+
+async def test_a_graph_between_two_models(tmp_path: Path) -> None:
+    """It says nothing of what it takes and gives, and so fits anywhere."""
+    model = await load(ir.dummy((1, 2)), tmp_path)
+    nodes = [
+        make_node("one", {"b": "request.x"}, ("a",), model_name="m"),
+        make_node("doubles", {"in": "one.a"}, ("out",), model_name="g"),
+        make_node("two", {"b": "doubles.out"}, ("a",), model_name="m"),
+    ]
+    spec = make_pipeline(nodes, {"y": "two.a", "z": "doubles.out"})
+    async with (
+        loaded(tmp_path / "g", GRAPH, handler=DOUBLING) as graph,
+        serving_pipeline(spec, m=model, g=graph) as pipeline,
+    ):
+        found = await call(pipeline, x=[[1, 2]])
+        assert [str(spec) for spec in pipeline.metadata.inputs] == ["FP32 [1,2]"]
+    assert found["y"].tolist() == [[5, 7]]
+    assert found["z"].tolist() == [[4, 6]]
+    await model.aclose()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+async def test_an_open_input_is_whatever_the_client_sends(tmp_path: Path, dtype: type[np.generic]) -> None:
+    """Of any type and shape, also where a dynamic entry splits it."""
+    array = np.arange(6).astype(dtype).reshape(3, 1, 2)
+    for count in (None, -1):
+        node = make_node("doubles", {"in": "request.x"}, ("out",), model_name="g")
+        spec = make_pipeline([node], {"y": "doubles.out"}, demultiply_count=count)
+        async with (
+            loaded(tmp_path / "g", GRAPH, handler=DOUBLING) as graph,
+            serving_pipeline(spec, g=graph) as pipeline,
+        ):
+            found = answers(await pipeline.infer(raw_request({"x": array})))
+        np.testing.assert_array_equal(found["y"], array * 2)
+        assert found["y"].dtype == dtype
+
+
+async def test_an_open_input_must_have_a_type_that_there_is(tmp_path: Path) -> None:
+    """Names are compared with those of all types."""
+    spec = make_pipeline([make_node("g", {"in": "request.x"}, ("out",), model_name="g")], {"y": "g.out"})
+    async with (
+        loaded(tmp_path / "g", GRAPH, handler=DOUBLING) as graph,
+        serving_pipeline(spec, g=graph) as pipeline,
+    ):
+        request = raw_request({"x": np.zeros((1, 2), np.float32)}, {"x": "FP31"})
+        with pytest.raises(InvalidRequest, match=r"Invalid input precision .* Actual: FP31; input name: x"):
+            await pipeline.infer(request)
+
+
+async def test_a_graph_that_fails_is_told_with_the_pipelines_node(tmp_path: Path) -> None:
+    """Beside the graph's own node."""
+    handler = DOUBLING.replace("import numpy as np", "raise ValueError('no')")
+    spec = make_pipeline([make_node("calls", {"in": "request.x"}, ("out",), model_name="g")], {"y": "calls.out"})
+    async with (
+        loaded(tmp_path / "g", GRAPH, handler=handler) as graph,
+        serving_pipeline(spec, g=graph) as pipeline,
+    ):
+        with pytest.raises(GraphFailure, match=r'node "node" failed: .*ValueError: no.*; node: calls$'):
+            await pipeline.infer(raw_request({"x": np.zeros((1, 2), np.float32)}))
+
+
+@pytest.mark.parametrize("kind", [NotFound, VersionRetired, PipelineLoading])
+async def test_what_cannot_be_called_any_more_is_told_with_the_pipelines_node(kind: type[ServerError]) -> None:
+    """The client has never heard of it; the error is of the kind that a direct call would get."""
+
+    async def lease(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
+        raise kind(f"{name} {version} is gone")
+
+    with pytest.raises(kind, match=r"^m 2 is gone; node: reads, which calls 'm'$") as caught:
+        await ServableCall(lease, "reads", "m", 2)({}, InferRequest("pipeline"))
+    assert type(caught.value) is kind
+
+
+async def test_what_a_graph_calls_a_tensor_must_be_one(tmp_path: Path) -> None:
+    """User code may name types that there are not, and give bytes that are not of their shape."""
+    for made, text in (
+        ('Tensor("out", b"1234", [1, 2], "FP32")', "node 'calls' gave what is no tensor"),
+        ('Tensor("out", b"1234", [1, 2], "mine")', "node 'calls' gave 'out' of the unknown type 'mine'"),
+    ):
+        handler = DOUBLING.replace('Tensor("out", np.asarray(inputs[0]) * 2)', made)
+        nodes = [make_node("calls", {"in": "request.x"}, ("out",), model_name="g")]
+        async with (
+            loaded(tmp_path / "g", GRAPH, handler=handler) as graph,
+            serving_pipeline(make_pipeline(nodes, {"y": "calls.out"}), g=graph) as pipeline,
+        ):
+            with pytest.raises(PipelineFailure, match=text):
+                await pipeline.infer(raw_request({"x": np.zeros((1, 2), np.float32)}))
+
+
+@dataclass(frozen=True)
+class _Held:
+    servable: Servable
+
+
+async def test_a_graphs_session_calls_a_pipeline(tmp_path: Path) -> None:
+    """As it would call a model."""
+    node = make_node("adds", {"i": "request.x"}, params={"constant": 5})
+    spec = make_pipeline([node], {"y": "adds.y"}, libraries={"arithmetic": write_library(tmp_path)})
+    async with serving_pipeline(spec) as pipeline:
+
+        async def lease(name: str, version: str = "", /) -> AbstractContextManager[LeasedServable]:
+            if name != "inner":
+                raise NotFound(f"{name} {version}")
+            return nullcontext(_Held(pipeline))
+
+        async with loaded(tmp_path / "g", CALLING, lease) as graph:
+            found = answers(await graph.infer(raw_request({"in": np.array([[1, 2]], np.float32)})))
+    assert found["out"].tolist() == [[6, 7]]
+
+
+async def test_a_pipeline_calls_another(tmp_path: Path) -> None:
+    """Demultiplexers of the one know nothing of those of the other."""
+    library = {"arithmetic": write_library(tmp_path)}
+    split = make_node("split", {"i": "request.x"}, params={"op": "split", "parts": 2}, demultiply_count=2)
+    add = make_node("add", {"i": "split.y"}, params={"constant": 1})
+    inner_spec = make_pipeline([split, add], {"y": "add.y"}, libraries=library)
+    call_node = make_node("calls", {"x": "request.x"}, ("y",), model_name="inner")
+    total = make_node("sum", {"i": "calls.y"}, params={"op": "gather"})
+    outer_spec = make_pipeline([call_node, total], {"y": "sum.y"}, libraries=library, demultiply_count=2)
+    async with (
+        serving_pipeline(inner_spec) as inner,
+        serving_pipeline(outer_spec.model_copy(update={"name": "outer"}), inner=inner) as outer,
+    ):
+        found = await call(outer, x=[[[1, 2]], [[3, 4]]])
+    assert found["y"].tolist() == [[[5, 8]], [[11, 14]]]

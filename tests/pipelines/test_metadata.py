@@ -1,0 +1,199 @@
+"""What pipelines tell of their inputs and outputs: names, shapes, types and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ovmstrio.config.specs import PipelineNode
+from ovmstrio.core.datatypes import BY_NAME, INVALID
+from ovmstrio.core.errors import Problem
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.runtimes.pipelines.metadata import describe_inputs, describe_outputs
+from ovmstrio.runtimes.pipelines.signatures import Signature
+from ovmstrio.runtimes.pipelines.structure import examine_structure
+from tests.support import ir
+from tests.support.pipelines import call, make_node, make_pipeline, serving_pipeline, write_library
+from tests.support.servables import load
+
+Found = tuple[dict[str, TensorSpec], dict[str, TensorSpec], list[Problem]]
+
+
+def _spec(name: str, *sizes: int | Dim, layout: str = "", datatype: str = "FP32") -> TensorSpec:
+    dims = tuple(size if isinstance(size, Dim) else ANY_SIZE if size < 0 else Dim.fixed(size) for size in sizes)
+    return TensorSpec(name, BY_NAME[datatype], dims, layout=layout)
+
+
+def _signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+    return Signature({spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs})
+
+
+def _describe(
+    nodes: Sequence[PipelineNode], outputs: Mapping[str, str], signatures: Mapping[str, Signature], **settings: Any
+) -> Found:
+    structure, wrong = examine_structure(make_pipeline(nodes, outputs, **settings))
+    assert structure is not None
+    assert wrong == []
+    inputs, problems = describe_inputs(structure, signatures)
+    described = describe_outputs(structure, signatures, inputs)
+    return {spec.name: spec for spec in inputs}, {spec.name: spec for spec in described}, problems
+
+
+IMAGE = _signature([_spec("image", 1, 3, -1, -1, layout="NCHW")], [_spec("out", 1, 2, layout="NC")])
+ONE = make_node("one", {"image": "request.x"}, ("out",), model_name="m")
+
+
+def test_names_are_the_pipelines_and_all_else_the_nodes() -> None:
+    """Types, shapes and layouts come through as they are."""
+    inputs, outputs, _ = _describe([ONE], {"y": "one.out", "b": "one.out"}, {"one": IMAGE})
+    assert [str(spec) for spec in inputs.values()] == ["FP32 [1,3,-1,-1]"]
+    assert (inputs["x"].layout, list(outputs)) == ("NCHW", ["b", "y"])
+    assert [(str(spec), spec.layout) for spec in outputs.values()] == [("FP32 [1,2]", "NC")] * 2
+
+
+@pytest.mark.parametrize(("count", "first"), [(4, 4), (1, 1), (-1, -1)])
+def test_a_split_entry_puts_a_dimension_in_front(count: int, first: int) -> None:
+    """The new one is the batch, and what the node calls its batch is anything."""
+    inputs, outputs, _ = _describe([ONE], {"y": "one.out"}, {"one": IMAGE}, demultiply_count=count)
+    assert inputs["x"].reported_shape == [first, 1, 3, -1, -1]
+    assert (inputs["x"].layout, inputs["x"].batch_axis) == ("N?CHW", 0)
+    assert outputs["y"].reported_shape == [first, 1, 2]
+    assert outputs["y"].layout == "N?C"
+
+
+def test_an_entry_that_a_node_gathers_is_taken_whole() -> None:
+    """Who gathers the request's own shards sees what the client sent."""
+    node = make_node("one", {"image": "request.x"}, ("out",), model_name="m", gather_from_node="request")
+    inputs, outputs, _ = _describe([node], {"y": "one.out"}, {"one": IMAGE}, demultiply_count=-1)
+    assert inputs["x"].reported_shape == [1, 3, -1, -1]
+    assert outputs["y"].reported_shape == [1, 2]
+
+
+def _levels(first: int, second: int, *, entry: int | None = None) -> dict[str, list[int]]:
+    """Describe the outputs of two demultiplexers, one in the other, and of nodes behind and between them."""
+    row, rows = _spec("i", 1, 2), _spec("y", -1, 1, 2)
+    splits, adds = _signature([row], [rows]), _signature([row], [_spec("y", 1, 2)])
+    nodes = [
+        make_node("outer", {"i": "request.x"}, demultiply_count=first),
+        make_node("between", {"i": "outer.y"}),
+        make_node("inner", {"i": "outer.y"}, demultiply_count=second),
+        make_node("deep", {"i": "inner.y"}),
+        make_node("back", {"i": "deep.y"}, gather_from_node="inner"),
+    ]
+    names = ("outer", "between", "inner", "deep", "back")
+    signatures = {"outer": splits, "between": adds, "inner": splits, "deep": adds}
+    signatures["back"] = _signature([_spec("i", -1, 1, 2)], [_spec("y", 1, 2)])
+    outputs = {name: f"{name}.y" for name in names}
+    _, found, _ = _describe(nodes, outputs, signatures, demultiply_count=entry)
+    return {name: found[name].reported_shape for name in names}
+
+
+def test_each_level_puts_its_count_in_front_outermost_first() -> None:
+    """What a demultiplexer gives has its own first dimension already; what is gathered has lost it."""
+    assert _levels(2, 3) == {
+        "outer": [-1, 1, 2],
+        "between": [2, 1, 2],
+        "inner": [2, -1, 1, 2],
+        "deep": [2, 3, 1, 2],
+        "back": [2, 1, 2],
+    }
+    assert _levels(2, 3, entry=5)["deep"] == [5, 2, 3, 1, 2]
+
+
+def test_layouts_of_nested_levels() -> None:
+    """Only the outermost dimension is a batch."""
+    source = _signature([_spec("i", 1, 2)], [_spec("y", 2, 1, 2)])
+    last = _signature([_spec("i", 1, 2)], [_spec("y", 1, 2, layout="NC")])
+    nodes = [
+        make_node("a", {"i": "request.x"}, demultiply_count=2),
+        make_node("b", {"i": "a.y"}, demultiply_count=2),
+        make_node("c", {"i": "b.y"}),
+    ]
+    _, outputs, _ = _describe(nodes, {"y": "c.y"}, {"a": source, "b": source, "c": last})
+    assert (outputs["y"].reported_shape, outputs["y"].layout) == ([2, 2, 1, 2], "N??C")
+
+
+@pytest.mark.parametrize(("own", "reported"), [(ANY_SIZE, -1), (Dim.fixed(7), 7)])
+def test_a_dynamic_count_is_what_the_library_says(own: Dim, reported: int) -> None:
+    """A library may know how many there will be."""
+    nodes = [
+        make_node("split", {"i": "request.x"}, demultiply_count=-1),
+        make_node("add", {"i": "split.y"}),
+    ]
+    signatures = {
+        "split": _signature([_spec("i", 1, 2)], [_spec("y", own, 1, 2)]),
+        "add": _signature([_spec("i", 1, 2)], [_spec("y", 1, 2)]),
+    }
+    _, outputs, _ = _describe(nodes, {"y": "add.y"}, signatures)
+    assert outputs["y"].reported_shape == [reported, 1, 2]
+
+
+def test_an_output_may_be_an_input() -> None:
+    """It is described as the input is."""
+    inputs, outputs, _ = _describe([ONE], {"y": "one.out", "z": "request.x"}, {"one": IMAGE}, demultiply_count=3)
+    assert (str(outputs["z"]), outputs["z"].layout) == (str(inputs["x"]), inputs["x"].layout)
+    assert outputs["z"].name == "z"
+
+
+PAIRS: dict[str, tuple[TensorSpec, TensorSpec, tuple[str, str] | None]] = {
+    "ranges": (_spec("i", Dim(1, 4), 2), _spec("i", Dim(3, 9), -1), ("FP32 [[3~4],2]", "")),
+    "one layout": (_spec("i", 1, 2, layout="NC"), _spec("i", 1, 2), ("FP32 [1,2]", "NC")),
+    "the other layout": (_spec("i", 1, 2), _spec("i", 1, 2, layout="NC"), ("FP32 [1,2]", "NC")),
+    "two layouts": (_spec("i", 1, 2, layout="CN"), _spec("i", 1, 2, layout="NC"), None),
+    "two types": (_spec("i", 1, 2), _spec("i", 1, 2, datatype="INT32"), None),
+    "two ranks": (_spec("i", 1, 2), _spec("i", 1, 2, 3), None),
+    "no common size": (_spec("i", Dim(1, 2)), _spec("i", Dim(3, 4)), None),
+    "an open one first": (TensorSpec("i", INVALID, ()), _spec("i", 1, 2), ("FP32 [1,2]", "")),
+    "an open one last": (_spec("i", 1, 2), TensorSpec("i", INVALID, ()), ("FP32 [1,2]", "")),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_an_input_of_two_nodes_is_what_both_accept(case: str) -> None:
+    """If there is no such thing, both are told."""
+    one, two, expected = PAIRS[case]
+    nodes = [make_node(name, {"i": "request.x"}, model_name="m") for name in ("one", "two")]
+    signatures = {"one": _signature([one], [_spec("y", 1)]), "two": _signature([two], [_spec("y", 1)])}
+    inputs, _, problems = _describe(nodes, {"y": "one.y", "z": "two.y"}, signatures)
+    if expected is None:
+        (problem,) = problems
+        assert problem.message.startswith("PIPELINE_INPUTS_AMBIGUOUS_METADATA")
+        assert all(str(spec) in problem.message for spec in (one, two))
+        assert problem.suggestion == "give each an input of its own"
+    else:
+        assert problems == []
+        assert (str(inputs["x"]), inputs["x"].layout) == expected
+
+
+async def test_a_loaded_pipeline_describes_itself(tmp_path: Path) -> None:
+    """Layouts of real models, and inputs and outputs in the order of their names."""
+    model = await load(ir.image_passthrough(), tmp_path)
+    nodes = [
+        make_node("images", {"image": "request.pictures"}, ("pixels",), model_name="m"),
+        make_node("sums", {"i": "request.a"}, params={"shape": "1,2"}),
+    ]
+    spec = make_pipeline(
+        nodes,
+        {"z": "images.pixels", "y": "sums.y"},
+        inputs=["pictures", "a"],
+        demultiply_count=-1,
+        libraries={"arithmetic": write_library(tmp_path)},
+    )
+    async with serving_pipeline(spec, m=model) as pipeline:
+        metadata = pipeline.metadata
+        assert [(each.name, each.reported_shape, each.layout) for each in metadata.inputs] == [
+            ("a", [-1, 1, 2], ""),
+            ("pictures", [-1, 1, 4, 4, 3], "N?HWC"),
+        ]
+        assert [(each.name, each.reported_shape) for each in metadata.outputs] == [
+            ("y", [-1, 1, 2]),
+            ("z", [-1, 1, 4, 4, 3]),
+        ]
+        found = await call(pipeline, a=np.ones((2, 1, 2)), pictures=np.ones((2, 1, 4, 4, 3)))
+    assert (metadata.name, metadata.platform) == ("pipeline", "OpenVINO")
+    assert {name: array.shape for name, array in found.items()} == {"y": (2, 1, 2), "z": (2, 1, 4, 4, 3)}
+    await model.aclose()

@@ -1,0 +1,60 @@
+"""Bytes that a client would send, for tests of the sync core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpack import Decoder, Encoder
+
+from ovmstrio.wire.grpc import frames
+from ovmstrio.wire.grpc.frames import FRAME_HEADER, PREFACE, FrameType
+
+__all__ = ["HELLO", "data", "decoded", "frame", "headers", "message", "request_headers"]
+
+HELLO = PREFACE + frames.settings({})
+END_STREAM, END_HEADERS = 0x1, 0x4
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Serialise any frame."""
+    return FRAME_HEADER.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream_id) + payload
+
+
+def data(stream_id: int, payload: bytes, *, end: bool = False) -> bytes:
+    """Serialise a DATA frame."""
+    return frame(FrameType.DATA, END_STREAM if end else 0, stream_id, payload)
+
+
+def request_headers(path: str = "/test.Echo/Unary", *extra: tuple[str, str]) -> list[tuple[str, str]]:
+    """List what a gRPC client sends."""
+    return [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "test"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        *extra,
+    ]
+
+
+def headers(
+    stream_id: int,
+    pairs: Sequence[tuple[str, str]] | None = None,
+    *,
+    encoder: Encoder | None = None,
+    end: bool = False,
+) -> bytes:
+    """Serialise a HEADERS frame."""
+    block = (encoder or Encoder()).encode(request_headers() if pairs is None else pairs)
+    return frame(FrameType.HEADERS, END_HEADERS | (END_STREAM if end else 0), stream_id, block)
+
+
+def message(payload: bytes) -> bytes:
+    """Put the gRPC prefix before a message."""
+    return b"\0" + len(payload).to_bytes(4, "big") + payload
+
+
+def decoded(block: bytes) -> list[tuple[str, str]]:
+    """Decode a header block that a server sent."""
+    return [(str(name), str(value)) for name, value in Decoder(100_000).decode(block)]

@@ -1,0 +1,182 @@
+"""A small service with all four kinds of call, as betterproto2 would generate it, over plain bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from betterproto2.grpclib.grpclib_server import ServiceBase
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError
+
+from ovmstrio.wire.grpc import (
+    Call,
+    GrpcServer,
+    TransportLimits,
+    TrioService,
+    current_call,
+    open_listeners,
+)
+
+__all__ = ["BytesCodec", "Echo", "echo_server"]
+
+
+class BytesCodec(CodecBase):
+    """Messages are bytes; those that begin with ``undecodable`` cannot be read."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: bytes, message_type: Any) -> bytes:
+        """Pass through."""
+        return message
+
+    def decode(self, data: bytes, message_type: Any) -> bytes:
+        """Pass through, or refuse."""
+        if data.startswith(b"undecodable"):
+            raise ValueError("these bytes are no message")
+        return data
+
+
+class Echo(TrioService, ServiceBase):
+    """Answers with what came, and tells tests what its handlers saw.
+
+    Attributes:
+        started: the paths of the calls that began.
+        cancelled_at: trio clock time of each cancellation that a handler saw.
+        produced: messages that ``Split`` has handed to the transport.
+        closed_generators: how many generators of ``Split`` have run their ``finally``.
+        changed: set, and replaced, whenever one of these changes.
+        released: lets ``Stubborn`` end.
+    """
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.cancelled_at: list[float] = []
+        self.produced = 0
+        self.closed_generators = 0
+        self.changed = trio.Event()
+        self.released = trio.Event()
+
+    def note(self) -> None:
+        """Wake those who wait for a change."""
+        self.changed.set()
+        self.changed = trio.Event()
+
+    async def wait_cancelled(self, count: int = 1) -> None:
+        """Wait until handlers have seen so many cancellations."""
+        while len(self.cancelled_at) < count:
+            await self.changed.wait()
+
+    async def wait_started(self, count: int = 1) -> None:
+        """Wait until so many calls have begun."""
+        while len(self.started) < count:
+            await self.changed.wait()
+
+    async def unary(self, stream: Call) -> None:
+        """Echo one message."""
+        await stream.send_message(await stream.recv_message())
+
+    async def split(self, message: bytes) -> AsyncIterator[bytes]:
+        """Send ``count`` messages of ``size`` bytes, as the request says: ``b"count size"``."""
+        count, size = map(int, message.split())
+        try:
+            for _ in range(count):
+                self.produced += 1
+                yield b"s" * size
+        finally:
+            self.closed_generators += 1
+            self.note()
+
+    async def join(self, stream: Call) -> None:
+        """Answer with all messages in one."""
+        await stream.send_message(b"".join([message async for message in stream]))
+
+    async def chat(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Echo each message."""
+        async for message in messages:
+            yield message
+
+    async def wait(self, stream: Call) -> None:
+        """Wait for ever, after a first response message on streams; note the cancellation."""
+        self.started.append(stream.path)
+        self.note()
+        try:
+            if stream.handler.cardinality.server_streaming:
+                await stream.send_message(b"waiting")
+            await trio.sleep_forever()
+        finally:
+            self.cancelled_at.append(trio.current_time())
+            self.note()
+
+    async def stubborn(self, stream: Call) -> None:
+        """Ignore cancellation until the test says ``released``, and fail then."""
+        self.started.append(stream.path)
+        self.note()
+        with trio.CancelScope(shield=True):
+            await self.released.wait()
+        raise ZeroDivisionError
+
+    async def fail(self, stream: Call) -> None:
+        """Fail in the way that the request names."""
+        kind = await stream.recv_message()
+        if kind == b"details":
+            raise GRPCError(Status.FAILED_PRECONDITION, "naïve 100% → über", b"\x00\x01details")
+        if kind == b"group":
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._raise_not_found)
+                await trio.sleep_forever()
+        if kind == b"silent":
+            return
+        raise ZeroDivisionError(kind.decode())
+
+    async def _raise_not_found(self) -> None:
+        raise GRPCError(Status.NOT_FOUND, "from a child task")
+
+    async def meta(self, stream: Call) -> None:
+        """Send the client's metadata back in headers, message and trailers."""
+        await stream.recv_message()
+        call = current_call()
+        values = {key: value for key, value in call.metadata.items() if key.startswith("x-")}
+        await stream.send_initial_metadata(metadata=values)
+        remaining = call.deadline - trio.current_time()
+        await stream.send_message(f"{call.peer.address} {remaining:.0f}".encode())
+        await stream.send_trailing_metadata(metadata={f"{key}": value for key, value in values.items()})
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        """Give the handlers, as generated code does."""
+
+        async def split(stream: Call) -> None:
+            await self._call_rpc_handler_server_stream(self.split, stream, await stream.recv_message())
+
+        async def chat(stream: Call) -> None:
+            await self._call_rpc_handler_server_stream(self.chat, stream, aiter(stream))
+
+        table = {
+            "Unary": (self.unary, Cardinality.UNARY_UNARY),
+            "Split": (split, Cardinality.UNARY_STREAM),
+            "Join": (self.join, Cardinality.STREAM_UNARY),
+            "Chat": (chat, Cardinality.STREAM_STREAM),
+            "Wait": (self.wait, Cardinality.UNARY_UNARY),
+            "WaitStream": (self.wait, Cardinality.UNARY_STREAM),
+            "Stubborn": (self.stubborn, Cardinality.UNARY_UNARY),
+            "Fail": (self.fail, Cardinality.UNARY_UNARY),
+            "Meta": (self.meta, Cardinality.UNARY_UNARY),
+        }
+        return {f"/test.Echo/{name}": Handler(func, kind, bytes, bytes) for name, (func, kind) in table.items()}
+
+
+@asynccontextmanager
+async def echo_server(
+    limits: TransportLimits | None = None, address: str = "127.0.0.1:0", **options: Any
+) -> AsyncIterator[tuple[GrpcServer, Echo, str]]:
+    """Serve ``Echo`` on a real socket."""
+    service = Echo()
+    tls = options.pop("tls", None)
+    server = GrpcServer([service], BytesCodec(), limits=limits, **options)
+    async with open_listeners([address], tls) as listeners, trio.open_nursery() as nursery:
+        addresses = await nursery.start(server.serve, listeners)
+        yield server, service, addresses[0]
+        nursery.cancel_scope.cancel()

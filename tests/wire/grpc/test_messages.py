@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import gzip
+import itertools
+
+import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.wire.grpc.messages import MessageBuffer, gunzip
+from tests.wire.grpc.bytes_client import message
+
+
+@given(st.lists(st.binary(max_size=30)), st.lists(st.integers(1, 200)), st.booleans())
+def test_messages_come_out_as_they_went_in(payloads: list[bytes], cuts: list[int], eager: bool) -> None:
+    """However the bytes are cut, and whether taken at once or late, messages are whole and in order."""
+    stream = b"".join(map(message, payloads))
+    buffer = MessageBuffer()
+    taken = []
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for start, end in itertools.pairwise(edges):
+        buffer.append(stream[start:end])
+        while eager and (item := buffer.take(30)) is not None:
+            taken.append(item)
+    while (item := buffer.take(30)) is not None:
+        taken.append(item)
+    assert taken == [(0, payload) for payload in payloads]
+    assert buffer.size == 0
+
+
+def test_an_announced_size_above_the_limit_is_refused_before_it_arrives() -> None:
+    """The prefix alone is enough to refuse."""
+    buffer = MessageBuffer()
+    buffer.append(b"\0" + (1_001).to_bytes(4, "big"))
+    with pytest.raises(GRPCError) as caught:
+        buffer.take(1_000)
+    assert caught.value.status is Status.RESOURCE_EXHAUSTED
+
+
+def test_gunzip_reads_up_to_its_limit() -> None:
+    """A message of exactly the limit is read."""
+    assert gunzip(gzip.compress(b"a" * 1_000), 1_000) == b"a" * 1_000
+    assert gunzip(gzip.compress(b""), 0) == b""
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (gzip.compress(b"a" * 1_001), Status.RESOURCE_EXHAUSTED),
+        (gzip.compress(bytes(10_000_000)), Status.RESOURCE_EXHAUSTED),
+        (b"no gzip at all", Status.INVALID_ARGUMENT),
+        (gzip.compress(b"a" * 500)[:-6], Status.INVALID_ARGUMENT),
+        (b"", Status.INVALID_ARGUMENT),
+    ],
+    ids=["one byte too long", "a bomb", "no gzip", "cut off", "empty"],
+)
+def test_gunzip_refuses(data: bytes, status: Status) -> None:
+    """Bombs, garbage and cut-off data have their status."""
+    with pytest.raises(GRPCError) as caught:
+        gunzip(data, 1_000)
+    assert caught.value.status is status

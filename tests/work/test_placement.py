@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+
+from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS, LOADS_AT_ONCE, Placement, run_load
+
+
+def test_short_inferences_of_fixed_shape_run_inline() -> None:
+    """A model of one shape is inline for good when it is fast enough."""
+    assert Placement.measured(INLINE_THRESHOLD_SECONDS / 2, 40, fixed_shape=True).is_inline(40)
+
+
+def test_long_inferences_run_elsewhere() -> None:
+    """At the threshold nothing is inline, not even an empty request."""
+    assert not Placement.measured(INLINE_THRESHOLD_SECONDS, 40, fixed_shape=True).is_inline(0)
+    assert not Placement.away().is_inline(0)
+
+
+def test_growing_requests_leave_the_event_loop() -> None:
+    """Where shapes may grow, the time is taken to grow with them."""
+    placement = Placement.measured(INLINE_THRESHOLD_SECONDS / 10, 40, fixed_shape=False)
+    assert placement.is_inline(399)
+    assert not placement.is_inline(401)
+
+
+async def test_loads_run_in_threads_and_can_be_abandoned() -> None:
+    """A load runs beside the event loop, gives its result, and does not hold up a cancelled caller."""
+    assert await run_load(threading.current_thread) is not threading.current_thread()
+    release = threading.Event()
+    with trio.move_on_after(0.01) as scope:
+        await run_load(lambda: release.wait(10))
+    assert scope.cancelled_caught
+    release.set()
+
+
+async def test_errors_of_loads_come_out() -> None:
+    """What the work raises is raised to the caller."""
+
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        await run_load(fail)
+
+
+def test_loads_abandoned_at_the_end_of_a_run_do_not_block_the_next() -> None:
+    """Each run of the event loop has all its places for loads, whatever an earlier run left behind."""
+    release = threading.Event()
+
+    async def abandon() -> None:
+        with trio.move_on_after(0.01):
+            await run_load(lambda: release.wait(10))
+
+    async def load() -> None:
+        with trio.fail_after(5):
+            assert await run_load(lambda: 1) == 1
+
+    for _ in range(LOADS_AT_ONCE):
+        trio.run(abandon)
+    trio.run(load)
+    release.set()
