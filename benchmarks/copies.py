@@ -22,6 +22,7 @@ from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
+from ovmstrio.runtimes.table import KINDS
 
 TENSOR_BYTES: Final = 1 << 20
 _FRAME: Final = 5
@@ -67,5 +68,5 @@ async def main(spec: PipelineSpec, library: Path) -> None:
 
 if __name__ == "__main__":
     config = Path(sys.argv[1])
-    (only,) = parse_config(config.read_bytes(), config).pipelines
+    (only,) = parse_config(KINDS.values(), config.read_bytes(), config).of(PipelineSpec)
     trio.run(main, only, Path(sys.argv[2]))

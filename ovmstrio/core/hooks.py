@@ -67,6 +67,10 @@ class ServableHooks(BatchHooks, Protocol):
         """The pool has ``size`` infer requests, ``active`` of which are in use."""
         ...
 
+    def set_load_seconds(self, seconds: float) -> None:
+        """The version took this long to load."""
+        ...
+
 
 class NullHooks(NullBatchHooks):
     """Hooks for models that nobody observes."""
@@ -81,6 +85,9 @@ class NullHooks(NullBatchHooks):
         """Ignore it."""
 
     def set_pool(self, size: int, active: int) -> None:
+        """Ignore it."""
+
+    def set_load_seconds(self, seconds: float) -> None:
         """Ignore it."""
 
 
@@ -123,6 +130,10 @@ class Meters(Protocol):
         """Give the hooks of a graph."""
         ...
 
+    def forget_graph(self, name: str) -> None:
+        """Take a name for that of no graph from now on."""
+        ...
+
     def batches(self, name: str, version: str) -> BatchHooks:
         """Give the hooks of one batcher."""
         ...
@@ -140,6 +151,9 @@ class NullMeters:
         """Give hooks for a graph that nobody observes."""
         del name
         return NULL_GRAPH_HOOKS
+
+    def forget_graph(self, name: str) -> None:
+        """Ignore it."""
 
     def batches(self, name: str, version: str) -> BatchHooks:
         """Give hooks for a batcher that nobody observes."""

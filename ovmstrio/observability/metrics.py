@@ -80,6 +80,10 @@ class Metrics:
         """Count requests to a name as a model's from now on."""
         self._graphs.pop(name, None)
 
+    def batches(self, name: str, version: str) -> BatchMetrics:
+        """Give the metrics of the batches of one version of a service that is no model."""
+        return BatchMetrics(self, name, version)
+
     def child(self, family: str, *labels: str) -> Any:
         """Give one bound child, or one that counts nothing where the family is off."""
         metric = self._families.get(family)

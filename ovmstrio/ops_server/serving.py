@@ -25,10 +25,13 @@ from ovmstrio.api.infer_lane import InferRoutes
 from ovmstrio.api.paddle.grpc import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
 from ovmstrio.api.paddle.http import make_application, make_metrics_application
 from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
-from ovmstrio.config.specs import ModelSpec, OpPipelineSpec
+from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
+from ovmstrio.repository.versions import ONLY_VERSION, Listing
+from ovmstrio.runtimes.kind import Kind, Takes
 from ovmstrio.runtimes.ops.op_servable import OpPipelineServable
+from ovmstrio.runtimes.table import table_of
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.http_server import HttpFrontEnd
@@ -36,7 +39,8 @@ from ovmstrio.wire.http.http_server import HttpFrontEnd
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.core.servable import Servable
+    from ovmstrio.core.servable import Service
+    from ovmstrio.runtimes.kind import LoadContext
     from ovmstrio.runtimes.ops.ports import Ports
     from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
     from ovmstrio.wire.http.lane_head import Head
@@ -135,7 +139,9 @@ async def serve_pipeline(
     server = _Server(name, executor, listening)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.registry.run)
-        await server.registry.apply([OpPipelineSpec(name=server.name, base_path=Path.cwd())])
+        await server.registry.apply(
+            [OpPipelineSpec(name=server.name, base_path=Path.cwd(), config=Path.cwd(), script=Path.cwd())]
+        )
         drain = partial(server.drain, nursery.cancel_scope)
         grpc = await nursery.start(server.grpc.serve)
         http = [] if server.http is None else await nursery.start(server.http.serve)
@@ -193,6 +199,31 @@ class _CutRequests:
         return response
 
 
+class _RunningKind(Kind[OpPipelineSpec]):
+    """The one service, which runs already, with no files that could change."""
+
+    name = OpPipelineSpec.kind
+    spec = OpPipelineSpec
+    takes = frozenset({Takes.TENSORS})
+
+    def __init__(self, servable: OpPipelineServable) -> None:
+        self._servable = servable
+
+    def list_versions(self, spec: OpPipelineSpec) -> Listing:
+        """Give the one version there is."""
+        return Listing({ONLY_VERSION: spec.base_path})
+
+    def files_mark(self, spec: OpPipelineSpec, directory: Path) -> str:
+        """Look at nothing."""
+        del spec, directory
+        return ""
+
+    async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> Service:
+        """Give what runs; it is called again by nothing but a request's look-up."""
+        del spec, version, directory, context
+        return self._servable
+
+
 class _Server:
     """The parts of one server, wired to each other."""
 
@@ -203,7 +234,8 @@ class _Server:
         self._executor = executor
         self._cut = _CutRequests(executor)
         self._calls = PipelineCalls(name, self._cut)
-        self.registry = Registry(self._load, poll_seconds=0)
+        kind = _RunningKind(OpPipelineServable(self.name, self._cut.infer))
+        self.registry = Registry(table_of(kind), poll_seconds=0)
         self.plane = DataPlane(self.registry, obstacle=executor.obstacle)
         self.grpc = GrpcFrontEnd(
             self.plane,
@@ -237,11 +269,6 @@ class _Server:
 
     def _http_addresses(self, port: int) -> list[str]:
         return _addresses(self._listening.http_hosts or self._listening.hosts, port)
-
-    async def _load(self, spec: ModelSpec, version: int, directory: Path) -> Servable:
-        """Give what runs already; it is called again by nothing but a request's look-up."""
-        del spec, version, directory
-        return OpPipelineServable(self.name, self._cut.infer)
 
     async def drain(self, everything: trio.CancelScope) -> None:
         """End gently: what waits is answered 3001, what is worked on gets its time, and ``everything`` is cancelled.

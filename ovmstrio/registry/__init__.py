@@ -3,14 +3,12 @@
 from ovmstrio.registry.leases import Lease
 from ovmstrio.registry.registry import MODEL_MISSING, NOTHING_MISSING, Registry
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionState, VersionStatus
-from ovmstrio.registry.version_loader import LoadServable
 
 __all__ = [
     "MODEL_MISSING",
     "NOTHING_MISSING",
     "ApplyResult",
     "Lease",
-    "LoadServable",
     "Readiness",
     "Registry",
     "VersionState",

@@ -27,26 +27,38 @@ if TYPE_CHECKING:
     from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
-__all__ = ["is_grpc", "load_handler", "read_mounted"]
+__all__ = ["examine_mounted", "is_grpc", "load_handler", "load_project", "read_mounted"]
 
 log = structlog.get_logger(__name__)
 
 
-def read_mounted(spec: HandlerSpec) -> ProjectSpec:
-    """Read a project that is served beside others; blocking.
+def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
+    """Read a project that is served beside others, and give it with warnings; blocking.
 
     Raises:
         ConfigError: it cannot be used, or not there.
     """
     if spec.errors:
         raise ConfigError(spec.errors)
+    if not spec.path.exists():
+        raise ConfigError([Problem("the project does not exist", path="path", found=str(spec.path))])
     project, warnings = read_project(spec.path, mounted_as=spec.name)
-    for warning in warnings:
-        log.warning("handler", handler=spec.name, problem=str(warning))
     if project.processes != 1:
         problem = Problem("one process serves all of config.json", str(project.file), path="processes")
         way = "leave it out, or serve the project alone: ovms serve FILE"
         raise ConfigError([replace(problem, expected="1", found=str(project.processes), suggestion=way)])
+    return project, warnings
+
+
+def read_mounted(spec: HandlerSpec) -> ProjectSpec:
+    """Read a project as :func:`examine_mounted`, and log its warnings; blocking.
+
+    Raises:
+        ConfigError: it cannot be used, or not there.
+    """
+    project, warnings = examine_mounted(spec)
+    for warning in warnings:
+        log.warning("handler", handler=spec.name, problem=str(warning))
     return project
 
 
@@ -78,18 +90,42 @@ async def load_handler(
     Cancellation: while it loads; nothing is left.
     """
     project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    loading = _Loading(project, batch_hooks)
+    return await load_project(project, tasks=tasks, batch_hooks=batch_hooks)
+
+
+async def load_project(
+    project: ProjectSpec,
+    *,
+    tasks: trio.Nursery,
+    batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
+    is_alone: bool = False,
+) -> HandlerServable:
+    """Load a project that has been read; as :func:`load_handler`.
+
+    Args:
+        project: what to load.
+        tasks: owns what the handler and its models run; must outlive the servable.
+        batch_hooks: are told of batches.
+        is_alone: whether nothing else is served in this process.
+
+    Raises:
+        ConfigError: its handler cannot be loaded.
+
+    Cancellation: while it loads; nothing is left.
+    """
+    loading = _Loading(project, batch_hooks, is_alone=is_alone)
     servable: HandlerServable | None = await tasks.start(loading.run)
     if servable is None:
-        raise loading.failure or ModelFailure(f"the handler {spec.name!r} could not be loaded")
+        raise loading.failure or ModelFailure(f"the handler {project.name!r} could not be loaded")
     return servable
 
 
 class _Loading:
     """The task in which a project lives; its failures never reach the tasks beside it."""
 
-    def __init__(self, project: ProjectSpec, batch_hooks: BatchHooks) -> None:
+    def __init__(self, project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool) -> None:
         self._project = project
+        self._is_alone = is_alone
         self._batch_hooks = batch_hooks
         self.failure: ServerError | None = None
 
@@ -119,12 +155,14 @@ class _Loading:
         async with open_clients(project) as models:
             if project.protobuf_path is not None:
                 grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
-                    project, clients=models.clients, limit=limit
+                    project, clients=models.clients, limit=limit, is_alone=self._is_alone
                 )
                 async with grpc as opened:
                     yield HandlerServable(project.name, opened.handler, limit, opened, models)
                 return
-            async with open_handler(project, clients=models.clients, batch_hooks=self._batch_hooks) as handler:
+            async with open_handler(
+                project, clients=models.clients, batch_hooks=self._batch_hooks, is_alone=self._is_alone
+            ) as handler:
                 yield HandlerServable(project.name, handler, limit, None, models)
 
 

@@ -19,12 +19,12 @@ from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import call, with_channel
 from tests.support.handler_grpc import TIMEOUT_SECONDS, ServedProject, opened, served
 from tests.support.pass_through import load_pass_through
 from tests.support.protos import PRIMES
+from tests.support.stub_registry import registry_of
 
 COUNTING = """
     class Handler:
@@ -127,7 +127,7 @@ async def test_health_is_told_of_the_server_and_of_each_service(tmp_path: Path) 
 
 async def test_projects_are_served_beside_models(tmp_path: Path) -> None:
     """A whole server has the services of users beside its own, and tells of both."""
-    plane = DataPlane(Registry(load_pass_through, poll_seconds=0))
+    plane = DataPlane(registry_of(load_pass_through, poll_seconds=0))
     async with opened(tmp_path, PRIMES, COUNTING) as project, trio.open_nursery() as nursery:
         front_end = GrpcFrontEnd(plane, ["127.0.0.1:0"], projects=[project])
         (address,) = await nursery.start(front_end.serve)
