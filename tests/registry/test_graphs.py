@@ -75,7 +75,7 @@ async def test_a_call_waits_for_a_graph_that_is_being_loaded(
 
 
 async def test_a_graph_is_known_while_the_models_before_it_load(tmp_path: Path) -> None:
-    """It is loading, though its own load has not begun; the model that it calls comes first, and the last load waits for none."""
+    """It is loading, though its own load has not begun; the model that it calls comes first, and waits for none."""
     loader = StubLoader()
     gate = loader.hold("m", 1)
     model = ModelSpec(name="m", base_path=add_versions(tmp_path / "m", 1))

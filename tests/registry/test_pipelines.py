@@ -264,9 +264,7 @@ async def test_a_pipeline_that_leaves_a_model_goes_on_when_the_model_goes(tmp_pa
 
 
 async def test_a_pipeline_that_calls_itself_is_loaded_no_more_than_once(tmp_path: Path) -> None:
-    """Only what comes before it counts, so that its own load is no reason for another one; of two that call each other
-    neither is loaded.
-    """
+    """Its own load is no reason for another one; of two that call each other neither is loaded."""
     loader = StubLoader()
     circle = [_pipeline(tmp_path, "q", name="p"), _pipeline(tmp_path, "p", name="q")]
     async with running(registry_of(loader, poll_seconds=0)) as registry:
