@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from ovmstrio.core.events import Method
+from typing import Final, Protocol
 
 __all__ = [
     "NULL_BATCH_HOOKS",
@@ -101,7 +98,7 @@ class GraphHooks(Protocol):
         """An instance has begun to run, for one call or one stream."""
         ...
 
-    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
         ...
 
@@ -112,7 +109,7 @@ class NullGraphHooks:
     def started(self) -> None:
         """Ignore it."""
 
-    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """Ignore it."""
 
 
@@ -128,10 +125,6 @@ class Meters(Protocol):
 
     def graph(self, name: str) -> GraphHooks:
         """Give the hooks of a graph."""
-        ...
-
-    def forget_graph(self, name: str) -> None:
-        """Take a name for that of no graph from now on."""
         ...
 
     def batches(self, name: str, version: str) -> BatchHooks:
@@ -151,9 +144,6 @@ class NullMeters:
         """Give hooks for a graph that nobody observes."""
         del name
         return NULL_GRAPH_HOOKS
-
-    def forget_graph(self, name: str) -> None:
-        """Ignore it."""
 
     def batches(self, name: str, version: str) -> BatchHooks:
         """Give hooks for a batcher that nobody observes."""

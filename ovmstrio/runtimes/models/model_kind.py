@@ -99,7 +99,6 @@ class ModelKind(Kind[ModelSpec]):
         from ovmstrio.runtimes.models.sequences import SequenceManagers  # noqa: PLC0415
 
         started = perf_counter()
-        context.meters.forget_graph(spec.name)
         hooks = context.meters.servable(spec.name, str(version))
         managers = context.shared(SequenceManagers)
         servable = await load_model(spec, version, directory, hooks=hooks, managers=managers, tasks=context.tasks)

@@ -66,7 +66,6 @@ class PipelineKind(Kind[PipelineSpec]):
         from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline  # noqa: PLC0415
 
         del version, directory
-        context.meters.forget_graph(spec.name)
         return await load_pipeline(
             spec,
             lease=context.lease,
