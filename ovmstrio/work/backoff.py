@@ -18,7 +18,7 @@ class Backoff:
 
     __slots__ = ("_factor", "_first", "_longest", "_next")
 
-    def __init__(self, first_seconds: float, longest_seconds: float, factor: float = 2.0) -> None:
+    def __init__(self, first_seconds: float = 1.0, longest_seconds: float = 60.0, factor: float = 2.0) -> None:
         self._first = first_seconds
         self._longest = longest_seconds
         self._factor = factor
