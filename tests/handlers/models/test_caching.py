@@ -144,7 +144,7 @@ async def test_a_model_that_goes_while_it_is_loaded_is_given_but_not_kept(
             nursery.start_soon(ask)
             await begun.wait()
             shutil.rmtree(up / "a")
-            await library.watcher.look()
+            await library.watcher.look_now()
             go_on.set()
         assert library.shelf.counts() == (0, 0)
         await wait_gone(tmp_path, "down/*/*/a")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.runtimes.handlers.models.storage import Storage
+from ovmstrio.runtimes.handlers.models.storage import ModelStorage
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, VersionFiles
 
 __all__ = ["Copy", "CopyMaker"]
@@ -30,13 +30,13 @@ class Copy:
         key: what it is a copy of.
         fingerprint: of the files when they were listed.
         folder: where the files are.
-        pins: how many reasons there are for it to stay.
+        uses: how many calls and loads need the files.
     """
 
     key: ModelKey
     fingerprint: str
     folder: Path
-    pins: int = 0
+    uses: int = 0
 
 
 class CopyMaker:
@@ -46,7 +46,7 @@ class CopyMaker:
         self._root = root
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles, storage: Storage) -> Copy:
+    def make(self, key: ModelKey, version: VersionFiles, storage: ModelStorage) -> Copy:
         """Copy all files of a version out of a storage.
 
         Raises:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import trio
 
+from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
 from ovmstrio.runtimes.handlers.models.client import ModelClient, ModelNames
 from ovmstrio.runtimes.handlers.models.copies import CopyMaker
@@ -18,9 +19,8 @@ from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
 from ovmstrio.runtimes.handlers.models.sources import open_sources
 from ovmstrio.runtimes.handlers.models.storage import OpenStorage, open_storage
-from ovmstrio.runtimes.handlers.models.tree import ModelKey
-from ovmstrio.runtimes.handlers.models.usage import UsagePolicy
-from ovmstrio.runtimes.handlers.models.watching import Validate, Watcher, WatchOptions
+from ovmstrio.runtimes.handlers.models.watching import StorageSync, Validate, WatchOptions
+from ovmstrio.work.backoff import Backoff
 
 __all__ = ["LibraryOptions", "ModelLibrary", "open_library"]
 
@@ -47,30 +47,32 @@ class ModelLibrary:
         shelf: what is here.
         loader: loads what is not.
         names: the names that may be asked for.
-        watcher: follows the storages.
+        sync: takes over what the storages have.
+        watcher: has it do so again and again.
         is_caching: whether models come and go by their use.
     """
 
     def __init__(
-        self, shelf: Shelf, loader: ModelLoader, names: ModelNames, watcher: Watcher, *, is_caching: bool
+        self,
+        shelf: Shelf,
+        loader: ModelLoader,
+        names: ModelNames,
+        sync: StorageSync,
+        watcher: FileWatcher,
+        *,
+        is_caching: bool,
     ) -> None:
         self.client = ModelClient(shelf, loader, names, is_caching=is_caching)
         self.loader = loader
         self.names = names
-        self.watcher = watcher
         self.shelf = shelf
+        self.watcher = watcher
+        self._sync = sync
 
     @property
     def is_stale(self) -> bool:
         """Whether the storages could not be read lately, so that models may be older than they should."""
-        return self.watcher.is_stale
-
-    async def wait_first_sync(self) -> None:
-        """Wait until everything that the storages have can be asked for.
-
-        Cancellation: at once.
-        """
-        await self.watcher.synced.wait()
+        return self._sync.is_stale
 
 
 @asynccontextmanager
@@ -102,24 +104,17 @@ async def open_library(
     with _new_folder(options.root) as root:
         async with trio.open_nursery() as nursery:
             janitor = _Janitor()
-            shelf = Shelf(UsagePolicy[ModelKey](spec.cache_size, spec.disk_cache_size), janitor.wake)
+            shelf = Shelf(spec.cache_size, spec.disk_cache_size, janitor.wake)
             maker = CopyMaker(root)
             loader = ModelLoader(shelf, maker, sources)
             loader.load_model = load_model
-            watcher = Watcher(
-                sources,
-                shelf,
-                maker,
-                validate=validate,
-                is_cached=spec.is_cached,
-                latest=spec.latest_versions,
-                options=options.watch,
-            )
+            sync = StorageSync(sources, shelf, maker, spec=spec, validate=validate, options=options.watch)
+            watcher = FileWatcher(sync.look, options.watch.interval_seconds, Backoff())
             names = ModelNames(spec.kind, frozenset(entry.name for entry in spec.entries), shelf)
-            library = ModelLibrary(shelf, loader, names, watcher, is_caching=spec.is_cached)
+            library = ModelLibrary(shelf, loader, names, sync, watcher, is_caching=spec.is_cached)
             nursery.start_soon(watcher.run)
             nursery.start_soon(janitor.run, loader)
-            await library.wait_first_sync()
+            await sync.synced.wait()
             yield library
             nursery.cancel_scope.cancel()
         shelf.clear()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -12,8 +10,8 @@ import structlog
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.runtimes.handlers.models.copies import Copy, CopyMaker
-from ovmstrio.runtimes.handlers.models.shelf import Loaded, Shelf
-from ovmstrio.runtimes.handlers.models.sources import Source
+from ovmstrio.runtimes.handlers.models.shelf import LoadedModel, Shelf
+from ovmstrio.runtimes.handlers.models.sources import ModelSource
 from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, VersionFiles
 
 __all__ = ["LoadModel", "ModelLoader"]
@@ -45,15 +43,13 @@ class ModelLoader:
         load_model: makes of a version's folder what is given.
     """
 
-    def __init__(self, shelf: Shelf, maker: CopyMaker, sources: Sequence[Source]) -> None:
+    def __init__(self, shelf: Shelf, maker: CopyMaker, sources: Sequence[ModelSource]) -> None:
         self.load_model: LoadModel | None = None
         self._shelf = shelf
         self._maker = maker
         self._sources = sources
-        self._turns: dict[ModelKey, _Turn] = {}
-        self._lock = threading.Lock()
 
-    def get(self, name: str, version: str) -> Loaded:
+    def get(self, name: str, version: str) -> LoadedModel:
         """Give a version of a model, leased to the current call.
 
         Where the latest one cannot be loaded, the highest one that can takes its place until the storage changes.
@@ -83,35 +79,20 @@ class ModelLoader:
             return UserRuntimeException(f"no version of model {name} is left: all of them were removed")
         return UserRuntimeException(f"model {name} of version {version} wasn't found")
 
-    def _load_in_turn(self, key: ModelKey) -> Loaded:
-        with self._turn(key):
-            # Whoever had the turn before may have loaded it.
-            return self._shelf.find(*key) or self._load(key)
-
-    @contextmanager
-    def _turn(self, key: ModelKey) -> Iterator[None]:
-        with self._lock:
-            turn = self._turns.setdefault(key, _Turn())
-            turn.wanted += 1
-        try:
-            with turn.lock:
-                yield
-        finally:
-            with self._lock:
-                turn.wanted -= 1
-                if not turn.wanted:
-                    del self._turns[key]
-
-    def _load(self, key: ModelKey) -> Loaded:
+    def _load_in_turn(self, key: ModelKey) -> LoadedModel:
         version, copy = self._shelf.begin_load(key)
         try:
+            # Whoever had the turn before may have loaded it.
+            found = self._shelf.find(*key)
+            if found is not None:
+                return found
             if version is None:
                 raise _LoadFailed(key, self._absent(*key))
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
                 self._shelf.make_room_in_memory(key)
-                loaded = Loaded(copy, self._call_user(copy))
+                loaded = LoadedModel(copy, self._call_user(copy))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return self._failed(key, version, error)
             self._shelf.put(loaded)
@@ -134,7 +115,7 @@ class ModelLoader:
             raise UserRuntimeException("the handler has no method load_model, which models are loaded with")
         return self.load_model(str(copy.folder))
 
-    def _failed(self, key: ModelKey, version: VersionFiles, error: BaseException) -> Loaded:
+    def _failed(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
         old, is_news = self._shelf.keep_old(key, version, is_unreachable=isinstance(error, StorageFailure))
         if is_news:
             log.warning(
@@ -155,13 +136,3 @@ class ModelLoader:
         """Remove the files of copies that nobody needs any more."""
         for copy in self._shelf.take_trash():
             self._maker.remove(copy)
-
-
-class _Turn:
-    """Whose turn it is to load a version, and how many want it."""
-
-    __slots__ = ("lock", "wanted")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.wanted = 0
