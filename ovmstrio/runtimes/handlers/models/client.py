@@ -75,7 +75,7 @@ class ModelClient(ModelClientBase):
 
     Args:
         shelf: what is here.
-        loader: loads what is not.
+        loader: gives that, and loads what is not.
         names: the names that may be asked for.
         is_caching: whether models come and go by their use.
     """
@@ -105,8 +105,7 @@ class ModelClient(ModelClientBase):
         """
         version = LATEST if model_version is None or model_version == LATEST else version_text(model_version)
         name = self._names.check(model_name)
-        loaded = self._shelf.find(name, version) or self._loader.get(name, version)
-        return loaded.value
+        return self._loader.get(name, version).value
 
     async def aget_model(self, model_name: str | None = None, model_version: str | int | None = LATEST) -> Any:
         """Give a model as :meth:`get_model` does, for handlers whose methods are ``async def``.
@@ -116,13 +115,9 @@ class ModelClient(ModelClientBase):
 
         Cancellation: at once; what is being loaded is loaded all the same.
         """
+        await trio.lowlevel.checkpoint()
         version, name = version_text(model_version), self._names.check(model_name)
-        loaded = self._shelf.find(name, version)
-        if loaded is None:
-            loaded = await trio.to_thread.run_sync(self._loader.get, name, version, abandon_on_cancel=True)
-        else:
-            await trio.lowlevel.checkpoint()
-        return loaded.value
+        return (await self._loader.aget(name, version)).value
 
     def set_load_method(self, load_model: LoadModel) -> None:
         """Say how models are loaded from their folders."""

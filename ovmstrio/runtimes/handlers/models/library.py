@@ -105,8 +105,8 @@ async def open_library(
         async with trio.open_nursery() as nursery:
             janitor = _Janitor()
             shelf = Shelf(spec.cache_size, spec.disk_cache_size, janitor.wake)
-            maker = CopyMaker(root)
-            loader = ModelLoader(shelf, maker, sources)
+            maker = CopyMaker(root, sources)
+            loader = ModelLoader(shelf, maker)
             loader.load_model = load_model
             sync = StorageSync(sources, shelf, maker, spec=spec, validate=validate, options=options.watch)
             watcher = FileWatcher(sync.look, options.watch.interval_seconds, Backoff())
@@ -117,7 +117,7 @@ async def open_library(
             await sync.synced.wait()
             yield library
             nursery.cancel_scope.cancel()
-        shelf.clear()
+        shelf.replace_catalog({})
         for storage in {id(source.storage): source.storage for source in sources}.values():
             storage.close()
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import structlog
+import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.runtimes.handlers.models.copies import Copy, CopyMaker
 from ovmstrio.runtimes.handlers.models.shelf import LoadedModel, Shelf
-from ovmstrio.runtimes.handlers.models.sources import ModelSource
 from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, VersionFiles
 
 __all__ = ["LoadModel", "ModelLoader"]
@@ -22,32 +22,21 @@ LoadModel = Callable[[str], Any]
 """Loads a model from its folder."""
 
 
-class _LoadFailed(Exception):
-    """A version cannot be loaded, and no old one is there; ``error`` is for the caller."""
-
-    def __init__(self, key: ModelKey, error: UserRuntimeException) -> None:
-        super().__init__(str(error))
-        self.key = key
-        self.error = error
-
-
 class ModelLoader:
     """Gives models; it blocks, and may be asked from any thread.
 
     Args:
         shelf: what is here.
         maker: makes copies.
-        sources: where copies are made from.
 
     Attributes:
         load_model: makes of a version's folder what is given.
     """
 
-    def __init__(self, shelf: Shelf, maker: CopyMaker, sources: Sequence[ModelSource]) -> None:
+    def __init__(self, shelf: Shelf, maker: CopyMaker) -> None:
         self.load_model: LoadModel | None = None
         self._shelf = shelf
         self._maker = maker
-        self._sources = sources
 
     def get(self, name: str, version: str) -> LoadedModel:
         """Give a version of a model, leased to the current call.
@@ -57,11 +46,11 @@ class ModelLoader:
         Raises:
             UserRuntimeException: there is no such version, or it cannot be loaded.
         """
+        found = self._shelf.find(name, version)
+        if found is not None:
+            return found
         failed: dict[ModelKey, UserRuntimeException] = {}
         while True:
-            found = self._shelf.find(name, version)
-            if found is not None:
-                return found
             key = self._shelf.resolve(name, version)
             if key is None:
                 raise self._absent(name, version)
@@ -69,10 +58,23 @@ class ModelLoader:
                 raise failed[key]
             try:
                 return self._load_in_turn(key)
-            except _LoadFailed as failure:
-                failed[failure.key] = failure.error
+            except UserRuntimeException as error:
                 if version != LATEST:
-                    raise failure.error from failure.error.__cause__
+                    raise
+                failed[key] = error
+
+    async def aget(self, name: str, version: str) -> LoadedModel:
+        """Give a model as :meth:`get` does, without blocking.
+
+        Raises:
+            UserRuntimeException: as there.
+
+        Cancellation: at once while it is loaded, which goes on; a model that is here is given without a checkpoint.
+        """
+        found = self._shelf.find(name, version)
+        if found is not None:
+            return found
+        return await trio.to_thread.run_sync(self.get, name, version, abandon_on_cancel=True)
 
     def _absent(self, name: str, version: str) -> UserRuntimeException:
         if version == LATEST:
@@ -87,7 +89,7 @@ class ModelLoader:
             if found is not None:
                 return found
             if version is None:
-                raise _LoadFailed(key, self._absent(*key))
+                raise self._absent(*key)
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
@@ -102,10 +104,9 @@ class ModelLoader:
             self.empty_trash()
 
     def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
-        source = next(source for source in self._sources if source.has(key))
         self._shelf.make_room_on_disk(key)
         self.empty_trash()
-        copy = self._maker.make(key, version, source.storage)
+        copy = self._maker.make(key, version)
         self._shelf.replace_copy(copy, old)
         log.debug("a model was fetched", model=key.name, version=key.version)
         return copy
@@ -128,9 +129,8 @@ class ModelLoader:
             )
         if old is not None:
             return old
-        wrapped = UserRuntimeException(f"failed (re-)loading model {key.name} of version {key.version}", str(error))
-        wrapped.__cause__ = error
-        raise _LoadFailed(key, wrapped)
+        message = f"failed (re-)loading model {key.name} of version {key.version}"
+        raise UserRuntimeException(message, str(error)) from error
 
     def empty_trash(self) -> None:
         """Remove the files of copies that nobody needs any more."""

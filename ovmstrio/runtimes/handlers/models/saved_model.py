@@ -15,7 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["SavedModel", "Signature", "TensorInfo", "choose_signature", "read_saved_model"]
+__all__ = ["SavedModel", "SavedModelSignature", "SavedModelTensor", "choose_signature", "read_saved_model"]
 
 _GRAPH: Final = "saved_model.pb"
 _SERVE: Final = "serve"
@@ -77,7 +77,7 @@ def _message_class() -> type[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
+class SavedModelTensor:
     """An input or output: its tensor in the graph, and which arrays it takes; ``shape`` is None for any rank."""
 
     tensor: str
@@ -100,11 +100,11 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class SavedModelSignature:
     """One way to call a SavedModel."""
 
-    inputs: Mapping[str, TensorInfo]
-    outputs: Mapping[str, TensorInfo]
+    inputs: Mapping[str, SavedModelTensor]
+    outputs: Mapping[str, SavedModelTensor]
     method_name: str
 
     def described(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class SavedModel:
         self._served = next((graph for graph in graphs if _SERVE in graph.info.tags), graphs[0] if graphs else None)
         entries = self._served.signature_def if self._served is not None else ()
         # TensorFlow notes things of its own as signatures without inputs and outputs.
-        self.signatures: dict[str, Signature] = {
+        self.signatures: dict[str, SavedModelSignature] = {
             entry.key: _signature(entry.value) for entry in entries if entry.value.outputs
         }
 
@@ -158,7 +158,7 @@ def read_saved_model(folder: Path) -> SavedModel:
         raise ConfigError([Problem(f"the SavedModel cannot be read: {error}", file=str(file))]) from error
 
 
-def choose_signature(signatures: Mapping[str, Signature], wanted: str | None) -> str:
+def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str | None) -> str:
     """Choose which signature counts: the one that is wanted, else the only one, else ``predict``.
 
     Raises:
@@ -182,15 +182,15 @@ def _no_signature(message: str, known: str) -> ConfigError:
     return ConfigError([Problem(message, expected=f"one of: {known}", suggestion=suggestion)])
 
 
-def _signature(message: Any) -> Signature:
-    return Signature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
+def _signature(message: Any) -> SavedModelSignature:
+    return SavedModelSignature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
 
 
-def _tensors(entries: Any) -> dict[str, TensorInfo]:
+def _tensors(entries: Any) -> dict[str, SavedModelTensor]:
     return {entry.key: _tensor(entry.value) for entry in entries}
 
 
-def _tensor(info: Any) -> TensorInfo:
+def _tensor(info: Any) -> SavedModelTensor:
     shape = info.tensor_shape
     sizes = None if shape.unknown_rank else tuple(int(dim.size) for dim in shape.dim)
-    return TensorInfo(info.name, int(info.dtype), sizes)
+    return SavedModelTensor(info.name, int(info.dtype), sizes)

@@ -209,10 +209,6 @@ class Shelf:
 
     # Going
 
-    def clear(self) -> None:
-        """Forget everything, as nobody asks any more."""
-        self.replace_catalog({})
-
     def take_trash(self) -> list[Copy]:
         """Give the copies whose files are not needed any more, for the caller to remove."""
         with self._lock:
@@ -292,7 +288,7 @@ class Shelf:
 
     def _lease_to_call(self, copy: Copy) -> None:
         call = current_call()
-        if call is not None and call.hold(copy, self):
+        if call is not None and call.hold(copy, self.release):
             copy.uses += 1
 
     def _give_back(self, copy: Copy) -> None:

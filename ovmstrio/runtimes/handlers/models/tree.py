@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
+
+from ovmstrio.repository.fingerprints import rows_mark
 
 __all__ = [
     "LATEST",
@@ -74,11 +75,7 @@ class VersionFiles:
     @cached_property
     def fingerprint(self) -> str:
         """What changes when a file is written, appears, goes or is renamed, however short the time in between."""
-        digest = hashlib.sha256()
-        for file in sorted(self.files, key=lambda file: file.path):
-            text = f"{file.path}\0{file.size}\0{file.mark}\0{file.modified!r}\n"
-            digest.update(text.encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return rows_mark((file.path, file.size, file.mark, file.modified) for file in self.files)
 
     @property
     def timestamp(self) -> int:

@@ -173,10 +173,8 @@ class StorageSync:
         return all(fetched)
 
     async def _fetch(self, key: ModelKey, version: VersionFiles) -> bool:
-        source = next(source for source in self._sources if source.has(key))
-        make = partial(self._maker.make, key, version, source.storage)
         try:
-            copy = await self._in_thread(make, self._options.fetch_seconds, str(key))
+            copy = await self._in_thread(partial(self._maker.make, key, version), self._options.fetch_seconds, str(key))
         except StorageFailure as error:
             log.warning("a model cannot be fetched; it is tried again", version=str(key), reason=str(error))
             return False
