@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import trio
 
 from cortex_internal.lib.client.python import ModelClient as ModelClientBase
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL
+from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelsSpec
 from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
 from ovmstrio.runtimes.handlers.models.tree import LATEST, is_version
@@ -37,14 +37,13 @@ class ModelNames:
     """Which names may be asked for.
 
     Args:
-        kind: how the project names its models.
-        listed: the names that it lists itself.
+        spec: how the project names its models, and which it lists itself.
         shelf: knows the others.
     """
 
-    def __init__(self, kind: Literal["path", "paths", "dir"], listed: frozenset[str], shelf: Shelf) -> None:
-        self._has_one = kind == "path"
-        self._listed = listed
+    def __init__(self, spec: ModelsSpec, shelf: Shelf) -> None:
+        self._has_one = spec.kind == "path"
+        self._listed = frozenset(entry.name for entry in spec.entries)
         self._shelf = shelf
 
     @property
