@@ -93,7 +93,7 @@ class ModelLoader:
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
-                self._shelf.make_room_in_memory(key)
+                self._shelf.make_room(key, on_disk=False)
                 loaded = LoadedModel(copy, self._call_user(copy))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return self._failed(key, version, error)
@@ -104,7 +104,7 @@ class ModelLoader:
             self.empty_trash()
 
     def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
-        self._shelf.make_room_on_disk(key)
+        self._shelf.make_room(key, on_disk=True)
         self.empty_trash()
         copy = self._maker.make(key, version)
         self._shelf.replace_copy(copy, old)

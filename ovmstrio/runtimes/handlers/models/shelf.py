@@ -152,16 +152,10 @@ class Shelf:
                 self._give_back(copy)
         self._evict()
 
-    def make_room_on_disk(self, key: ModelKey) -> None:
-        """Have others leave the disk for a copy that is about to be made; the caller empties the trash."""
+    def make_room(self, key: ModelKey, *, on_disk: bool) -> None:
+        """Have others leave the disk, or the memory, for what is about to come there; the caller empties the trash."""
         with self._lock:
-            self._on_disk.add(key)
-        self._evict()
-
-    def make_room_in_memory(self, key: ModelKey) -> None:
-        """Have others leave the memory for a model that is about to be loaded; the caller empties the trash."""
-        with self._lock:
-            self._in_memory.add(key)
+            (self._on_disk if on_disk else self._in_memory).add(key)
         self._evict()
 
     def replace_copy(self, copy: Copy, old: Copy | None) -> None:
