@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.protocol.descriptors import message_class
 
 __all__ = ["SavedModel", "SavedModelSignature", "SavedModelTensor", "choose_signature", "read_saved_model"]
 
+_MESSAGE: Final = message_class("saved_model.SavedModel")
 _GRAPH: Final = "saved_model.pb"
 _SERVE: Final = "serve"
 _PREDICT: Final = "predict"
@@ -37,43 +35,6 @@ _DTYPES: Final = {
     22: ("DT_UINT32", "uint32"),
     23: ("DT_UINT64", "uint64"),
 }
-_STRUCTURE: Final = {
-    "SavedModel": {"meta_graphs": (2, "MetaGraph")},
-    "MetaGraph": {"info": (1, "MetaInfo"), "signature_def": (5, "Entry")},
-    "MetaInfo": {"tags": (4, "string")},
-    "Entry": {"key": (1, "string"), "value": (2, "Signature")},
-    "Signature": {"inputs": (1, "Tensor"), "outputs": (2, "Tensor"), "method_name": (3, "string")},
-    "Tensor": {"key": (1, "string"), "value": (2, "TensorInfo")},
-    "TensorInfo": {"name": (1, "string"), "dtype": (2, "int32"), "tensor_shape": (3, "Shape")},
-    "Shape": {"dim": (2, "Dim"), "unknown_rank": (3, "bool")},
-    "Dim": {"size": (1, "int64")},
-}
-"""The fields that count; the rest of a message is kept as it is, the graph among it."""
-_REPEATED: Final = {"meta_graphs", "signature_def", "tags", "inputs", "outputs", "dim"}
-_SCALARS: Final = {
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "bool": FieldDescriptorProto.TYPE_BOOL,
-}
-
-
-@cache
-def _message_class() -> type[Any]:
-    file = FileDescriptorProto(name="saved_model.proto", package="saved_model", syntax="proto3")
-    for name, fields in _STRUCTURE.items():
-        message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            many = FieldDescriptorProto.LABEL_REPEATED if field in _REPEATED else FieldDescriptorProto.LABEL_OPTIONAL
-            added = message.field.add(name=field, number=number, label=many)
-            if kind in _SCALARS:
-                added.type = _SCALARS[kind]
-            else:
-                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".saved_model.{kind}"
-    pool = DescriptorPool()
-    pool.Add(file)
-    made: type[Any] = GetMessageClass(pool.FindMessageTypeByName("saved_model.SavedModel"))
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +114,7 @@ def read_saved_model(folder: Path) -> SavedModel:
     """
     file = folder / _GRAPH
     try:
-        return SavedModel(_message_class().FromString(file.read_bytes()))
+        return SavedModel(_MESSAGE.FromString(file.read_bytes()))
     except (OSError, DecodeError) as error:
         raise ConfigError([Problem(f"the SavedModel cannot be read: {error}", file=str(file))]) from error
 
