@@ -25,7 +25,6 @@ from ovmstrio.project_server.readiness import ReadinessFile
 from ovmstrio.project_server.worker import WorkerTask
 from ovmstrio.runtimes.handlers.concurrency import Board
 from ovmstrio.wire.listeners import address_of
-from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.user_code.exits import signal_name
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ class Workers:
 
     async def _keep(self, row: int) -> None:
         """Run a process, and another one after it, until the server drains."""
-        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        pause = _FIRST_PAUSE_SECONDS
         while not self._draining.is_set():
             started = trio.current_time()
             code = await self._run_one(row)
@@ -168,11 +167,11 @@ class Workers:
                 text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
                 raise ConfigError([Problem(text, file=str(self._project.file))])
             if trio.current_time() - started > _STABLE_SECONDS:
-                backoff.reset()
-            pause = backoff.pause()
+                pause = _FIRST_PAUSE_SECONDS
             log.warning("starting another worker process", row=row, seconds=pause)
             with trio.move_on_after(pause):
                 await self._draining.wait()
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     async def _run_one(self, row: int) -> int:
         """Run a process to its end, and give its exit code."""

@@ -78,7 +78,7 @@ class VersionLoader:
 
 def _next_failure(record: VersionRecord, spec: ServableSpec, files: str) -> Failure:
     backoff = Backoff() if record.failure is None else record.failure.backoff
-    return Failure(spec, files, backoff, trio.current_time() + backoff.pause())
+    return Failure(spec, files, backoff, trio.current_time() + backoff.seconds_after())
 
 
 def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception) -> None:

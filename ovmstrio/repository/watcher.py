@@ -51,7 +51,7 @@ class FileWatcher:
         if pauses_first:
             await self._pause(self._pause_seconds)
         while True:
-            await self._pause(self._pause_seconds if await self._look_once() else self._backoff.pause())
+            await self._pause(self._pause_seconds if await self._look_once() else self._backoff.seconds_after())
 
     async def wait_look(self) -> None:
         """Wait for the end of the next look, or of the one that is under way.
