@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import ServerError
     from ovmstrio.registry.leases import Instance
     from ovmstrio.runtimes.kind import Dependency, Kind
+    from ovmstrio.work.backoff import Backoff
 
 __all__ = ["DEFAULT_VERSION", "Failure", "ServiceRecord", "VersionRecord", "error_code_of"]
 
@@ -37,14 +38,14 @@ def error_code_of(kind: Kind[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A load that failed: with which settings, over which files, how often in a row, and when to try again.
+    """A load that failed: with which settings, over which files, when to try again, and what pauses come then.
 
     ``problems`` say why, with the places where that can be mended.
     """
 
     spec: ServableSpec
     files: str
-    attempts: int
+    backoff: Backoff
     retry_at: float
     problems: tuple[Problem, ...] = ()
 

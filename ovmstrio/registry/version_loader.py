@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import trio
@@ -11,6 +11,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.registry.leases import Instance
 from ovmstrio.registry.records import Failure
+from ovmstrio.work.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["VersionLoader", "describe", "problems_of"]
 
 log = structlog.get_logger(__name__)
-
-_RETRY_SECONDS: Final = 1.0
-_RETRY_SECONDS_MAX: Final = 60.0
 
 
 def describe(error: Exception) -> str:
@@ -93,9 +91,8 @@ class VersionLoader:
 
 
 def _next_failure(record: VersionRecord, spec: ServableSpec, files: str, problems: tuple[Problem, ...]) -> Failure:
-    attempts = 1 + (record.failure.attempts if record.failure is not None else 0)
-    delay = min(_RETRY_SECONDS * 2 ** min(attempts - 1, 10), _RETRY_SECONDS_MAX)
-    return Failure(spec, files, attempts, trio.current_time() + delay, problems)
+    backoff = Backoff() if record.failure is None else record.failure.backoff
+    return Failure(spec, files, backoff, trio.current_time() + backoff.seconds_after(), problems)
 
 
 def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception, problems: tuple[Problem, ...]) -> None:

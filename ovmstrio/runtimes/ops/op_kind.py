@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from ovmstrio.config.op_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import python_files
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Kind, Takes
@@ -53,7 +52,4 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
 
 def _mark(spec: OpPipelineSpec) -> str:
-    digest = hashlib.sha256()
-    for path in sorted({spec.config, spec.script, *python_files(spec.script.parent)}):
-        digest.update(f"{path}\0{tree_mark(path)}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    return paths_mark([spec.config, spec.script, *python_files(spec.script.parent)])
