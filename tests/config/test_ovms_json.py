@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ovmstrio.config.ovms_json import examine_config, parse_config
@@ -292,6 +292,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries
 
 
 @given(st.lists(st.dictionaries(KEYS, VALUES)))
+@example([{"name": "\0", "graph_path": ""}])
 def test_no_settings_fail_otherwise_than_with_located_problems(models: list[dict[str, Any]]) -> None:
     """Whatever the settings are, they are read or refused with file, line and path."""
     document = {"model_config_list": [{"config": model} for model in models]}

@@ -86,7 +86,7 @@ def test_a_pipeline_is_read_as_it_is_written() -> None:
     (pipeline,) = spec.of(PipelineSpec)
     assert spec.problems == ()
     first_origin, second_origin = (node.origin for node in pipeline.nodes)
-    assert pipeline == PipelineSpec(
+    assert pipeline.model_copy(update={"place": None}) == PipelineSpec(
         name="p",
         base_path=_FILE.parent,
         origin=f"{_FILE}:4",
