@@ -16,7 +16,12 @@ from ovmstrio.config.places import Place
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.config.subconfigs import Subconfigs
 
-__all__ = ["ConfigFile", "ReadsConfig"]
+__all__ = ["ConfigFile", "ReadsConfig", "with_article"]
+
+
+def with_article(kind: str) -> str:
+    """Give a kind's name for the middle of a sentence."""
+    return f"an {kind}" if kind.startswith(tuple("aeiou")) else f"a {kind}"
 
 
 @dataclass
@@ -64,7 +69,7 @@ class ConfigFile:
         """Tell whether no entry of a kind had this name before; of the others it is noted that they are left out."""
         first = self._first.setdefault((kind, named.value), entry)
         if first is not entry:
-            message = f"there is a {kind} {named.value!r} already, so this one is left out"
+            message = f"there is {with_article(kind)} {named.value!r} already, so this one is left out"
             self.findings.warn(named, message, f"line {first.line} has it")
         return first is entry
 

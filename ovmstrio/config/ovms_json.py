@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import create_model
 
-from ovmstrio.config.config_file import ConfigFile, ReadsConfig
+from ovmstrio.config.config_file import ConfigFile, ReadsConfig, with_article
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, items_of, load_document
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.json_locations import Located
@@ -143,7 +143,7 @@ def _read_services(kinds: Sequence[ReadsConfig], file: ConfigFile) -> tuple[Serv
 
 def _refuse_occupied(message: str, spec: ServableSpec, other: ServableSpec, findings: Findings) -> None:
     problem = Problem(
-        f"{message}: {spec.name!r} is a {other.kind}'s, which is served",
+        f"{message}: {spec.name!r} is {with_article(other.kind)}'s, which is served",
         path="name",
         expected="a name of its own",
         suggestion=f"{other.origin} has it",

@@ -176,7 +176,7 @@ class ServiceRecord:
 
     def missing(self, version: int) -> VersionMissing:
         """Say that a version is not there, and of the default one why nothing can stand for it."""
-        failed = [each for each in self.versions.values() if each.failure is not None]
+        failed = [each for _, each in sorted(self.versions.items()) if each.failure is not None]
         text = f"{self._named(version)} is not there"
         if version != DEFAULT_VERSION or not failed:
             return VersionMissing(text)
