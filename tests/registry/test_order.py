@@ -11,11 +11,20 @@ import trio
 import trio.testing
 
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.specs import ModelSpec, PipelineNode, PipelineSpec, ServableSpec
+from ovmstrio.config.specs import (
+    GraphSpec,
+    ModelSpec,
+    NodeInput,
+    NodeOutput,
+    PipelineNode,
+    PipelineSpec,
+    ServableSpec,
+)
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.registry import Registry
 from ovmstrio.runtimes.table import KINDS
 from tests.support.called_graphs import graph_calling, session_text
+from tests.support.graphs import graph_text, python_node
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 
@@ -245,3 +254,22 @@ async def test_a_call_in_flight_holds_up_the_end_of_what_it_calls(tmp_path: Path
             assert loader.closed == ["n"]
         await trio.testing.wait_all_tasks_blocked()
         assert loader.closed == ["n", "p", "m"]
+
+
+async def test_a_real_pipeline_of_a_graph_is_ready_after_the_first_pass(tmp_path: Path) -> None:
+    """However long calls may wait for what is being loaded."""
+    folder = tmp_path / "g"
+    folder.mkdir()
+    (folder / "graph.pbtxt").write_text(graph_text(python_node("node.py")))
+    code = "from pyovms import Tensor\nclass OvmsPythonModel:\n    def execute(self, inputs): return inputs\n"
+    (folder / "node.py").write_text(code)
+    graph = GraphSpec(name="g", base_path=folder, graph_path=folder / "graph.pbtxt")
+    request = NodeInput(name="in", node="request", data_item="in")
+    output = NodeOutput(data_item="out", alias="out")
+    node = PipelineNode(name="n", model_name="g", inputs=(request,), outputs=(output,))
+    answer = NodeInput(name="out", node="n", data_item="out")
+    pipeline = PipelineSpec(name="p", base_path=tmp_path, inputs=("in",), outputs=(answer,), nodes=(node,))
+    with trio.fail_after(30):
+        async with running(Registry(KINDS, poll_seconds=0, load_wait_seconds=600)) as registry:
+            assert (await registry.apply([pipeline, graph])).failures == ()
+            assert registry.readiness.ready
