@@ -72,8 +72,15 @@ class MessageChannel:
             os.close(file)
 
     async def _send(self, packet: bytes | bytearray, files: list[int]) -> None:
-        async with self._sending:
+        # Whoever need not wait makes no pass of the loop for it.
+        try:
+            self._sending.acquire_nowait()
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
             await self.packets.send(packet, files)
+        finally:
+            self._sending.release()
 
     async def receive(self) -> Message | None:
         """Wait for a message; None once the other end is gone.

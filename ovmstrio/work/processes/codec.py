@@ -21,6 +21,9 @@ __all__ = ["Encoded", "decode"]
 Ndarray = np.ndarray[Any, Any]
 
 _LENGTH_BYTES: Final = 8
+_JSON: Final = frozenset({type(None), bool, int, float, str})
+_NEARLY_JSON: Final = (int, float, str)
+_NUMPY: Final = (np.ndarray, np.generic)
 _ALIGNMENT: Final = 64
 
 
@@ -62,9 +65,11 @@ class Encoded:
                 np.ndarray(buffer.shape, buffer.dtype, target, start)[...] = buffer
 
     def _tree(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray | np.generic):
+        if type(value) in _JSON:
+            return value
+        if isinstance(value, _NUMPY):
             return self._array(value)
-        if value is None or isinstance(value, bool | int | float | str):
+        if isinstance(value, _NEARLY_JSON):
             return value
         if isinstance(value, list):
             return [self._tree(one) for one in value]

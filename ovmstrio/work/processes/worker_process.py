@@ -258,7 +258,10 @@ class WorkerProcess:
         Cancellation: at once; what becomes of the request then is up to ``grace_seconds``.
         """
         pending, number = _PendingAnswer(), next(self._numbers)
-        await self._limiter.acquire_on_behalf_of(pending)
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(pending)
+        except trio.WouldBlock:
+            await self._limiter.acquire_on_behalf_of(pending)
         self._pending[number] = pending
         was_called = True
         try:
