@@ -9,8 +9,8 @@ import trio
 
 from ovmstrio.project_server.passing import ConnectionInbox
 from ovmstrio.work.processes import WorkRequests
-from ovmstrio.work.processes.channel import MessageChannel
-from ovmstrio.work.processes.packets import packet_pair
+from ovmstrio.work.processes.message_channel import MessageChannel
+from ovmstrio.work.processes.packet_socket import packet_pair
 
 
 async def _connected() -> tuple[trio.SocketStream, trio.SocketStream]:

@@ -10,8 +10,8 @@
 """
 
 from ovmstrio.work.processes.backoff import Backoff
-from ovmstrio.work.processes.channel import NO_MESSAGE
 from ovmstrio.work.processes.kept_process import KeptProcess
+from ovmstrio.work.processes.message_channel import NO_MESSAGE
 from ovmstrio.work.processes.worker_process import WorkerEnded, WorkerProcess
 from ovmstrio.work.processes.worker_program import WorkRequest, WorkRequests, leave, run_program
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.work.processes.channel import NO_MESSAGE, Message, MessageChannel
-from ovmstrio.work.processes.packets import packet_pair
+from ovmstrio.work.processes.message_channel import NO_MESSAGE, Message, MessageChannel
+from ovmstrio.work.processes.packet_socket import packet_pair
 from ovmstrio.work.processes.program import describe_end, start_program
 
 __all__ = ["WorkerEnded", "WorkerProcess"]

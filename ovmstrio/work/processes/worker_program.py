@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from ovmstrio.work.processes.channel import Message, MessageChannel
+from ovmstrio.work.processes.message_channel import Message, MessageChannel
 
 __all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "leave", "run_program"]
 

@@ -10,7 +10,7 @@ from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.samples import Result, Sample
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
-from ovmstrio.work.processes.codec import Encoded
+from ovmstrio.work.processes.value_codec import Encoded
 
 __all__ = ["RECOVER", "Answer", "answer_of", "message_of", "samples_of", "sendable", "unsendable"]
 

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from ovmstrio.work.processes.codec import Encoded, decode
 from ovmstrio.work.processes.memory import make_file, map_file
-from ovmstrio.work.processes.packets import PacketSocket
+from ovmstrio.work.processes.packet_socket import PacketSocket
+from ovmstrio.work.processes.value_codec import Encoded, decode
 
 __all__ = ["MOST_INLINE", "NO_MESSAGE", "Message", "MessageChannel"]
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from ovmstrio.work.processes.memory import make_file, map_file
-from ovmstrio.work.processes.packets import PacketSocket, packet_pair
+from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
 from ovmstrio.work.processes.program import describe_end
 
 

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS
-from ovmstrio.work.processes.channel import MOST_INLINE, NO_MESSAGE, MessageChannel
-from ovmstrio.work.processes.packets import packet_pair
+from ovmstrio.work.processes.message_channel import MOST_INLINE, NO_MESSAGE, MessageChannel
+from ovmstrio.work.processes.packet_socket import packet_pair
 
 
 def _descriptors() -> int:
