@@ -19,7 +19,8 @@ from ovmstrio.project_server.readiness import ReadinessFile
 from ovmstrio.project_server.worker import WorkerTask
 from ovmstrio.runtimes.handlers.concurrency import Board
 from ovmstrio.wire.listeners import address_of
-from ovmstrio.work.processes import Backoff, KeptProcess
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.processes import KeptProcess
 from ovmstrio.work.user_code.exits import signal_name
 
 if TYPE_CHECKING:

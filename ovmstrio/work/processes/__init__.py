@@ -9,7 +9,6 @@
             MessageChannel: plain data and arrays, small ones in a packet, large ones as a file in memory
 """
 
-from ovmstrio.work.processes.backoff import Backoff
 from ovmstrio.work.processes.kept_process import KeptProcess
 from ovmstrio.work.processes.message_channel import NO_MESSAGE
 from ovmstrio.work.processes.worker_process import WorkerEnded, WorkerProcess
@@ -17,7 +16,6 @@ from ovmstrio.work.processes.worker_program import WorkRequest, WorkRequests, le
 
 __all__ = [
     "NO_MESSAGE",
-    "Backoff",
     "KeptProcess",
     "WorkRequest",
     "WorkRequests",

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 import trio
 
-from ovmstrio.work.processes.backoff import Backoff
+from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes.worker_process import WorkerEnded, WorkerProcess
 
 __all__ = ["KeptProcess"]

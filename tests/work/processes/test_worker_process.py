@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.work.processes import Backoff, KeptProcess, WorkerEnded, WorkerProcess
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.processes import KeptProcess, WorkerEnded, WorkerProcess
 from tests.support.obedient_program import PROGRAM
 from tests.support.threads import until
 
@@ -155,12 +156,6 @@ async def test_a_process_ends_with_its_nursery() -> None:
         assert group == pid
         nursery.cancel_scope.cancel()
     assert process.status == -signal.SIGKILL
-
-
-def test_pauses_double_up_to_a_bound() -> None:
-    """And begin anew after what has lived long."""
-    backoff = Backoff(0.25, 1, 60)
-    assert [backoff.seconds_after(lived) for lived in (0, 1, 2, 3, 61, 4)] == [0.25, 0.5, 1, 1, 0.25, 0.5]
 
 
 async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:

@@ -22,7 +22,7 @@ from ovmstrio.runtimes.ops.observing.hooks import OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.runtimes.ops.settings import OpSettings
-from ovmstrio.work.processes import Backoff
+from ovmstrio.work.backoff import Backoff
 
 __all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]
 

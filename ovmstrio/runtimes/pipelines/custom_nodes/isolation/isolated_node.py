@@ -17,7 +17,8 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native import CALLS_AT_ONCE
 from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import refuse_unknown_types
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
-from ovmstrio.work.processes import Backoff, WorkerEnded, WorkerProcess
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "IsolatedNode", "open_isolated_node"]
 
