@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.work.threads.worker_threads import Job, WorkerThreads
+from ovmstrio.work.threads.worker_threads import ThreadCall, WorkerThreads
 from tests.support.threads import until
 
 
@@ -159,7 +159,7 @@ async def test_a_call_that_does_not_end_is_given_up() -> None:
     await until(lambda: busy_threads() == 0)
 
 
-async def give_up(threads: WorkerThreads, job: Job) -> None:
+async def give_up(threads: WorkerThreads, job: ThreadCall) -> None:
     """Lose patience with a call that runs."""
     await until(lambda: job.worker is not None)
     assert not await threads.finish(job)
