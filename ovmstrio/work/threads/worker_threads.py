@@ -185,12 +185,15 @@ class WorkerThreads:
         Cancellation: shielded, because those who are cancelled need threads for cleaning up; whoever starts this must
         close the pool.  Unless it ``is_shielded`` it ends at once, and leaves threads behind that are busy.
         """
-        with trio.CancelScope(shield=is_shielded):
+        with trio.CancelScope() as scope:
             try:
                 async with trio.open_nursery() as nursery:
                     self._loop = trio.lowlevel.current_trio_token()
                     self._nursery = nursery
                     task_status.started()
+                    # Whoever was cancelled while this started knows nothing of it, and would not close it.
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    scope.shield = is_shielded
                     try:
                         await self._closing.wait()
                     finally:
@@ -199,6 +202,7 @@ class WorkerThreads:
                             self._queue.put(None)
                     nursery.cancel_scope.deadline = trio.current_time() + self.grace_seconds
             finally:
+                self._nursery = None
                 self._closed.set()
 
     def close(self) -> None:

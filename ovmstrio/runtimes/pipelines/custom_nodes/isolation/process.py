@@ -12,8 +12,8 @@ import trio
 
 from ovmstrio.runtimes.pipelines.custom_nodes.isolation.channel import Channel
 from ovmstrio.runtimes.pipelines.custom_nodes.isolation.memory_files import Message
-from ovmstrio.runtimes.pipelines.custom_nodes.native import CALLS_AT_ONCE
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
 from ovmstrio.work.processes import describe_end, packet_pair, start_program
 
 __all__ = ["WorkerEnded", "WorkerProcess"]

@@ -46,16 +46,17 @@ async def serve(channel: Channel) -> None:
     if opening is None:
         return
     request, _ = opening
-    try:
-        node = await open_native_node(Path(request["path"]), request["name"], request["params"])
-    except ConfigError as error:
-        await channel.send({"problems": [asdict(problem) for problem in error.problems]}, {})
-        return
-    try:
-        await channel.send({"inputs": _rows(node.inputs), "outputs": _rows(node.outputs)}, {})
-        await _answer_all(channel, node)
-    finally:
-        await node.aclose()
+    async with trio.open_nursery() as tasks:
+        try:
+            node = await open_native_node(Path(request["path"]), request["name"], request["params"], tasks=tasks)
+        except ConfigError as error:
+            await channel.send({"problems": [asdict(problem) for problem in error.problems]}, {})
+            return
+        try:
+            await channel.send({"inputs": _rows(node.inputs), "outputs": _rows(node.outputs)}, {})
+            await _answer_all(channel, node)
+        finally:
+            await node.aclose()
 
 
 def _rows(items: Mapping[str, ItemInfo]) -> list[tuple[str, str | None, tuple[int, ...]]]:
