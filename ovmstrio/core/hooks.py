@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from ovmstrio.core.events import Method
+from typing import Final, Protocol
 
 __all__ = [
     "NULL_BATCH_HOOKS",
     "NULL_GRAPH_HOOKS",
     "NULL_HOOKS",
+    "NULL_METERS",
     "BatchHooks",
     "GraphHooks",
+    "Meters",
     "NullBatchHooks",
     "NullGraphHooks",
     "NullHooks",
+    "NullMeters",
     "ServableHooks",
 ]
 
@@ -91,7 +91,7 @@ class GraphHooks(Protocol):
         """An instance has begun to run, for one call or one stream."""
         ...
 
-    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
         ...
 
@@ -102,8 +102,46 @@ class NullGraphHooks:
     def started(self) -> None:
         """Ignore it."""
 
-    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """Ignore it."""
 
 
 NULL_GRAPH_HOOKS: Final = NullGraphHooks()
+
+
+class Meters(Protocol):
+    """Makes the hooks of services, by the names that these are served under."""
+
+    def servable(self, name: str, version: str) -> ServableHooks:
+        """Give the hooks of one version of a model."""
+        ...
+
+    def graph(self, name: str) -> GraphHooks:
+        """Give the hooks of a graph."""
+        ...
+
+    def batches(self, name: str, version: str) -> BatchHooks:
+        """Give the hooks of one batcher."""
+        ...
+
+
+class NullMeters:
+    """Makes hooks that count nothing."""
+
+    def servable(self, name: str, version: str) -> ServableHooks:
+        """Give hooks for a model that nobody observes."""
+        del name, version
+        return NULL_HOOKS
+
+    def graph(self, name: str) -> GraphHooks:
+        """Give hooks for a graph that nobody observes."""
+        del name
+        return NULL_GRAPH_HOOKS
+
+    def batches(self, name: str, version: str) -> BatchHooks:
+        """Give hooks for a batcher that nobody observes."""
+        del name, version
+        return NULL_BATCH_HOOKS
+
+
+NULL_METERS: Final = NullMeters()
