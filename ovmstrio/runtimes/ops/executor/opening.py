@@ -14,7 +14,6 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.instance import init_failed
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.samples import Worker
@@ -90,8 +89,9 @@ class _Opening:
         self.nursery.start_soon(self.traffic.watch)
         executor = Executor(
             self.graph, self.settings, runners,
-            hooks=self.hooks, traffic=self.traffic, numbers=_in_turn(numbers), calls=LoopCalls(self.nursery),
+            hooks=self.hooks, traffic=self.traffic, numbers=_in_turn(numbers), nursery=self.nursery,
         )  # fmt: skip
+        await executor.start()
         self.hooks.opened(list(self.graph.ops), executor.channels)
         log.info("pipeline is open", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
         return executor
@@ -147,7 +147,7 @@ async def _init_end(end: Op) -> None:
     Cancellation: where it waits.
     """
     try:
-        await call_on_loop(end.init_op, ())
+        await call_on_loop(end.init_op)
     except UserCodeRaisedError as raised:
         raise init_failed(end, raised) from raised.error
 

@@ -14,7 +14,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.instance import Instance, start_instance
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold, Worker
 from ovmstrio.runtimes.ops.executor.stages import run_batch
@@ -50,7 +49,7 @@ class InstanceWorker:
         index: the worker's number.
         make_predictor: makes what runs the Op's model.
         told: is told of stages.
-        nursery: hosts the calls of async hooks.
+        nursery: hosts the hooks.
     """
 
     def __init__(
@@ -82,8 +81,8 @@ class InstanceWorker:
 
         Cancellation: as ``start_instance``.
         """
-        calls = LoopCalls(self._nursery)
-        self._instance = await start_instance(self._op, self._settings, self.index, self._make_predictor, calls)
+        make = self._make_predictor
+        self._instance = await start_instance(self._op, self._settings, self.index, make, self._nursery)
 
     @property
     def is_spoiled(self) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import trio
+
 from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.pipelines.custom_nodes.native import NativeNode, open_native_node
@@ -26,16 +28,18 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
     Cancellation: at once, but for the closing of the node.
     """
-    try:
-        node = await open_native_node(Path(first.value["path"]), first.value["name"], first.value["params"])
-    except ConfigError as error:
-        await first.answer({"problems": [asdict(problem) for problem in error.problems]})
-        return
-    try:
-        await first.answer({"inputs": _rows(node.inputs), "outputs": _rows(node.outputs)})
-        await requests.handle_all(partial(_answer, node))
-    finally:
-        await node.aclose()
+    path, name, params = (first.value[key] for key in ("path", "name", "params"))
+    async with trio.open_nursery() as tasks:
+        try:
+            node = await open_native_node(Path(path), name, params, tasks=tasks)
+        except ConfigError as error:
+            await first.answer({"problems": [asdict(problem) for problem in error.problems]})
+            return
+        try:
+            await first.answer({"inputs": _rows(node.inputs), "outputs": _rows(node.outputs)})
+            await requests.handle_all(partial(_answer, node))
+        finally:
+            await node.aclose()
 
 
 def _rows(items: Mapping[str, ItemInfo]) -> list[tuple[str, str | None, tuple[int, ...]]]:
