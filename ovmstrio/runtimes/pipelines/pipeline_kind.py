@@ -69,6 +69,7 @@ class PipelineKind(Kind[PipelineSpec]):
         return await load_pipeline(
             spec,
             lease=context.lease,
+            tasks=context.tasks,
             hide_errors=context.hide_errors,
-            processes=context.tasks if context.isolates_nodes else None,
+            is_isolated=context.isolates_nodes,
         )
