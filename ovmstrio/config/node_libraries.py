@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ovmstrio.config.documents import Schema, check_members, is_whole
 from ovmstrio.config.findings import Findings, did_you_mean, shown
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.core.errors import Problem
 

@@ -22,7 +22,7 @@ from ovmstrio.runtimes.handlers.concurrency import Board, SharedLimit
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["WorkerTask"]

@@ -32,11 +32,11 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 _Positive = Annotated[int, Field(ge=1)]
 
 
-class _Spec(BaseModel):
+class _FrozenSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-class ModelEntry(_Spec):
+class ModelEntry(_FrozenSpec):
     """A model and where it lies: an absolute local path, or a URL of a storage (``s3://bucket/prefix``).
 
     ``signature_key`` is the one that counts for this model, whether its entry or its section gives it.
@@ -47,7 +47,7 @@ class ModelEntry(_Spec):
     signature_key: str | None = None
 
 
-class ModelsSpec(_Spec):
+class ModelsSpec(_FrozenSpec):
     """The models of a project; ``section`` is the key that has them (``models`` or ``multi_model_reloading``).
 
     ``entries`` is one model named :data:`DEFAULT_MODEL` for the kind ``path``, all that are listed for ``paths``,
@@ -72,7 +72,7 @@ class ModelsSpec(_Spec):
         return self.cache_size is not None
 
 
-class ProjectBatching(_Spec):
+class ProjectBatching(_FrozenSpec):
     """Server-side batching.
 
     Attributes:
@@ -86,7 +86,7 @@ class ProjectBatching(_Spec):
     retry_singly: bool = False
 
 
-class GpuVersion(_Spec):
+class GpuVersion(_FrozenSpec):
     """Which CUDA image a GPU project is built on."""
 
     cuda: str
@@ -94,7 +94,7 @@ class GpuVersion(_Spec):
     development_image: bool = False
 
 
-class Dependencies(_Spec):
+class Dependencies(_FrozenSpec):
     """The files that say what to install, relative to the project's folder; none of them need exist."""
 
     pip: str = "requirements.txt"
@@ -102,7 +102,7 @@ class Dependencies(_Spec):
     shell: str = "dependencies.sh"
 
 
-class ImageSpec(_Spec):
+class ImageSpec(_FrozenSpec):
     """What only matters in an image; ``keys`` are those of its keys that the file has, in their order."""
 
     keys: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class ImageSpec(_Spec):
     use_local_cortex_libs: bool = False
 
 
-class ProjectSpec(_Spec):
+class ProjectSpec(_FrozenSpec):
     """A whole project, validated.
 
     Attributes:
