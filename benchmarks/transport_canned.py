@@ -25,7 +25,8 @@ import trio
 from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 
-from ovmstrio.wire.grpc import Call, GrpcServer, open_listeners
+from ovmstrio.wire.grpc import Call, GrpcServer
+from ovmstrio.wire.listeners import open_listeners
 
 METHOD = "/bench.Canned/Call"
 ANSWER = b"a" * 100

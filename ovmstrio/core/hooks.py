@@ -11,11 +11,14 @@ __all__ = [
     "NULL_BATCH_HOOKS",
     "NULL_GRAPH_HOOKS",
     "NULL_HOOKS",
+    "NULL_METERS",
     "BatchHooks",
     "GraphHooks",
+    "Meters",
     "NullBatchHooks",
     "NullGraphHooks",
     "NullHooks",
+    "NullMeters",
     "ServableHooks",
 ]
 
@@ -107,3 +110,41 @@ class NullGraphHooks:
 
 
 NULL_GRAPH_HOOKS: Final = NullGraphHooks()
+
+
+class Meters(Protocol):
+    """Makes the hooks of services, by the names that these are served under."""
+
+    def servable(self, name: str, version: str) -> ServableHooks:
+        """Give the hooks of one version of a model."""
+        ...
+
+    def graph(self, name: str) -> GraphHooks:
+        """Give the hooks of a graph."""
+        ...
+
+    def batches(self, name: str, version: str) -> BatchHooks:
+        """Give the hooks of one batcher."""
+        ...
+
+
+class NullMeters:
+    """Makes hooks that count nothing."""
+
+    def servable(self, name: str, version: str) -> ServableHooks:
+        """Give hooks for a model that nobody observes."""
+        del name, version
+        return NULL_HOOKS
+
+    def graph(self, name: str) -> GraphHooks:
+        """Give hooks for a graph that nobody observes."""
+        del name
+        return NULL_GRAPH_HOOKS
+
+    def batches(self, name: str, version: str) -> BatchHooks:
+        """Give hooks for a batcher that nobody observes."""
+        del name, version
+        return NULL_BATCH_HOOKS
+
+
+NULL_METERS: Final = NullMeters()

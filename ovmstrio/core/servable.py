@@ -23,17 +23,27 @@ __all__ = [
     "SequenceInfo",
     "SequenceServable",
     "Servable",
+    "Service",
     "StreamingServable",
 ]
 
 
-class Servable(Protocol):
-    """One version of something that can be called by name."""
+class Service(Protocol):
+    """One version of something that has a name and a life; what it takes is said by the protocols below."""
 
     @property
     def metadata(self) -> ServableMetadata:
-        """Inputs, outputs and platform; constant for the life of the servable."""
+        """Inputs, outputs and platform; constant for the life of the service."""
         ...
+
+    async def aclose(self) -> None:
+        """Give back everything that the service holds.  Called once, when no call is in flight."""
+        ...
+
+
+@runtime_checkable
+class Servable(Service, Protocol):
+    """A service that takes tensors."""
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call.
@@ -49,10 +59,6 @@ class Servable(Protocol):
         Cancellation: at any checkpoint; work on the device is cancelled or its result dropped, and every pooled
         resource is given back.
         """
-        ...
-
-    async def aclose(self) -> None:
-        """Give back everything that the servable holds.  Called once, when no call is in flight."""
         ...
 
 

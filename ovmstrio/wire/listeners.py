@@ -5,21 +5,33 @@ from __future__ import annotations
 import errno
 import ssl
 import stat
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from ovmstrio.wire.grpc.stream import Peer
-
-__all__ = ["Listener", "address_of", "open_listeners", "peer_of", "tls_context"]
+__all__ = ["Listener", "Peer", "address_of", "open_listeners", "peer_of", "tls_context"]
 
 Listener = trio.abc.Listener[Any]
 
 _BACKLOG: Final = 1_024
 _UNIX_PREFIX: Final = "unix:"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection.
+
+    Attributes:
+        address: ``host:port``, ``[host]:port`` or ``unix:``.
+        certificate: the verified client certificate as ``ssl.SSLSocket.getpeercert`` gives it; ``None`` without one.
+    """
+
+    address: str
+    certificate: Mapping[str, Any] | None = None
 
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:

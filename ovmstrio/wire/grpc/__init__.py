@@ -12,19 +12,15 @@ from ovmstrio.wire.grpc.call_failures import ErrorMapper
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.server import GrpcServer, Service
 from ovmstrio.wire.grpc.services import TrioService
-from ovmstrio.wire.grpc.stream import Call, Metadata, Peer, current_call
-from ovmstrio.wire.listeners import open_listeners, tls_context
+from ovmstrio.wire.grpc.stream import Call, Metadata, current_call
 
 __all__ = [
     "Call",
     "ErrorMapper",
     "GrpcServer",
     "Metadata",
-    "Peer",
     "Service",
     "TransportLimits",
     "TrioService",
     "current_call",
-    "open_listeners",
-    "tls_context",
 ]

@@ -31,8 +31,9 @@ from ovmstrio.wire.grpc.events import (
 from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import trailers_only_block
-from ovmstrio.wire.grpc.stream import Call, Peer
+from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.grpc.wakeups import Wakeup
+from ovmstrio.wire.listeners import Peer
 
 __all__ = ["Connection", "close_stream"]
 

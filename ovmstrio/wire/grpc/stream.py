@@ -6,7 +6,6 @@ import math
 from base64 import b64decode
 from collections.abc import Collection, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
@@ -32,6 +31,7 @@ from ovmstrio.wire.grpc.replies import (
     trailers_only_block,
 )
 from ovmstrio.wire.grpc.wakeups import Wakeup
+from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
     from ovmstrio.wire.grpc.call_failures import FailureTranslator
@@ -56,19 +56,6 @@ def current_call() -> Call:
         LookupError: the task does not descend from a call.
     """
     return _current.get()
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end of a connection.
-
-    Attributes:
-        address: ``host:port``, ``[host]:port`` or ``unix:``.
-        certificate: the verified client certificate as ``ssl.SSLSocket.getpeercert`` gives it; ``None`` without one.
-    """
-
-    address: str
-    certificate: Mapping[str, Any] | None = None
 
 
 class CallHost(Protocol):

@@ -18,8 +18,8 @@ from ovmstrio.wire.grpc import (
     TransportLimits,
     TrioService,
     current_call,
-    open_listeners,
 )
+from ovmstrio.wire.listeners import open_listeners
 
 __all__ = ["BytesCodec", "Echo", "echo_server"]
 

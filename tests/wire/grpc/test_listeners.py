@@ -11,7 +11,8 @@ import pytest
 import trio
 import trustme
 
-from ovmstrio.wire.grpc import TransportLimits, open_listeners, tls_context
+from ovmstrio.wire.grpc import TransportLimits
+from ovmstrio.wire.listeners import open_listeners, tls_context
 from tests.wire.grpc.bytes_client import HELLO, headers, request_headers
 from tests.wire.grpc.echo import echo_server
 
