@@ -9,7 +9,7 @@ from functools import cache
 from hypothesis import strategies as st
 
 from ovmstrio.runtimes.graphs.calculator import NodeContract
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
 from ovmstrio.runtimes.graphs.plan import GraphPlan, LoadedNode, make_plan
 from tests.graphs.reference import Feed, Handler, ModelNode, ModelRun
 from tests.support.calculators import LOOPBACK, SPACING, Delivery, Gather, Recorder, Repeat, in_port, out_port

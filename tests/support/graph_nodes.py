@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ovmstrio.core.servable import LeaseServable
 from ovmstrio.runtimes.graphs.calculator import DefinitionScope, InstanceContext
 from ovmstrio.runtimes.graphs.calculators import find_kind
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
 from ovmstrio.runtimes.graphs.instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.plan import LoadedNode, make_plan

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.runtimes.graphs.calculator import CalculatorKind
-    from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig
+    from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
 
 __all__ = ["LoadedGraph", "load_graph"]
 

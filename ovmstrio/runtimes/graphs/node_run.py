@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.runtimes.graphs.calculator import Calculator, InstanceContext
-    from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+    from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
     from ovmstrio.runtimes.graphs.plan import NodePlan
 
 __all__ = ["Call", "NodeRun"]

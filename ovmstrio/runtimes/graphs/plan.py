@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.runtimes.graphs.calculator import NodeContract, NodeResources
-    from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
+    from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
 
 __all__ = ["Consumer", "GraphPlan", "LoadedNode", "NodePlan", "Route", "make_plan"]
 
