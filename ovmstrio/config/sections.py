@@ -5,14 +5,14 @@ A key without a value counts as not given; an unknown one is passed over with a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
 from ovmstrio.config.findings import Findings, shown, suggest_key
 from ovmstrio.config.located import Located
-from ovmstrio.config.value_rules import Rule, Unusable
+from ovmstrio.config.value_rules import Rules, Unusable
 
 __all__ = ["Section"]
 
@@ -36,19 +36,15 @@ class Section:
         """What is given, without keys that have no value."""
         return {key: member for key, member in self.node.members.items() if member.value is not None}
 
-    def read(
-        self, rules: Mapping[str, Rule], *, others: Iterable[str] = (), required: Iterable[str] = ()
-    ) -> dict[str, Any]:
-        """Give the values that can be used, and note the others, unknown keys and missing ones.
-
-        ``others`` are known keys without a rule.
-        """
-        self._check_keys([*rules, *others], required)
+    def read(self, rules: Rules, required: Iterable[str] = ()) -> dict[str, Any]:
+        """Give the values that can be used, and note the others, unknown keys and missing ones."""
+        self._check_keys(rules, required)
         values = {}
-        for key, rule in rules.items():
-            if key in self.members:
+        for key, member in self.members.items():
+            rule = rules.get(key)
+            if rule is not None:
                 try:
-                    values[key] = rule(self.members[key])
+                    values[key] = rule(member)
                 except Unusable as error:
                     self.refuse(key, error.message, expected=error.expected, suggestion=error.suggestion)
         return values
@@ -83,7 +79,7 @@ class Section:
                 self.findings.refuse(each, "wrong type", expected=_MAPPING, found=shown(each.plain()))
         return [Section(each, self.findings) for each in items if isinstance(each.value, dict)]
 
-    def _check_keys(self, known: list[str], required: Iterable[str]) -> None:
+    def _check_keys(self, known: Iterable[str], required: Iterable[str]) -> None:
         unknown = [key for key in self.node.members if key not in known]
         for key in required:
             if key in self.members:

@@ -15,6 +15,7 @@ from ovmstrio.config.located import Located
 
 __all__ = [
     "Rule",
+    "Rules",
     "Unusable",
     "any_flag",
     "any_number",
@@ -32,6 +33,9 @@ __all__ = [
 
 Rule = Callable[[Located], Any]
 """Takes a member of a file, gives what the settings have, or raises Unusable."""
+
+Rules = Mapping[str, Rule | None]
+"""The keys that a mapping can have; those that hold mappings and lists of their own are there without a rule."""
 
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 

@@ -10,11 +10,11 @@ import structlog
 
 from ovmstrio.config.located import Located
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rule, Unusable, any_flag, written
+from ovmstrio.config.value_rules import Rules, Unusable, any_flag, written
 from ovmstrio.runtimes.handlers.config.image_versions import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, GpuVersion, ImageSpec, ProjectSpec
 
-__all__ = ["IMAGE_KEYS", "IMAGE_SECTIONS", "log_image_only_keys", "read_image"]
+__all__ = ["IMAGE_KEYS", "log_image_only_keys", "read_image"]
 
 
 def _project_path(node: Located) -> str:
@@ -24,15 +24,16 @@ def _project_path(node: Located) -> str:
     return written(node)
 
 
-IMAGE_KEYS: Final[Mapping[str, Rule]] = {
+IMAGE_KEYS: Final[Rules] = {
     "py_version": written,
     "tfs_version": written,
     "gpu": any_flag,
+    "gpu_version": None,
+    "dependencies": None,
     "use_local_cortex_libs": any_flag,
 }
-IMAGE_SECTIONS: Final = ("gpu_version", "dependencies")
-_GPU_KEYS: Final[Mapping[str, Rule]] = {"cuda": written, "cudnn": written, "development_image": any_flag}
-_FILES: Final[Mapping[str, Rule]] = dict.fromkeys(Dependencies.model_fields, _project_path)
+_GPU_KEYS: Final[Rules] = {"cuda": written, "cudnn": written, "development_image": any_flag}
+_FILES: Final[Rules] = dict.fromkeys(Dependencies.model_fields, _project_path)
 _NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
 _EXPLANATIONS: Final = {
     "py_version": "the server's own Python runs the handler",
@@ -64,13 +65,12 @@ def log_image_only_keys(project: ProjectSpec) -> None:
 
 def read_image(top: Section, given: Mapping[str, Any]) -> ImageSpec:
     """Note what contradicts the type of the project or each other; ``given`` is what could be read of ``top``."""
-    known = (*IMAGE_KEYS, *IMAGE_SECTIONS)
     _warn_unfit(top, given)
     if given.get("type") == "python" and "tfs_version" in given:
         top.refuse("tfs_version", "the key is for the type tensorflow", suggestion="remove it")
     dependencies = top.section("dependencies")
     return ImageSpec(
-        keys=tuple(key for key in top.members if key in known),
+        keys=tuple(key for key in top.members if key in IMAGE_KEYS),
         gpu_version=_gpu_version(top, given.get("type"), gpu=given.get("gpu", False)),
         dependencies=Dependencies(**dependencies.read(_FILES)) if dependencies else Dependencies(),
         **{key: value for key, value in given.items() if key in IMAGE_KEYS},

@@ -9,15 +9,16 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rule, any_number, any_whole, written
+from ovmstrio.config.value_rules import Rules, any_number, any_whole, written
 from ovmstrio.runtimes.handlers.config.local_paths import is_folder, local_path
 from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 
 __all__ = ["find_models_section", "read_models"]
 
 _ALTERNATIVES: Final = ("path", "paths", "dir")
-_KEYS: Final[Mapping[str, Rule]] = {
+_KEYS: Final[Rules] = {
     "path": written,
+    "paths": None,
     "dir": written,
     "signature_key": written,
     "cache_size": any_whole(1),
@@ -26,7 +27,7 @@ _KEYS: Final[Mapping[str, Rule]] = {
     "reload_interval_seconds": any_number("seconds"),
 }
 _CACHES: Final = ("cache_size", "disk_cache_size")
-_ENTRY_KEYS: Final[Mapping[str, Rule]] = {"name": written, "path": written, "signature_key": written}
+_ENTRY_KEYS: Final[Rules] = {"name": written, "path": written, "signature_key": written}
 _OF_TYPE: Final = {"tensorflow": "models", "python": "multi_model_reloading"}
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs")
@@ -69,7 +70,7 @@ def read_models(top: Section, key: str, directory: Path, project_type: str | Non
     if section is None:
         return None
     before = len(section.findings.fatal)
-    fields = {"section": key, **section.read(_KEYS, others=("paths",))}
+    fields = {"section": key, **section.read(_KEYS)}
     _warn_signature(section, fields, project_type)
     _check_caches(section, fields)
     given = [each for each in _ALTERNATIVES if each in section.members]
@@ -78,7 +79,7 @@ def read_models(top: Section, key: str, directory: Path, project_type: str | Non
         fields["entries"] = (ModelEntry(name=DEFAULT_MODEL, path=path, signature_key=fields.get("signature_key")),)
     elif folder:
         fields["dir"] = folder
-    elif "paths" in given:
+    if "paths" in given:
         fields["entries"] = _entries(section, directory, project_type, fields.get("signature_key"))
     if len(given) != 1:
         found = f"found {' and '.join(map(repr, given))}" if given else "found none"

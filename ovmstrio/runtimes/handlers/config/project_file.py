@@ -11,10 +11,10 @@ from ovmstrio.config.documents import load_yaml
 from ovmstrio.config.findings import Findings, shown
 from ovmstrio.config.located import Document
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rule, any_flag, any_number, any_whole, any_word, written
+from ovmstrio.config.value_rules import Rules, any_flag, any_number, any_whole, any_word, written
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
-from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, IMAGE_SECTIONS, read_image
+from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, read_image
 from ovmstrio.runtimes.handlers.config.local_paths import is_file, is_folder, local_path
 from ovmstrio.runtimes.handlers.config.models_section import find_models_section, read_models
 from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
@@ -23,22 +23,26 @@ __all__ = ["find_project_file", "read_project"]
 
 _NAMES: Final = ("nucleus.yaml", "nucleus.yml")
 _SUFFIXES: Final = (".yaml", ".yml")
-_KEYS: Final[Mapping[str, Rule]] = {
+_KEYS: Final[Rules] = {
     "type": any_word(("python", "tensorflow")),
     "serve_port": any_whole(1, 65_535),
+    "env": None,
+    "config": None,
     "python_path": written,
     "path": written,
     "protobuf_path": written,
+    "models": None,
+    "multi_model_reloading": None,
     "processes": any_whole(1),
     "threads_per_process": any_whole(1),
     "max_concurrency": any_whole(0),
+    "server_side_batching": None,
     "tfs_container_dns": written,
     "log_level": any_word(("debug", "info", "warning", "error")),
     **IMAGE_KEYS,
 }
-_SECTIONS: Final = ("env", "config", "models", "multi_model_reloading", "server_side_batching", *IMAGE_SECTIONS)
 _REQUIRED: Final = ("type", "path")
-_BATCHING: Final[Mapping[str, Rule]] = {
+_BATCHING: Final[Rules] = {
     "max_batch_size": any_whole(1),
     "batch_interval_seconds": any_number("seconds"),
     "retry_singly": any_flag,
@@ -100,7 +104,7 @@ class _ProjectReader:
         if not isinstance(root.value, dict):
             self._findings.refuse(root, "the file holds no project", expected="keys", found=shown(root.plain()))
             return None
-        fields = self._fields(self._top.read(_KEYS, others=_SECTIONS, required=_REQUIRED))
+        fields = self._fields(self._top.read(_KEYS, required=_REQUIRED))
         if self._findings.fatal or any(problem.severity == "error" for problem in self._elsewhere):
             return None
         return ProjectSpec(**{key: value for key, value in fields.items() if value is not None})

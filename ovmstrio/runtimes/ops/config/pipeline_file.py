@@ -156,8 +156,9 @@ class _PipelineReader:
     def _values(self, section: Section, settings: type) -> dict[str, Any]:
         rules = TOP_RULES if settings is PipelineSettings else rules_of(settings)
         idle = _WITHOUT_EFFECT.get(settings, {})
-        self.without_effect |= {member.path: idle[key] for key, member in section.members.items() if key in idle}
-        return section.read(rules, others=_BLOCKS.get(settings, ()))
+        given = replace(section, node=replace(section.node, value=section.members))
+        self.without_effect |= {member.path: idle[key] for key, member in given.members.items() if key in idle}
+        return given.read({**rules, **dict.fromkeys(_BLOCKS.get(settings, ()))})
 
     def _dag(self, section: Section) -> DagSettings:
         spelt = {
