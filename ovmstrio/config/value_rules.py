@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final, get_type_hints
 
@@ -17,9 +19,7 @@ __all__ = [
     "Rule",
     "Rules",
     "Unusable",
-    "any_flag",
-    "any_number",
-    "any_whole",
+    "any_spelling",
     "any_word",
     "choice",
     "flag",
@@ -60,7 +60,8 @@ def rules_of(settings: type) -> Mapping[str, Rule]:
 
 def whole(lowest: int | None = None, highest: int | None = None, *also: int) -> Rule:
     """Take a whole number within bounds, or one of ``also``."""
-    expected = " or ".join([_bounded(lowest, highest), *map(str, also)])
+    bounds = "" if lowest is None else f" of {lowest} or more" if highest is None else f" of {lowest} to {highest}"
+    expected = " or ".join([f"a whole number{bounds}", *map(str, also)])
 
     def read(node: Located) -> int:
         value = node.value
@@ -75,38 +76,17 @@ def whole(lowest: int | None = None, highest: int | None = None, *also: int) -> 
     return read
 
 
-def any_whole(lowest: int, highest: int | None = None) -> Rule:
-    """Take a whole number within bounds in any spelling, such as ``"8080"``."""
-
-    def read(node: Located) -> int:
-        value = _number(node.value)
-        if value is None or not value.is_integer() or not lowest <= value <= (highest or math.inf):
-            raise Unusable(_bounded(lowest, highest))
-        return int(value)
-
-    return read
-
-
-def number(above: float) -> Rule:
-    """Take a number above a bound."""
+def number(above: float, what: str = "a number") -> Rule:
+    """Take a number above a bound; ``what`` is what it counts."""
 
     def read(node: Located) -> float:
-        value = None if isinstance(node.value, str) else _number(node.value)
-        if value is None or not above < value < math.inf:
-            raise Unusable(f"a number above {above:g}")
-        return value
-
-    return read
-
-
-def any_number(what: str) -> Rule:
-    """Take a number above 0 in any spelling; ``what`` is what it counts."""
-
-    def read(node: Located) -> float:
-        value = _number(node.value)
-        if value is None or not 0 < value < math.inf:
-            raise Unusable(f"a number of {what} above 0")
-        return value
+        value = node.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
+            raise Unusable(f"{what} above {above:g}")
+        try:
+            return float(value)
+        except OverflowError:
+            raise Unusable(f"{what} above {above:g}") from None
 
     return read
 
@@ -117,16 +97,6 @@ def flag(node: Located) -> bool:
         quoted = str(node.value).lower() in {"true", "false"}
         raise Unusable("true or false", "remove the quotes" if quoted else "")
     return node.value
-
-
-def any_flag(node: Located) -> bool:
-    """Take a truth value in any spelling."""
-    value = node.value
-    if isinstance(value, str) and value.lower() in _FLAGS:
-        return _FLAGS[value.lower()]
-    if not isinstance(value, bool):
-        raise Unusable("true or false")
-    return value
 
 
 def text(node: Located) -> str:
@@ -177,16 +147,17 @@ def any_word(words: Sequence[str]) -> Rule:
     return read
 
 
-def _bounded(lowest: int | None, highest: int | None) -> str:
-    bounds = "" if lowest is None else f" of {lowest} or more" if highest is None else f" of {lowest} to {highest}"
-    return f"a whole number{bounds}"
+def any_spelling(rule: Rule) -> Rule:
+    """Take what a rule for numbers or truth values takes also as a text or another number, such as ``"8080"``."""
 
+    def read(node: Located) -> Any:
+        value = node.value
+        if isinstance(value, str) and value.lower() in _FLAGS:
+            value = _FLAGS[value.lower()]
+        elif isinstance(value, str | float):
+            with suppress(ValueError):
+                value = float(value)
+                value = int(value) if value.is_integer() else value
+        return rule(replace(node, value=value))
 
-def _number(value: Any) -> float | None:
-    """Read a number in any spelling; a truth value is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+    return read

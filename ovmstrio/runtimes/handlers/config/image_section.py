@@ -10,7 +10,7 @@ import structlog
 
 from ovmstrio.config.located import Located
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, Unusable, any_flag, written
+from ovmstrio.config.value_rules import Rules, Unusable, any_spelling, flag, written
 from ovmstrio.runtimes.handlers.config.image_versions import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, GpuVersion, ImageSpec, ProjectSpec
 
@@ -27,12 +27,12 @@ def _project_path(node: Located) -> str:
 IMAGE_KEYS: Final[Rules] = {
     "py_version": written,
     "tfs_version": written,
-    "gpu": any_flag,
+    "gpu": any_spelling(flag),
     "gpu_version": None,
     "dependencies": None,
-    "use_local_cortex_libs": any_flag,
+    "use_local_cortex_libs": any_spelling(flag),
 }
-_GPU_KEYS: Final[Rules] = {"cuda": written, "cudnn": written, "development_image": any_flag}
+_GPU_KEYS: Final[Rules] = {"cuda": written, "cudnn": written, "development_image": any_spelling(flag)}
 _FILES: Final[Rules] = dict.fromkeys(Dependencies.model_fields, _project_path)
 _NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
 _EXPLANATIONS: Final = {

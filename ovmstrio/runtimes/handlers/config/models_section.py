@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, any_number, any_whole, written
+from ovmstrio.config.value_rules import Rules, any_spelling, number, whole, written
 from ovmstrio.runtimes.handlers.config.local_paths import is_folder, local_path
 from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 
@@ -21,10 +21,10 @@ _KEYS: Final[Rules] = {
     "paths": None,
     "dir": written,
     "signature_key": written,
-    "cache_size": any_whole(1),
-    "disk_cache_size": any_whole(1),
-    "latest_versions": any_whole(1),
-    "reload_interval_seconds": any_number("seconds"),
+    "cache_size": any_spelling(whole(1)),
+    "disk_cache_size": any_spelling(whole(1)),
+    "latest_versions": any_spelling(whole(1)),
+    "reload_interval_seconds": any_spelling(number(0, "a number of seconds")),
 }
 _CACHES: Final = ("cache_size", "disk_cache_size")
 _ENTRY_KEYS: Final[Rules] = {"name": written, "path": written, "signature_key": written}

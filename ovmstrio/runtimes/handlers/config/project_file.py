@@ -11,7 +11,7 @@ from ovmstrio.config.documents import load_yaml
 from ovmstrio.config.findings import Findings, shown
 from ovmstrio.config.located import Document
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, any_flag, any_number, any_whole, any_word, written
+from ovmstrio.config.value_rules import Rules, any_spelling, any_word, flag, number, whole, written
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, read_image
@@ -25,7 +25,7 @@ _NAMES: Final = ("nucleus.yaml", "nucleus.yml")
 _SUFFIXES: Final = (".yaml", ".yml")
 _KEYS: Final[Rules] = {
     "type": any_word(("python", "tensorflow")),
-    "serve_port": any_whole(1, 65_535),
+    "serve_port": any_spelling(whole(1, 65_535)),
     "env": None,
     "config": None,
     "python_path": written,
@@ -33,9 +33,9 @@ _KEYS: Final[Rules] = {
     "protobuf_path": written,
     "models": None,
     "multi_model_reloading": None,
-    "processes": any_whole(1),
-    "threads_per_process": any_whole(1),
-    "max_concurrency": any_whole(0),
+    "processes": any_spelling(whole(1)),
+    "threads_per_process": any_spelling(whole(1)),
+    "max_concurrency": any_spelling(whole(0)),
     "server_side_batching": None,
     "tfs_container_dns": written,
     "log_level": any_word(("debug", "info", "warning", "error")),
@@ -43,9 +43,9 @@ _KEYS: Final[Rules] = {
 }
 _REQUIRED: Final = ("type", "path")
 _BATCHING: Final[Rules] = {
-    "max_batch_size": any_whole(1),
-    "batch_interval_seconds": any_number("seconds"),
-    "retry_singly": any_flag,
+    "max_batch_size": any_spelling(whole(1)),
+    "batch_interval_seconds": any_spelling(number(0, "a number of seconds")),
+    "retry_singly": any_spelling(flag),
 }
 _SMALL_BATCH: Final = "batches may be larger than 'threads_per_process' here; those of Nucleus never are"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ovmstrio.config.documents import load_yaml
 from ovmstrio.config.findings import Findings, shown
-from ovmstrio.config.located import NO_LINE, InvalidSyntax, Located, below, locate
+from ovmstrio.config.located import InvalidSyntax, Located, locate
 from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 
@@ -32,7 +32,7 @@ def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = (
         raise ConfigError(problems)
     for option in options:
         if not isinstance(option, Problem):
-            root = _put(root, *option)
+            root = _merge(root, option)
     return root, findings
 
 
@@ -57,26 +57,19 @@ def _read_file(path: Path) -> tuple[Located, Findings]:
     return root, findings
 
 
-def _option(text: str) -> tuple[list[str], Any] | Problem:
-    """Split ``k.k=v``; the value is YAML."""
+def _option(text: str) -> Located | Problem:
+    """Read ``k.k=v`` as the mappings that it stands for; the value is YAML."""
     key, equals, value = text.strip().partition("=")
     steps = key.strip().split(".")
     if not equals or not all(steps):
         return Problem("the option cannot be used", path=text, expected="key.key=value", found=text)
     try:
-        return steps, parse_yaml(value).root.plain()
+        plain = parse_yaml(value).root.plain()
     except InvalidSyntax as error:
         return Problem(f"the option's value is not YAML: {error.message}", path=key, found=value)
-
-
-def _put(node: Located, steps: Sequence[str], value: Any) -> Located:
-    """Put a value at a path, making mappings on the way where there are none."""
-    first, *rest = steps
-    members = dict(node.value) if isinstance(node.value, dict) else {}
-    path = below(node.path, first)
-    known = members.get(first, Located({}, NO_LINE, path))
-    members[first] = _put(known, rest, value) if rest else _merge(known, locate(value, path))
-    return replace(node, value=members)
+    for step in reversed(steps):
+        plain = {step: plain}
+    return locate(plain)
 
 
 def _merge(under: Located, over: Located) -> Located:
