@@ -116,9 +116,9 @@ class _ProtoParser:
 
     def fields(self, closing: str, depth: int) -> Iterator[ProtoField]:
         while self._next.kind != "end" and self._next.text != closing:
-            yield self._entry(depth)
+            yield self._field(depth)
 
-    def _entry(self, depth: int) -> ProtoField:
+    def _field(self, depth: int) -> ProtoField:
         first = self._next
         bracketed = self._skip("[")
         name = self._bracketed_name() if bracketed else self._word("the name of a field")

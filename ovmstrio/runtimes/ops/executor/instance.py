@@ -11,11 +11,11 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.hooks import Hook
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
-from ovmstrio.runtimes.ops.settings import OpSettings
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_here, is_async
 
 __all__ = ["Instance", "hooks_of", "init_failed", "start_instance"]

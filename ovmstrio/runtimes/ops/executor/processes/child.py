@@ -22,13 +22,13 @@ import trio
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.observability.logs import configure_logs
+from ovmstrio.runtimes.ops.config.precedence import settings_of
 from ovmstrio.runtimes.ops.executor.processes.channel import ProcessChannel
 from ovmstrio.runtimes.ops.executor.processes.codec import encode
 from ovmstrio.runtimes.ops.executor.processes.messages import RECOVERED, Answer, encode_answer, samples_of
 from ovmstrio.runtimes.ops.executor.processes.source import Source
 from ovmstrio.runtimes.ops.executor.workers import InstanceWorker
 from ovmstrio.runtimes.ops.observing.log_files import join_log_files
-from ovmstrio.runtimes.ops.settings import settings_of
 from ovmstrio.work.processes import serve_descriptor
 
 __all__ = ["main", "serve"]
