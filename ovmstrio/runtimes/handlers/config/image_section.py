@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 import structlog
 
-from ovmstrio.config.located import Located
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, Unusable, any_spelling, flag, written
+from ovmstrio.config.value_rules import Rules, any_spelling, flag, rules_of, written
 from ovmstrio.runtimes.handlers.config.image_versions import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, GpuVersion, ImageSpec, ProjectSpec
 
 __all__ = ["IMAGE_KEYS", "log_image_only_keys", "read_image"]
-
-
-def _project_path(node: Located) -> str:
-    path = PurePosixPath(written(node))
-    if path.is_absolute() or ".." in path.parts:
-        raise Unusable("a path below the project's folder", message="only the project's folder is in the image")
-    return written(node)
 
 
 IMAGE_KEYS: Final[Rules] = {
@@ -32,8 +23,6 @@ IMAGE_KEYS: Final[Rules] = {
     "dependencies": None,
     "use_local_cortex_libs": any_spelling(flag),
 }
-_GPU_KEYS: Final[Rules] = {"cuda": written, "cudnn": written, "development_image": any_spelling(flag)}
-_FILES: Final[Rules] = dict.fromkeys(Dependencies.model_fields, _project_path)
 _NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
 _EXPLANATIONS: Final = {
     "py_version": "the server's own Python runs the handler",
@@ -72,7 +61,7 @@ def read_image(top: Section, given: Mapping[str, Any]) -> ImageSpec:
     return ImageSpec(
         keys=tuple(key for key in top.members if key in IMAGE_KEYS),
         gpu_version=_gpu_version(top, given.get("type"), gpu=given.get("gpu", False)),
-        dependencies=Dependencies(**dependencies.read(_FILES)) if dependencies else Dependencies(),
+        dependencies=Dependencies(**dependencies.read(rules_of(Dependencies))) if dependencies else Dependencies(),
         **{key: value for key, value in given.items() if key in IMAGE_KEYS},
     )
 
@@ -94,6 +83,6 @@ def _gpu_version(top: Section, project_type: str | None, *, gpu: bool) -> GpuVer
         top.refuse("gpu_version", "the key is for the type python", suggestion="remove it")
     elif not gpu:
         top.refuse("gpu_version", "the key needs 'gpu: true' beside it", suggestion="add it, or remove this")
-    values = section.read(_GPU_KEYS, required=("cuda", "cudnn"))
+    values = section.read(rules_of(GpuVersion), required=("cuda", "cudnn"))
     _warn_unfit(section, values)
     return GpuVersion(**values) if {"cuda", "cudnn"} <= values.keys() else None

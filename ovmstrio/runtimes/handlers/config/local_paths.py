@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-__all__ = ["is_file", "is_folder", "local_path"]
+from ovmstrio.config.located import Located
+from ovmstrio.config.value_rules import Unusable, written
+
+__all__ = ["is_file", "is_folder", "local_path", "path_inside"]
 
 
 def local_path(directory: Path, text: str) -> Path:
@@ -26,3 +29,12 @@ def is_folder(path: Path) -> bool:
     with suppress(OSError):
         return path.is_dir()
     return False
+
+
+def path_inside(node: Located) -> str:
+    """Take a path that leads nowhere but into the project's folder."""
+    text = written(node)
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts:
+        raise Unusable("a path below the project's folder", message="only the project's folder is in the image")
+    return text

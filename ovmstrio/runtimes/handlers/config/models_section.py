@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, any_spelling, number, whole, written
+from ovmstrio.config.value_rules import Rules, any_spelling, number, rules_of, whole, written
 from ovmstrio.runtimes.handlers.config.local_paths import is_folder, local_path
 from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 
@@ -27,7 +27,6 @@ _KEYS: Final[Rules] = {
     "reload_interval_seconds": any_spelling(number(0, "a number of seconds")),
 }
 _CACHES: Final = ("cache_size", "disk_cache_size")
-_ENTRY_KEYS: Final[Rules] = {"name": written, "path": written, "signature_key": written}
 _OF_TYPE: Final = {"tensorflow": "models", "python": "multi_model_reloading"}
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs")
@@ -113,7 +112,7 @@ def _entries(
         section.refuse("paths", "the list is empty", suggestion="add a model, with its name and path")
     entries: dict[str, ModelEntry] = {}
     for item in items or []:
-        given = item.read(_ENTRY_KEYS, required=("name", "path"))
+        given = item.read(rules_of(ModelEntry), required=("name", "path"))
         _warn_signature(item, given, project_type)
         name, path = given.get("name"), _location(item, "path", given.get("path"), directory)
         _check_name(item, name, entries)

@@ -11,6 +11,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ovmstrio.config.value_rules import any_spelling, flag, written
+from ovmstrio.runtimes.handlers.config.local_paths import path_inside
+
 __all__ = [
     "DEFAULT_MODEL",
     "Dependencies",
@@ -30,6 +33,8 @@ DEFAULT_MODEL: Final = "_cortex_default"
 ProjectType = Literal["python", "tensorflow"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 _Positive = Annotated[int, Field(ge=1)]
+_Text = Annotated[str, written]
+_Inside = Annotated[str, path_inside]
 
 
 class _FrozenSpec(BaseModel):
@@ -42,9 +47,9 @@ class ModelEntry(_FrozenSpec):
     ``signature_key`` is the one that counts for this model, whether its entry or its section gives it.
     """
 
-    name: str
-    path: str
-    signature_key: str | None = None
+    name: _Text
+    path: _Text
+    signature_key: Annotated[str | None, written] = None
 
 
 class ModelsSpec(_FrozenSpec):
@@ -89,17 +94,17 @@ class ProjectBatching(_FrozenSpec):
 class GpuVersion(_FrozenSpec):
     """Which CUDA image a GPU project is built on."""
 
-    cuda: str
-    cudnn: str
-    development_image: bool = False
+    cuda: _Text
+    cudnn: _Text
+    development_image: Annotated[bool, any_spelling(flag)] = False
 
 
 class Dependencies(_FrozenSpec):
     """The files that say what to install, relative to the project's folder; none of them need exist."""
 
-    pip: str = "requirements.txt"
-    conda: str = "conda-packages.txt"
-    shell: str = "dependencies.sh"
+    pip: _Inside = "requirements.txt"
+    conda: _Inside = "conda-packages.txt"
+    shell: _Inside = "dependencies.sh"
 
 
 class ImageSpec(_FrozenSpec):
