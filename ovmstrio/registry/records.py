@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import ServerError
     from ovmstrio.registry.leases import Instance
+    from ovmstrio.work.backoff import Backoff
 
 __all__ = ["DEFAULT_VERSION", "Failure", "ModelRecord", "VersionRecord"]
 
@@ -30,11 +31,11 @@ DEFAULT_VERSION: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A load that failed: with which settings, over which files, how often in a row, and when to try again."""
+    """A load that failed: with which settings, over which files, when to try again, and what pauses come then."""
 
     spec: ServableSpec
     files: str
-    attempts: int
+    backoff: Backoff
     retry_at: float
 
 

@@ -28,6 +28,7 @@ from ovmstrio.registry.reconcile import Reconciler
 from ovmstrio.registry.records import DEFAULT_VERSION, ModelRecord
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
 from ovmstrio.registry.version_loader import LoadServable, VersionLoader
+from ovmstrio.repository.watcher import FileWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -313,11 +314,14 @@ class Registry:
 
     async def _watch(self) -> None:
         await self.wait_loaded()
-        while True:
-            await trio.sleep(self._poll_seconds)
-            for callback in self._on_poll:
-                await callback()
-            await self._jobs.put(partial(self._reconcile_all, forced=False)).wait()
+        await FileWatcher(self._look, self._poll_seconds).run(pauses_first=True)
+
+    async def _look(self) -> bool:
+        for callback in self._on_poll:
+            await callback()
+        await self._jobs.put(partial(self._reconcile_all, forced=False)).wait()
+        # What could not be loaded is tried again after pauses of its own.
+        return True
 
     def _retire(self, instance: Instance, closed: Callable[[], None] | None) -> None:
         self._retired.add(instance, closed)
