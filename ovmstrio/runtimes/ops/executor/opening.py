@@ -17,7 +17,7 @@ from ovmstrio.runtimes.ops.config.precedence import settings_of
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.instance import init_failed
 from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
-from ovmstrio.runtimes.ops.executor.processes import ProcessWorker, Source
+from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.samples import Worker
 from ovmstrio.runtimes.ops.executor.state import kept_by_preprocess
@@ -57,7 +57,7 @@ class _Opening:
     settings: PipelineSettings
     make_predictor: MakePredictor | None
     hooks: OpHooks
-    source: Source | None
+    source: PipelineSource | None
     nursery: trio.Nursery
     traffic: Traffic
     workers: list[_Startable] = field(default_factory=list)
@@ -160,7 +160,7 @@ async def open_executor(
     *,
     make_predictor: MakePredictor | None = None,
     hooks: OpHooks = NULL,
-    source: Source | None = None,
+    source: PipelineSource | None = None,
     numbers: Iterable[int] = range(_LAST_NUMBER),
     grace_seconds: float = GRACE_SECONDS,
 ) -> AsyncIterator[Executor]:
@@ -220,7 +220,7 @@ async def _close_all(workers: Sequence[_Startable]) -> None:
                 nursery.start_soon(worker.aclose)
 
 
-def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: Source | None) -> None:
+def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: PipelineSource | None) -> None:
     """Refuse processes of which it is not said how they make their Ops.
 
     Raises:

@@ -22,6 +22,7 @@ from ovmstrio.runtimes.ops.executor.stages import run_batch
 from ovmstrio.runtimes.ops.observing.hooks import OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
+from ovmstrio.work.backoff import Backoff
 
 __all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]
 
@@ -224,15 +225,14 @@ class WorkerPool:
 
         Cancellation: at once.
         """
-        delay = _FIRST_DELAY
+        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
         while True:
             try:
                 await self._patiently(worker)
             except Exception as error:  # whatever a model or a script does, the other Ops go on
                 log.exception("worker cannot be started again", op=self._name, worker=worker.index)
                 self._fail(worker, (str(error) or type(error).__name__).splitlines()[0])
-                await trio.sleep(delay)
-                delay = min(2 * delay, _LONGEST_DELAY)
+                await trio.sleep(backoff.seconds_after())
             else:
                 self._release(worker)
                 return
