@@ -23,7 +23,7 @@ from typing import Final, NoReturn
 import trio
 
 from ovmstrio.config.graph_entries import is_graph
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.model_entries import Place
 from ovmstrio.config.ovms_json import Examined, examine_config

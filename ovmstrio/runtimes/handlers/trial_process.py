@@ -14,7 +14,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.services import open_proto
 from ovmstrio.runtimes.handlers.handler_class import import_folders, on_sys_path
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
