@@ -163,12 +163,12 @@ async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
     """In whatever order they and the tasks of the process come to know of it."""
     with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            process = WorkerProcess(PROGRAM, calls_at_once=20)
+            process = WorkerProcess(PROGRAM)
             await process.start(nursery, "work")
-            for _ in range(10):
-                nursery.start_soon(process.call, ["hang"])
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as asking:
+                asking.start_soon(process.call, ["hang"])
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
     assert process.ended.is_set()
 
 
