@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 from ovmstrio.config.documents import items_of
 from ovmstrio.config.findings import Findings
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_entries import ModelEntries
 from ovmstrio.config.places import Place
 from ovmstrio.config.specs import ServableSpec

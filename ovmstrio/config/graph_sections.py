@@ -9,7 +9,7 @@ from typing import Final
 from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import check_members
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.specs import GraphSpec
 
 __all__ = ["GRAPHS", "read_graphs"]

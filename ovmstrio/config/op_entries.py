@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, is_whole
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path
 from ovmstrio.config.mounted_names import check_mounted_name
 from ovmstrio.config.specs import OpPipelineSpec

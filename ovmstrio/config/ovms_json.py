@@ -17,7 +17,7 @@ from pydantic import create_model
 from ovmstrio.config.config_file import ConfigFile, ReadsConfig, with_article
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, items_of, load_document
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.metric_families import FAMILIES

@@ -17,7 +17,7 @@ import trio
 
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.work.user_code.exits import describe_exit
 
 __all__ = ["TRIAL_SECONDS", "TriedHandler", "try_handler"]

@@ -14,7 +14,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.mounting import load_project
 
 __all__: list[str] = []

@@ -16,8 +16,8 @@ from ovmstrio.runtimes.graphs.calculator import (
     NodeContract,
 )
 from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, options_of
-from ovmstrio.runtimes.graphs.config.reading import examine_text
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.kind import Dependency
 
 if TYPE_CHECKING:

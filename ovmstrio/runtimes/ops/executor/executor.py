@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.admission import Admission
 from ovmstrio.runtimes.ops.executor.copying import Copier
@@ -25,7 +26,6 @@ from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
 from ovmstrio.runtimes.ops.observing.samples import working_on
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
-from ovmstrio.runtimes.ops.settings import PipelineSettings
 from ovmstrio.runtimes.ops.values import ChannelData, PipelineRequest, PipelineResponse
 
 __all__ = ["LONGEST_SECONDS", "Executor"]

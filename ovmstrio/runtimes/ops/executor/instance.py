@@ -11,11 +11,11 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.hooks import Hook
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
-from ovmstrio.runtimes.ops.settings import OpSettings
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread, is_async
 from ovmstrio.work.user_code.loop_calls import LoopCalls

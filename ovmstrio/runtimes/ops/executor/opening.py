@@ -12,6 +12,8 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
+from ovmstrio.runtimes.ops.config.precedence import settings_of
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.instance import init_failed
 from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
@@ -24,7 +26,6 @@ from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
-from ovmstrio.runtimes.ops.settings import OpSettings, PipelineSettings, settings_of
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_on_loop, is_async
 
 __all__ = ["GRACE_SECONDS", "open_executor", "refuse_unpredictable"]

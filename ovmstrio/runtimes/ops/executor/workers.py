@@ -12,6 +12,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.instance import Instance, start_instance
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
@@ -20,7 +21,6 @@ from ovmstrio.runtimes.ops.executor.stages import run_batch
 from ovmstrio.runtimes.ops.observing.hooks import OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
-from ovmstrio.runtimes.ops.settings import OpSettings
 from ovmstrio.work.backoff import Backoff
 
 __all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]

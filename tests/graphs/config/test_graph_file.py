@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.graphs.config.reading import examine_text, read_graph
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_file import examine_text, read_graph
 
 FILE = "graph.pbtxt"
 OUTPUTS = "Mediapipe unexpected output stream packets name"

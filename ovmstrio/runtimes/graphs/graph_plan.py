@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.runtimes.graphs.calculator import NodeContract, NodeResources
-    from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
+    from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
 
-__all__ = ["Consumer", "GraphPlan", "LoadedNode", "NodePlan", "Route", "make_plan"]
+__all__ = ["Consumer", "GraphNodePlan", "GraphPlan", "LoadedNode", "Route", "make_graph_plan"]
 
 
 class LoadedNode(NamedTuple):
@@ -40,7 +40,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class NodePlan:
+class GraphNodePlan:
     """One node, with its inputs in the order of tags and the routes of its outputs in that order."""
 
     config: NodeConfig
@@ -58,13 +58,13 @@ class GraphPlan:
     """
 
     config: GraphConfig
-    nodes: tuple[NodePlan, ...]
+    nodes: tuple[GraphNodePlan, ...]
     inputs: Mapping[str, Route]
     outputs: tuple[str, ...]
     is_chain: bool
 
 
-def make_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
+def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
     """Lay out a graph that has been checked (``graphs.config.wiring``)."""
     ordered = _by_side_packets(nodes)
     routes = _routes(config, ordered)
@@ -73,7 +73,7 @@ def make_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
         return routes.get(name) or Route(name, (), ())
 
     plans = tuple(
-        NodePlan(
+        GraphNodePlan(
             node.config,
             node.contract,
             node.resources,

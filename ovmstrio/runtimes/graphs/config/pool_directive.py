@@ -12,7 +12,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ovmstrio.runtimes.graphs.config.found import FILE_INVALID, GraphFindings
+from ovmstrio.config.findings import Findings
+from ovmstrio.config.located import Located
+from ovmstrio.runtimes.graphs.config.graph_messages import FILE_INVALID
 
 __all__ = ["PoolDirective", "read_pool"]
 
@@ -29,7 +31,7 @@ class PoolDirective:
     line: int = 0
 
 
-def read_pool(text: str, findings: GraphFindings) -> PoolDirective:
+def read_pool(text: str, findings: Findings) -> PoolDirective:
     """Find the directive; the number is bounded by that of processors."""
     match = _DIRECTIVE.search(text)
     if match is None:
@@ -37,14 +39,18 @@ def read_pool(text: str, findings: GraphFindings) -> PoolDirective:
     line = text.count("\n", 0, match.start()) + 1
     value = match["value"].strip()
     if value != "AUTO" and not _SIZE.fullmatch(value):
-        findings.add(
-            FILE_INVALID, "OVMS_GRAPH_QUEUE_MAX_SIZE cannot be used", line,
-            expected="AUTO or a number from 0", found=value, fix="write AUTO, a number, or remove the line",
-        )  # fmt: skip
+        findings.refuse(
+            Located(None, line),
+            f"{FILE_INVALID} - OVMS_GRAPH_QUEUE_MAX_SIZE cannot be used",
+            expected="AUTO or a number from 0",
+            found=value,
+            suggestion="write AUTO, a number, or remove the line",
+        )
         return PoolDirective(line=line)
     processors = os.cpu_count() or 1
     asked = processors if value == "AUTO" else int(value)
     if asked > processors:
-        findings.warn(f"OVMS_GRAPH_QUEUE_MAX_SIZE is more than there are processors; {processors} are used", line)
+        message = f"OVMS_GRAPH_QUEUE_MAX_SIZE is more than there are processors; {processors} are used"
+        findings.warn(Located(None, line), message)
     is_off = os.environ.get(_OFF_SWITCH) == "1"
     return PoolDirective(0 if is_off else min(asked, processors), line)

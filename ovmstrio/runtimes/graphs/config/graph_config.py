@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from ovmstrio.config.located import Located
+
 __all__ = ["DEFAULT_POLICY", "GraphConfig", "NodeConfig", "PolicyConfig", "Port", "StreamRef"]
 
 DEFAULT_POLICY: Final = "DefaultInputStreamHandler"
+_NOWHERE: Final = Located(None)
 
 
 class Port(NamedTuple):
@@ -22,11 +25,16 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamRef:
-    """One ``TAG:index:name`` of an ``input_stream``, ``output_stream`` or side packet; ``line`` counts from 1."""
+    """One ``TAG:index:name`` of an ``input_stream``, ``output_stream`` or side packet, and where it is written."""
 
     port: Port
     name: str
-    line: int = 0
+    at: Located = field(default=_NOWHERE, compare=False, repr=False)
+
+    @property
+    def line(self) -> int:
+        """The line, which counts from 1."""
+        return self.at.line
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class NodeConfig:
         node_options: the messages of ``node_options``, unpacked, then the extensions of ``options``.
         policy: the node's own input stream handler, else the graph's.
         back_edges: the inputs that ``input_stream_info`` calls back edges.
+        at: the node in the file.
         options_line: where ``node_options`` say the first thing, such as ``handler_path``; 0 where they say nothing.
     """
 
@@ -70,8 +79,13 @@ class NodeConfig:
     back_edges: frozenset[Port] = frozenset()
     max_in_flight: int = 1
     executor: str = ""
-    line: int = 0
+    at: Located = field(default=_NOWHERE, compare=False, repr=False)
     options_line: int = 0
+
+    @property
+    def line(self) -> int:
+        """The line where it begins."""
+        return self.at.line
 
     @property
     def sorted_inputs(self) -> tuple[StreamRef, ...]:

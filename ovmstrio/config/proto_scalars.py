@@ -1,16 +1,17 @@
-"""Whether a value is one of a field's type."""
+"""Whether a value of protobuf's text format is one of a field's type."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
 from ovmstrio.config.findings import did_you_mean
-from ovmstrio.runtimes.graphs.config.syntax import Scalar
+from ovmstrio.config.proto_text import ProtoScalar
+from ovmstrio.config.value_rules import Unusable
 
-__all__ = ["Wrong", "check_scalar"]
+__all__ = ["check_scalar"]
 
 _INTEGER: Final = re.compile(r"-?(?:0[xX][0-9a-fA-F]{1,16}|0[0-7]{0,22}|[1-9][0-9]{0,19})")
 _FLOAT: Final = re.compile(
@@ -23,36 +24,33 @@ _UNSIGNED_32: Final = frozenset({Field.TYPE_UINT32, Field.TYPE_FIXED32})
 _FLOATS: Final = frozenset({Field.TYPE_FLOAT, Field.TYPE_DOUBLE})
 
 
-class Wrong(NamedTuple):
-    """What a value should have been."""
+def check_scalar(value: ProtoScalar, field: Any) -> None:
+    """Check the value of a field that is no message.
 
-    expected: str
-    fix: str = ""
-
-
-def check_scalar(value: Scalar, field: Any) -> Wrong | None:
-    """Tell what is wrong with the value of a field that is no message."""
+    Raises:
+        Unusable: it is none of the field's type.
+    """
     if field.type in {Field.TYPE_STRING, Field.TYPE_BYTES}:
-        return None if value.kind == "string" else Wrong("text in quotes", f'write "{value.text}"')
-    if value.kind == "string":
-        return Wrong(_described(field), f"write {value.text[1:-1]} without quotes" if value.text[1:-1] else "")
-    if field.type == Field.TYPE_BOOL:
-        return None if value.text in _BOOLEANS else Wrong(_described(field))
-    if field.type == Field.TYPE_ENUM:
-        return _check_enum(value, field)
-    if field.type in _FLOATS:
-        return None if _FLOAT.fullmatch(value.text) else Wrong(_described(field))
-    low, high = _limits(field)
-    if not _INTEGER.fullmatch(value.text) or not low <= _integer(value.text) <= high:
-        return Wrong(f"a whole number from {low} to {high}")
-    return None
+        if value.kind != "string":
+            raise Unusable("text in quotes", f'write "{value.text}"')
+    elif value.kind == "string":
+        raise Unusable(_described(field), f"write {value.text[1:-1]} without quotes" if value.text[1:-1] else "")
+    elif field.type == Field.TYPE_ENUM:
+        _check_enum(value, field)
+    elif field.type == Field.TYPE_BOOL or field.type in _FLOATS:
+        is_right = value.text in _BOOLEANS if field.type == Field.TYPE_BOOL else _FLOAT.fullmatch(value.text)
+        if not is_right:
+            raise Unusable(_described(field))
+    else:
+        low, high = _limits(field)
+        if not _INTEGER.fullmatch(value.text) or not low <= _integer(value.text) <= high:
+            raise Unusable(f"a whole number from {low} to {high}")
 
 
-def _check_enum(value: Scalar, field: Any) -> Wrong | None:
+def _check_enum(value: ProtoScalar, field: Any) -> None:
     names = [each.name for each in field.enum_type.values]
-    if value.text in names or (value.kind == "number" and value.text in map(str, range(len(names)))):
-        return None
-    return Wrong(", ".join(names), did_you_mean(value.text, names))
+    if value.text not in names and (value.kind != "number" or value.text not in map(str, range(len(names)))):
+        raise Unusable(", ".join(names), did_you_mean(value.text, names))
 
 
 def _described(field: Any) -> str:

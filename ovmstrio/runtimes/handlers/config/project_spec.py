@@ -11,6 +11,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ovmstrio.config.value_rules import any_spelling, flag, written
+from ovmstrio.runtimes.handlers.config.local_paths import path_inside
+
 __all__ = [
     "DEFAULT_MODEL",
     "Dependencies",
@@ -30,24 +33,26 @@ DEFAULT_MODEL: Final = "_cortex_default"
 ProjectType = Literal["python", "tensorflow"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 _Positive = Annotated[int, Field(ge=1)]
+_Text = Annotated[str, written]
+_Inside = Annotated[str, path_inside]
 
 
-class _Spec(BaseModel):
+class _FrozenSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
-class ModelEntry(_Spec):
+class ModelEntry(_FrozenSpec):
     """A model and where it lies: an absolute local path, or a URL of a storage (``s3://bucket/prefix``).
 
     ``signature_key`` is the one that counts for this model, whether its entry or its section gives it.
     """
 
-    name: str
-    path: str
-    signature_key: str | None = None
+    name: _Text
+    path: _Text
+    signature_key: Annotated[str | None, written] = None
 
 
-class ModelsSpec(_Spec):
+class ModelsSpec(_FrozenSpec):
     """The models of a project; ``section`` is the key that has them (``models`` or ``multi_model_reloading``).
 
     ``entries`` is one model named :data:`DEFAULT_MODEL` for the kind ``path``, all that are listed for ``paths``,
@@ -72,7 +77,7 @@ class ModelsSpec(_Spec):
         return self.cache_size is not None
 
 
-class ProjectBatching(_Spec):
+class ProjectBatching(_FrozenSpec):
     """Server-side batching.
 
     Attributes:
@@ -86,23 +91,23 @@ class ProjectBatching(_Spec):
     retry_singly: bool = False
 
 
-class GpuVersion(_Spec):
+class GpuVersion(_FrozenSpec):
     """Which CUDA image a GPU project is built on."""
 
-    cuda: str
-    cudnn: str
-    development_image: bool = False
+    cuda: _Text
+    cudnn: _Text
+    development_image: Annotated[bool, any_spelling(flag)] = False
 
 
-class Dependencies(_Spec):
+class Dependencies(_FrozenSpec):
     """The files that say what to install, relative to the project's folder; none of them need exist."""
 
-    pip: str = "requirements.txt"
-    conda: str = "conda-packages.txt"
-    shell: str = "dependencies.sh"
+    pip: _Inside = "requirements.txt"
+    conda: _Inside = "conda-packages.txt"
+    shell: _Inside = "dependencies.sh"
 
 
-class ImageSpec(_Spec):
+class ImageSpec(_FrozenSpec):
     """What only matters in an image; ``keys`` are those of its keys that the file has, in their order."""
 
     keys: tuple[str, ...] = ()
@@ -114,7 +119,7 @@ class ImageSpec(_Spec):
     use_local_cortex_libs: bool = False
 
 
-class ProjectSpec(_Spec):
+class ProjectSpec(_FrozenSpec):
     """A whole project, validated.
 
     Attributes:

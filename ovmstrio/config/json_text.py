@@ -12,10 +12,11 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["JsonDocument", "JsonSyntaxError", "Located", "below", "parse_json"]
+from ovmstrio.config.located import Document, InvalidSyntax, Located, below
+
+__all__ = ["parse_json"]
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
-_PLAIN_KEY: Final = re.compile(r"[\w-]+")
 _NEWLINE: Final = re.compile(r"\n")
 _MAX_DEPTH: Final = 100
 
@@ -27,67 +28,19 @@ _REASONS: Final = {
 }
 
 
-class JsonSyntaxError(ValueError):
-    """The text is not JSON; ``line`` says where, ``suggestion`` what to do where that is known."""
-
-    def __init__(self, message: str, line: int, suggestion: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
-        self.suggestion = suggestion
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A JSON value with its place: objects and arrays hold further located values.
-
-    ``line`` counts from 1 and is that of the key for a member of an object; ``path`` is empty at the root.
-    """
-
-    value: Any
-    line: int
-    path: str
-
-    def plain(self) -> Any:
-        """Give the value without places, as the standard decoder would."""
-        if isinstance(self.value, dict):
-            return {key: member.plain() for key, member in self.value.items()}
-        if isinstance(self.value, list):
-            return [item.plain() for item in self.value]
-        return self.value
-
-    def find(self, *steps: str | int) -> Located:
-        """Follow keys and indices as far as they exist; gives the deepest value reached."""
-        node = self
-        for step in steps:
-            members = dict(enumerate(node.value)) if isinstance(node.value, list) else node.value
-            if not isinstance(members, dict) or step not in members:
-                break
-            node = members[step]
-        return node
-
-
-@dataclass(frozen=True, slots=True)
-class JsonDocument:
-    """A parsed text; ``repeated`` are members whose key its object had already (the first one counts)."""
-
-    root: Located
-    repeated: tuple[Located, ...] = ()
-
-
-def parse_json(text: str) -> JsonDocument:
+def parse_json(text: str) -> Document:
     """Parse a whole text.
 
     Raises:
-        JsonSyntaxError: it is not JSON, or nested too deep to be a configuration.
+        InvalidSyntax: it is not JSON, or nested too deep to be a configuration.
     """
-    scanner = _Scanner(text)
+    scanner = _JsonScanner(text)
     root = scanner.document()
-    return JsonDocument(root, tuple(scanner.repeated))
+    return Document(root, tuple(scanner.repeated))
 
 
 @dataclass(slots=True)
-class _Scanner:
+class _JsonScanner:
     text: str
     position: int = 0
     repeated: list[Located] = field(default_factory=list)
@@ -184,7 +137,7 @@ class _Scanner:
     def _line(self, position: int) -> int:
         return bisect_right(self._breaks, position - 1) + 1
 
-    def _error(self, message: str, suggestion: str = "", *, at: int | None = None) -> JsonSyntaxError:
+    def _error(self, message: str, suggestion: str = "", *, at: int | None = None) -> InvalidSyntax:
         at = self.position if at is None else at
         rest = self.text[at : at + 20].split("\n")[0].strip()
         if not suggestion and rest.startswith(("//", "/*", "#")):
@@ -194,14 +147,7 @@ class _Scanner:
         before = (
             f", found {rest!r}" if rest else ", found the end of the " + ("line" if at < len(self.text) else "file")
         )
-        return JsonSyntaxError(message + before, self._line(at), suggestion)
-
-
-def below(path: str, key: str) -> str:
-    """Give the path of a member of the object at ``path``."""
-    if not _PLAIN_KEY.fullmatch(key):
-        return f"{path}[{json.dumps(key)}]"
-    return f"{path}.{key}" if path else key
+        return InvalidSyntax(message + before, self._line(at), suggestion)
 
 
 def _refuse_constant(name: str) -> Any:

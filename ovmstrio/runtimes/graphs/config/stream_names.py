@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ovmstrio.runtimes.graphs.config.values import Port
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 
 __all__ = ["InvalidName", "is_stream_name", "parse_stream", "parse_tag_index", "raw_name"]
 

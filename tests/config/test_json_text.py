@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.json_locations import JsonSyntaxError, parse_json
+from ovmstrio.config.json_text import parse_json
+from ovmstrio.config.located import InvalidSyntax
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -32,7 +33,7 @@ def test_any_text_is_judged_as_the_standard_decoder_does(text: str) -> None:
     try:
         expected = json.loads(text, parse_constant=refuse)
     except ValueError:
-        with pytest.raises(JsonSyntaxError):
+        with pytest.raises(InvalidSyntax):
             parse_json(text)
     else:
         assert parse_json(text).root.plain() == expected
@@ -77,7 +78,7 @@ def test_repeated_keys_are_told() -> None:
 )
 def test_a_syntax_error_says_where_and_what_to_do(text: str, line: int, message: str, suggestion: str) -> None:
     """The line, the reason, and the way out where it is known."""
-    with pytest.raises(JsonSyntaxError) as error:
+    with pytest.raises(InvalidSyntax) as error:
         parse_json(text)
     assert error.value.line == line
     assert message in error.value.message

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import yaml
 
-from ovmstrio.config.json_locations import Located, below
+from ovmstrio.config.located import Document, InvalidSyntax, Located, below
 
-__all__ = ["YamlDocument", "YamlSyntaxError", "parse_yaml"]
+__all__ = ["parse_yaml"]
 
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _PLAIN: Final = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
@@ -18,34 +18,11 @@ _MAX_DEPTH: Final = 100
 _MAX_VALUES: Final = 100_000
 
 
-class YamlSyntaxError(ValueError):
-    """The text is not YAML, or not such that it can configure something; ``line`` says where."""
-
-    def __init__(self, message: str, line: int | None, suggestion: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
-        self.suggestion = suggestion
-
-
-@dataclass(frozen=True, slots=True)
-class YamlDocument:
-    """A parsed text.
-
-    ``repeated`` are members whose key their mapping had already (the first one counts).  ``texts`` has for the path of
-    each scalar how it is written, which says more than its value: ``3.10`` is the number 3.1.
-    """
-
-    root: Located
-    repeated: tuple[Located, ...] = ()
-    texts: dict[str, str] = field(default_factory=dict)
-
-
-def parse_yaml(text: str) -> YamlDocument:
+def parse_yaml(text: str) -> Document:
     """Parse a whole text; an empty one is a null.
 
     Raises:
-        YamlSyntaxError: it is not YAML, holds tags of Python or others, or is too large to be a configuration.
+        InvalidSyntax: it is not YAML, holds tags of Python or others, or is too large to be a configuration.
     """
     try:
         return _parse(yaml.SafeLoader(text))
@@ -53,46 +30,44 @@ def parse_yaml(text: str) -> YamlDocument:
         mark = error.problem_mark or error.context_mark
         suggestion = "indent with spaces" if "'\\t'" in str(error.problem) else ""
         message = " ".join(part for part in (error.context, error.problem) if part)
-        raise YamlSyntaxError(message, mark.line + 1 if mark else None, suggestion) from None
+        raise InvalidSyntax(message, mark.line + 1 if mark else None, suggestion) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise YamlSyntaxError(f"the character {error.character:#x} is not allowed", line) from None
+        raise InvalidSyntax(f"the character {error.character:#x} is not allowed", line) from None
     except RecursionError:
-        raise YamlSyntaxError(f"more than {_MAX_DEPTH} levels of nesting", None) from None
+        raise InvalidSyntax(f"more than {_MAX_DEPTH} levels of nesting", None) from None
 
 
-def _parse(loader: yaml.SafeLoader) -> YamlDocument:
+def _parse(loader: yaml.SafeLoader) -> Document:
     node = loader.get_single_node()
     if node is None:
-        return YamlDocument(Located(None, 1, ""))
-    reader = _Reader(loader)
-    return YamlDocument(reader.read(node, "", _line(node)), tuple(reader.repeated), reader.texts)
+        return Document(Located(None, 1, ""))
+    reader = _YamlReader(loader)
+    return Document(reader.read(node, "", _line(node)), tuple(reader.repeated))
 
 
 @dataclass(slots=True)
-class _Reader:
+class _YamlReader:
     """Turns nodes into values, which are counted so that aliases of aliases come to an end."""
 
     loader: yaml.SafeLoader
     repeated: list[Located] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
     _values: int = 0
 
     def read(self, node: yaml.Node, path: str, line: int, depth: int = 0) -> Located:
         self._values += 1
         if depth > _MAX_DEPTH:
-            raise YamlSyntaxError(f"more than {_MAX_DEPTH} levels of nesting", _line(node))
+            raise InvalidSyntax(f"more than {_MAX_DEPTH} levels of nesting", _line(node))
         if self._values > _MAX_VALUES:
-            raise YamlSyntaxError(f"more than {_MAX_VALUES} values, aliases counted each time", _line(node))
+            raise InvalidSyntax(f"more than {_MAX_VALUES} values, aliases counted each time", _line(node))
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
-            raise YamlSyntaxError(f"the tag {node.tag!r} is not known", _line(node), "remove it")
+            raise InvalidSyntax(f"the tag {node.tag!r} is not known", _line(node), "remove it")
         if isinstance(node, yaml.MappingNode):
             return Located(self._members(node, path, depth), line, path)
         if isinstance(node, yaml.SequenceNode):
             items = enumerate(node.value)
             return Located([self.read(each, f"{path}[{i}]", _line(each), depth + 1) for i, each in items], line, path)
-        self.texts.setdefault(path, node.value)
-        return Located(self._scalar(node), line, path)
+        return Located(self._scalar(node), line, path, node.value)
 
     def _members(self, node: yaml.MappingNode, path: str, depth: int) -> dict[Any, Located]:
         members: dict[Any, Located] = {}
@@ -113,7 +88,7 @@ class _Reader:
 
     def _key(self, node: yaml.Node) -> Any:
         if not isinstance(node, yaml.ScalarNode):
-            raise YamlSyntaxError("a key is a list or a mapping", _line(node), "write a text")
+            raise InvalidSyntax("a key is a list or a mapping", _line(node), "write a text")
         key = self._scalar(node)
         return key if isinstance(key, str | int | float | None) else node.value
 
@@ -123,11 +98,9 @@ class _Reader:
             if isinstance(value, str):
                 value.encode()
         except UnicodeEncodeError:
-            raise YamlSyntaxError("an escape is half of a character", _line(node), "write the character") from None
+            raise InvalidSyntax("an escape is half of a character", _line(node), "write the character") from None
         except ValueError as error:  # such as the date 2020-13-45
-            raise YamlSyntaxError(
-                f"{node.value!r} is no such value: {error}", _line(node), "put it in quotes"
-            ) from None
+            raise InvalidSyntax(f"{node.value!r} is no such value: {error}", _line(node), "put it in quotes") from None
         return value
 
 
@@ -135,7 +108,7 @@ def _merged(node: yaml.Node) -> Iterator[yaml.MappingNode]:
     """Give the mappings that a key ``<<`` merges, the first of which counts most."""
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         if not isinstance(each, yaml.MappingNode):
-            raise YamlSyntaxError("only a mapping, or a list of them, can be merged", _line(each))
+            raise InvalidSyntax("only a mapping, or a list of them, can be merged", _line(each))
         yield each
 
 

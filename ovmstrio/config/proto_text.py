@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["Block", "Entry", "InvalidSyntax", "Scalar", "ScalarKind", "Value", "parse"]
+from ovmstrio.config.located import InvalidSyntax
 
-ScalarKind = Literal["string", "number", "word"]
+__all__ = ["ProtoField", "ProtoMessage", "ProtoScalar", "ProtoValue", "parse_proto"]
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>(?:\s+|\#[^\n]*)+)
@@ -26,40 +26,28 @@ _CLOSING: Final = {"{": "}", "<": ">"}
 _DEEPEST: Final = 60
 
 
-class InvalidSyntax(ValueError):
-    """The text is not in protobuf's text format; nothing after ``line`` was understood."""
-
-    def __init__(self, message: str, line: int, *, expected: str = "", found: str = "", fix: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
-        self.expected = expected
-        self.found = found
-        self.fix = fix
-
-
 @dataclass(frozen=True, slots=True)
-class Scalar:
+class ProtoScalar:
     """A value that is no message, as written; strings that follow each other are one, with their quotes."""
 
     text: str
-    kind: ScalarKind
+    kind: Literal["string", "number", "word"]
     line: int
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ProtoMessage:
     """What stands between braces; ``line`` is that of the opening one."""
 
-    entries: tuple[Entry, ...]
+    fields: tuple[ProtoField, ...]
     line: int
 
 
-Value = Scalar | Block
+ProtoValue = ProtoScalar | ProtoMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProtoField:
     """A field with its values: one, or those of a list.
 
     ``bracketed``: the name is that of an extension or type, without blanks.  ``start`` and ``end`` are its place in the
@@ -68,7 +56,7 @@ class Entry:
 
     name: str
     bracketed: bool
-    values: tuple[Value, ...]
+    values: tuple[ProtoValue, ...]
     is_list: bool
     line: int
     start: int
@@ -76,7 +64,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Token:
+class _ProtoToken:
     kind: str
     text: str
     line: int
@@ -84,19 +72,19 @@ class _Token:
     end: int
 
 
-def parse(text: str) -> tuple[Entry, ...]:
+def parse_proto(text: str) -> tuple[ProtoField, ...]:
     """Read a whole text.
 
     Raises:
         InvalidSyntax: at the first place that cannot be read.
     """
-    parser = _Parser(text)
-    entries = tuple(parser.entries("", 0))
+    parser = _ProtoParser(text)
+    fields = tuple(parser.fields("", 0))
     parser.finish()
-    return entries
+    return fields
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def _tokens(text: str) -> Iterator[_ProtoToken]:
     at, line = 0, 1
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -104,19 +92,19 @@ def _tokens(text: str) -> Iterator[_Token]:
             raise _unreadable(text, at, line)
         kind = match.lastgroup or ""
         if kind != "space":
-            yield _Token(kind, match[0], line, at, match.end())
+            yield _ProtoToken(kind, match[0], line, at, match.end())
         line += match[0].count("\n")
         at = match.end()
-    yield _Token("end", "", line, at, at)
+    yield _ProtoToken("end", "", line, at, at)
 
 
 def _unreadable(text: str, at: int, line: int) -> InvalidSyntax:
     if text[at] in "\"'":
-        return InvalidSyntax("a string does not end on its line", line, fix=f"close it with {text[at]}")
-    return InvalidSyntax(f"{text[at]!r} means nothing here", line, fix="remove it, or put the value in quotes")
+        return InvalidSyntax("a string does not end on its line", line, suggestion=f"close it with {text[at]}")
+    return InvalidSyntax(f"{text[at]!r} means nothing here", line, suggestion="remove it, or put the value in quotes")
 
 
-class _Parser:
+class _ProtoParser:
     def __init__(self, text: str) -> None:
         self._rest = _tokens(text)
         self._next = next(self._rest)
@@ -126,11 +114,11 @@ class _Parser:
         if self._next.kind != "end":
             raise self._unexpected("the name of a field")
 
-    def entries(self, closing: str, depth: int) -> Iterator[Entry]:
+    def fields(self, closing: str, depth: int) -> Iterator[ProtoField]:
         while self._next.kind != "end" and self._next.text != closing:
-            yield self._entry(depth)
+            yield self._field(depth)
 
-    def _entry(self, depth: int) -> Entry:
+    def _field(self, depth: int) -> ProtoField:
         first = self._next
         bracketed = self._skip("[")
         name = self._bracketed_name() if bracketed else self._word("the name of a field")
@@ -141,11 +129,11 @@ class _Parser:
         values = self._list(depth) if is_list else (self._value(depth),)
         if not self._skip(","):
             self._skip(";")
-        return Entry(name, bracketed, values, is_list, first.line, first.start, self._last.end)
+        return ProtoField(name, bracketed, values, is_list, first.line, first.start, self._last.end)
 
-    def _list(self, depth: int) -> tuple[Value, ...]:
+    def _list(self, depth: int) -> tuple[ProtoValue, ...]:
         self._take()
-        values: list[Value] = []
+        values: list[ProtoValue] = []
         while self._next.text != "]":
             values.append(self._value(depth))
             if not self._skip(",") and self._next.text != "]":
@@ -153,7 +141,7 @@ class _Parser:
         self._take()
         return tuple(values)
 
-    def _value(self, depth: int) -> Value:
+    def _value(self, depth: int) -> ProtoValue:
         if self._next.text in _CLOSING:
             return self._block(depth + 1)
         token = self._take()
@@ -161,28 +149,30 @@ class _Parser:
             text = token.text
             while self._next.kind == "string":
                 text += self._take().text
-            return Scalar(text, "string", token.line)
+            return ProtoScalar(text, "string", token.line)
         if token.text == "-" and self._next.kind in {"number", "word"}:
             following = self._take()
-            return Scalar(f"-{following.text}", "number", token.line)
+            return ProtoScalar(f"-{following.text}", "number", token.line)
         if token.kind == "number":
-            return Scalar(token.text, "number", token.line)
+            return ProtoScalar(token.text, "number", token.line)
         if token.kind == "word":
-            return Scalar(token.text, "word", token.line)
+            return ProtoScalar(token.text, "word", token.line)
         raise self._unexpected("a value", token)
 
-    def _block(self, depth: int) -> Block:
+    def _block(self, depth: int) -> ProtoMessage:
         opening = self._take()
         if depth > _DEEPEST:
             raise InvalidSyntax("messages are nested too deeply", opening.line, expected=f"at most {_DEEPEST}")
         closing = _CLOSING[opening.text]
-        entries = tuple(self.entries(closing, depth))
+        fields = tuple(self.fields(closing, depth))
         if self._next.text != closing:
             raise InvalidSyntax(
-                f"the {opening.text} of line {opening.line} is never closed", opening.line, fix=f"add a {closing}"
+                f"the {opening.text} of line {opening.line} is never closed",
+                opening.line,
+                suggestion=f"add a {closing}",
             )
         self._take()
-        return Block(entries, opening.line)
+        return ProtoMessage(fields, opening.line)
 
     def _bracketed_name(self) -> str:
         parts = []
@@ -203,13 +193,13 @@ class _Parser:
         self._take()
         return True
 
-    def _take(self) -> _Token:
+    def _take(self) -> _ProtoToken:
         self._last = self._next
         if self._last.kind != "end":
             self._next = next(self._rest)
         return self._last
 
-    def _unexpected(self, expected: str, found: _Token | None = None) -> InvalidSyntax:
+    def _unexpected(self, expected: str, found: _ProtoToken | None = None) -> InvalidSyntax:
         token = found or self._next
         shown = token.text or "the end of the file"
         if token.text in {"}", ">"}:
