@@ -143,7 +143,10 @@ class Kind(ABC, Generic[SpecT]):
         del spec, served
 
     def examine(self, spec: SpecT) -> Sequence[Problem]:
-        """Tell warnings of what a service is loaded from, which do not keep it from being loaded; blocking."""
+        """Tell all that is odd or wrong with what a service is loaded from, without running user code; blocking.
+
+        For checks: errors among it are told again by loading.
+        """
         del spec
         return ()
 
