@@ -11,14 +11,14 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import RawTensor, Tensor
-from ovmstrio.wire.http.answers import Answer
+from ovmstrio.core.http import HttpAnswer
 
 
 def _tensor(datatype: str, values: Any, name: str = "y") -> Tensor:
     return Tensor(name, BY_NAME[datatype], np.array(values, BY_NAME[datatype].numpy))
 
 
-def _render(*tensors: Tensor | RawTensor, request: InferRequest | None = None, **more: Any) -> Answer:
+def _render(*tensors: Tensor | RawTensor, request: InferRequest | None = None, **more: Any) -> HttpAnswer:
     return render_infer_answer(request or InferRequest("m"), InferResponse("m", "3", list(tensors), **more))
 
 
@@ -30,7 +30,7 @@ def test_keys_stand_in_order() -> None:
     """The document is OVMS's, with the id and parameters only where there are any."""
     answer = _render(_tensor("FP32", [[1, 2.5]]), id="7", parameters={"p": 1})
     assert answer.status == 200
-    assert answer.headers == {"Content-Type": "application/json"}
+    assert answer.headers == (("content-type", "application/json"),)
     assert answer.body == (
         b'{"model_name":"m","id":"7","model_version":"3","parameters":{"p":1},'
         b'"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,2.5]}]}'
@@ -109,9 +109,9 @@ def _asking(outputs: dict[str, Any] | None = None, **parameters: Any) -> InferRe
     return InferRequest("m", parameters=parameters, outputs=requested)
 
 
-def _parts(answer: Answer) -> tuple[Any, bytes]:
+def _parts(answer: HttpAnswer) -> tuple[Any, bytes]:
     """Part an answer into its document and the bytes behind it."""
-    length = int(answer.headers[HEAD_LENGTH])
+    length = int(dict(answer.headers)[HEAD_LENGTH])
     return orjson.loads(answer.body[:length]), answer.body[length:]
 
 
@@ -138,12 +138,12 @@ def test_outputs_are_binary_as_asked(outputs: dict[str, Any], parameters: dict[s
     """An output's own wish counts before the request's, and one that is not listed is JSON if any is listed."""
     tensors = [_tensor("FP32", [number], name) for number, name in enumerate("abc")]
     answer = _render(*tensors, request=_asking(outputs, **parameters))
-    assert (HEAD_LENGTH in answer.headers) == bool(binary)
+    assert (HEAD_LENGTH in dict(answer.headers)) == bool(binary)
     document, tail = _parts(answer) if binary else (orjson.loads(answer.body), b"")
     assert [output["name"] for output in document["outputs"]] == ["a", "b", "c"]
     assert [output["name"] for output in document["outputs"] if "data" not in output] == binary
     assert tail == b"".join(tensor.array.tobytes() for tensor in tensors if tensor.name in binary)
-    assert answer.headers["Content-Type"] == "application/json"
+    assert dict(answer.headers)["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_raw_tensors_that_json_cannot_carry_go_as_binary_only(
     assert "binary" in caught.value.message
 
     answer = _render(tensor, request=InferRequest("m", parameters={"binary_data_output": True}))
-    head = int(answer.headers[HEAD_LENGTH])
+    head = int(dict(answer.headers)[HEAD_LENGTH])
     assert answer.body[head:] == data
     described = {"name": "y", "shape": list(shape), "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
     assert orjson.loads(answer.body[:head])["outputs"] == [described]
