@@ -19,7 +19,7 @@ _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBIT
 
 
 def body_of_call(
-    plane: DataPlane, request: HttpRequest, model: str, version: str, limit: int, api: Api = "KServe"
+    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, api: Api = "KServe"
 ) -> bytes:
     """Give the body of a call to a servable.
 

@@ -93,6 +93,17 @@ class HttpAnswer:
     body: bytes | ByteStream = b""
     after: tuple[Callback, ...] = ()
 
+    @property
+    def content(self) -> bytes:
+        """The body of an answer that is no stream.
+
+        Raises:
+            TypeError: it is one.
+        """
+        if isinstance(self.body, bytes):
+            return self.body
+        raise TypeError("the answer is a stream")
+
     def followed_by(self, callback: Callback) -> HttpAnswer:
         """Give the same answer with one more callback."""
         return replace(self, after=(*self.after, callback))

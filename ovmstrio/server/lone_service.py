@@ -21,9 +21,7 @@ __all__ = ["open_plane_of"]
 
 
 @asynccontextmanager
-async def open_plane_of(
-    spec: ServableSpec, service: Servable, obstacle: Callable[[], str]
-) -> AsyncIterator[DataPlane]:
+async def open_plane_of(spec: ServableSpec, service: Servable, obstacle: Callable[[], str]) -> AsyncIterator[DataPlane]:
     """Serve one service while the block lasts, and close it.
 
     Args:

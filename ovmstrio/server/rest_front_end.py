@@ -1,14 +1,14 @@
-"""The HTTP front end of a data plane as a whole: every protocol's rules, and the services that have paths of their own."""
+"""The HTTP front end of a data plane: every protocol's rules, and the services that have paths of their own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
 from ovmstrio.api.handlers.http.handler_kind import HandlerMountKind
 from ovmstrio.api.kserve.rest.generate import generate_rules
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
-from ovmstrio.api.mounts import ServiceMounts
+from ovmstrio.api.mounts import ServiceItself, ServiceMounts
 from ovmstrio.api.paddle.http.pipeline_routes import OpsMountKind
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
@@ -18,14 +18,15 @@ from ovmstrio.wire.http.router import Router
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from ovmstrio.api.mounts import MountKind
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.cors import Cors
 
 __all__ = ["RestFrontEnd", "make_router"]
 
-_MAX_BODY_BYTES = 64 * 2**20
+_MAX_BODY_BYTES: Final = 64 * 2**20
 
 
 class RestFrontEnd(HttpFrontEnd):
@@ -39,6 +40,7 @@ class RestFrontEnd(HttpFrontEnd):
         cors: what browsers of other origins may do, None for nothing.
         shows_details: whether callers of handlers may see what their code raised.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
+        routed_kinds: the names of kinds whose services know their HTTP paths themselves.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class RestFrontEnd(HttpFrontEnd):
         cors: Cors | None = None,
         shows_details: bool = False,
         root: str = "",
+        routed_kinds: Collection[str] = (),
     ) -> None:
-        router = make_router(plane, max_body_bytes, cors, shows_details=shows_details, root=root)
+        options: dict[str, Any] = {"shows_details": shows_details, "root": root, "routed_kinds": routed_kinds}
+        router = make_router(plane, max_body_bytes, cors, **options)
         super().__init__(addresses, router, tls=tls, max_body_bytes=max_body_bytes)
 
 
@@ -63,6 +67,7 @@ def make_router(
     *,
     shows_details: bool = False,
     root: str = "",
+    routed_kinds: Collection[str] = (),
 ) -> Router:
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
     rules = [
@@ -74,7 +79,8 @@ def make_router(
     if not root or plane.render_metrics() is not None:
         # Without metrics of the server the path is that of the service at the root, which may have its own.
         rules += metrics_rules(plane)
-    kinds = {
+    kinds: dict[str, MountKind] = {
+        **dict.fromkeys(routed_kinds, ServiceItself()),
         HandlerSpec.kind: HandlerMountKind(shows_details=shows_details),
         OpPipelineSpec.kind: OpsMountKind(plane, max_body_bytes),
     }

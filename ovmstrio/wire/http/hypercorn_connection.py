@@ -67,7 +67,7 @@ class _Http11Only(H11Protocol):
         """Refuse what is not HTTP; that is never the server's fault, whatever the parser proposes."""
         status = status_code if status_code < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
         answer = json_answer({"error": f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"}, status)
-        body = bytes(answer.body)
+        body = answer.content
         headers = [*answer.headers, ("content-length", str(len(body))), ("connection", "close")]
         await self._send_h11_event(h11.Response(status_code=status, headers=headers))
         await self._send_h11_event(h11.Data(data=body))

@@ -9,9 +9,9 @@ import pytest
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, render_infer_answer
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import RawTensor, Tensor
-from ovmstrio.core.http import HttpAnswer
 
 
 def _tensor(datatype: str, values: Any, name: str = "y") -> Tensor:
@@ -31,7 +31,7 @@ def test_keys_stand_in_order() -> None:
     answer = _render(_tensor("FP32", [[1, 2.5]]), id="7", parameters={"p": 1})
     assert answer.status == 200
     assert answer.headers == (("content-type", "application/json"),)
-    assert answer.body == (
+    assert answer.content == (
         b'{"model_name":"m","id":"7","model_version":"3","parameters":{"p":1},'
         b'"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,2.5]}]}'
     )
@@ -112,7 +112,7 @@ def _asking(outputs: dict[str, Any] | None = None, **parameters: Any) -> InferRe
 def _parts(answer: HttpAnswer) -> tuple[Any, bytes]:
     """Part an answer into its document and the bytes behind it."""
     length = int(dict(answer.headers)[HEAD_LENGTH])
-    return orjson.loads(answer.body[:length]), answer.body[length:]
+    return orjson.loads(answer.content[:length]), answer.content[length:]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_outputs_are_binary_as_asked(outputs: dict[str, Any], parameters: dict[s
     tensors = [_tensor("FP32", [number], name) for number, name in enumerate("abc")]
     answer = _render(*tensors, request=_asking(outputs, **parameters))
     assert (HEAD_LENGTH in dict(answer.headers)) == bool(binary)
-    document, tail = _parts(answer) if binary else (orjson.loads(answer.body), b"")
+    document, tail = _parts(answer) if binary else (orjson.loads(answer.content), b"")
     assert [output["name"] for output in document["outputs"]] == ["a", "b", "c"]
     assert [output["name"] for output in document["outputs"] if "data" not in output] == binary
     assert tail == b"".join(tensor.array.tobytes() for tensor in tensors if tensor.name in binary)
@@ -218,12 +218,12 @@ def test_raw_tensors_that_json_cannot_carry_go_as_binary_only(
 
     answer = _render(tensor, request=InferRequest("m", parameters={"binary_data_output": True}))
     head = int(dict(answer.headers)[HEAD_LENGTH])
-    assert answer.body[head:] == data
+    assert answer.content[head:] == data
     described = {"name": "y", "shape": list(shape), "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
-    assert orjson.loads(answer.body[:head])["outputs"] == [described]
+    assert orjson.loads(answer.content[:head])["outputs"] == [described]
 
 
 def test_a_timestamp_has_all_its_bits() -> None:
     """A parameter that needs 64 bits is printed with them."""
     answer = _render(_tensor("FP32", [1]), parameters={"OVMS_MP_TIMESTAMP": 2**62 + 1})
-    assert b'"OVMS_MP_TIMESTAMP":4611686018427387905' in answer.body
+    assert b'"OVMS_MP_TIMESTAMP":4611686018427387905' in answer.content

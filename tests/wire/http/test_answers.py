@@ -8,16 +8,9 @@ import orjson
 import pytest
 
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
-from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import JSON_TYPE, error_answer, json_answer
 
-
 TEXT = "internal error; the server's log has the details"
-
-
-def _whole(answer: HttpAnswer) -> bytes:
-    assert isinstance(answer.body, bytes)
-    return answer.body
 
 
 def test_an_error_is_an_object_with_its_text() -> None:
@@ -30,7 +23,7 @@ def test_an_error_is_an_object_with_its_text() -> None:
 def test_what_nobody_foresaw_tells_nothing() -> None:
     """Internals stay in the log."""
     answer = error_answer(KeyError("a secret"))
-    assert (answer.status, orjson.loads(_whole(answer))) == (500, {"error": TEXT})
+    assert (answer.status, orjson.loads(answer.content)) == (500, {"error": TEXT})
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.0, "1"), (7.6, "8")])
@@ -42,10 +35,10 @@ def test_an_overload_says_when_to_come_again(seconds: float, header: str) -> Non
 
 def test_a_long_text_is_cut() -> None:
     """An error that quotes its request does not send all of it back."""
-    text = orjson.loads(_whole(error_answer(InvalidRequest("x" * 1_000_000))))["error"]
+    text = orjson.loads(error_answer(InvalidRequest("x" * 1_000_000)).content)["error"]
     assert text == "x" * 4096 + "..."
 
 
 def test_a_text_that_is_not_unicode_is_still_told() -> None:
     """File names may hold any bytes, and end up in reasons."""
-    assert json.loads(_whole(json_answer({"reason": "broken \udcff name"}))) == {"reason": "broken \udcff name"}
+    assert json.loads(json_answer({"reason": "broken \udcff name"}).content) == {"reason": "broken \udcff name"}

@@ -28,6 +28,7 @@ from ovmstrio.wire.statuses import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.handler import LoadedHandler

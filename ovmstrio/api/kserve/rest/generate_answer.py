@@ -49,7 +49,7 @@ def event(response: InferResponse) -> bytes:
 
 def error_event(error: Exception) -> bytes:
     """Write an error as the last event."""
-    return b"event: error\ndata: %b\n\n" % error_answer(error).body
+    return b"event: error\ndata: %b\n\n" % error_answer(error).content
 
 
 def _value(tensor: Tensor | RawTensor) -> Any:

@@ -16,8 +16,8 @@ from ovmstrio.api.kserve.rest.raw_values import read_raw
 from ovmstrio.api.raw_contents import raw_contents
 from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.tensor import RawTensor
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.tensor import RawTensor
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["HEAD_LENGTH", "json_values", "render_infer_answer"]
 
 HEAD_LENGTH: Final = "inference-header-content-length"
-
 
 
 def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpAnswer:

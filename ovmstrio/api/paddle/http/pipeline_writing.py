@@ -15,8 +15,8 @@ import orjson
 
 from ovmstrio.api.kserve.rest.infer_answer import json_values
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.tensor import Tensor
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.tensor import Tensor
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import orjson
 from ovmstrio.api.kserve.rest.raw_values import read_raw
 from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.core.tensor import RawTensor
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.tensor import RawTensor
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:

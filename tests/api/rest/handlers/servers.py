@@ -12,8 +12,8 @@ import httpx
 import trio
 
 from ovmstrio.config.specs import HandlerSpec
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
 from ovmstrio.runtimes.handlers.clients import open_clients
+from ovmstrio.runtimes.handlers.concurrency import LocalLimit
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
@@ -63,6 +63,7 @@ class ServedHandler:
     handler: LoadedHandler
     limit: WatchedLimit
     address: str
+    handler_name: str
 
     @property
     def instance(self) -> Any:
@@ -93,7 +94,7 @@ class ServedHandler:
 
 @asynccontextmanager
 async def serving_handler(
-    folder: Path, code: str, *, shows_details: bool = False, **keys: Any
+    folder: Path, code: str, *, shows_details: bool = False, max_body_bytes: int = 64 * 2**20, **keys: Any
 ) -> AsyncIterator[ServedHandler]:
     """Serve a handler with this code; ``keys`` are those of its ``nucleus.yaml``."""
     project = make_project(folder, code, **keys)
@@ -103,7 +104,8 @@ async def serving_handler(
         servable = HandlerServable(project.name, handler, limit, None, models)
         servable.closed.set()
         async with open_plane_of(spec, servable, lambda: "") as plane, trio.open_nursery() as nursery:
-            end = RestFrontEnd(plane, ["127.0.0.1:0"], shows_details=shows_details, root=project.name)
+            options: dict[str, Any] = {"shows_details": shows_details, "max_body_bytes": max_body_bytes}
+            end = RestFrontEnd(plane, ["127.0.0.1:0"], root=project.name, **options)
             addresses = await nursery.start(end.serve)
-            yield ServedHandler(end, handler, limit, addresses[0])
+            yield ServedHandler(end, handler, limit, addresses[0], project.name)
             nursery.cancel_scope.cancel()
