@@ -23,7 +23,7 @@ def _render(*tensors: Tensor | RawTensor, request: InferRequest | None = None, *
 
 
 def _data(tensor: Tensor | RawTensor) -> Any:
-    return orjson.loads(_render(tensor).body)["outputs"][0]["data"]
+    return orjson.loads(_render(tensor).content)["outputs"][0]["data"]
 
 
 def test_keys_stand_in_order() -> None:
@@ -35,7 +35,7 @@ def test_keys_stand_in_order() -> None:
         b'{"model_name":"m","id":"7","model_version":"3","parameters":{"p":1},'
         b'"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,2.5]}]}'
     )
-    assert list(orjson.loads(_render(_tensor("FP32", [1])).body)) == ["model_name", "model_version", "outputs"]
+    assert list(orjson.loads(_render(_tensor("FP32", [1])).content)) == ["model_name", "model_version", "outputs"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_floats_read_back_as_the_same_numbers() -> None:
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     read = np.array(_data(_tensor("FP32", values)), np.float64).astype(np.float32)
     assert read.tobytes() == values.tobytes()
-    assert b"[0.1]" in _render(_tensor("FP32", [0.1])).body
+    assert b"[0.1]" in _render(_tensor("FP32", [0.1])).content
 
 
 def test_bfloat16_is_printed_as_the_numbers_it_holds() -> None:
@@ -86,7 +86,7 @@ def test_what_json_has_no_number_for_is_a_text(datatype: str) -> None:
 def test_data_is_flat_whatever_the_shape(shape: tuple[int, ...]) -> None:
     """Scalars and empty tensors have a list of data, too."""
     tensor = Tensor("y", BY_NAME["FP32"], np.ones(shape, np.float32))
-    (output,) = orjson.loads(_render(tensor).body)["outputs"]
+    (output,) = orjson.loads(_render(tensor).content)["outputs"]
     assert output["shape"] == list(shape)
     assert output["data"] == [1.0] * int(np.prod(shape))
 
