@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.core.errors import InvalidRequest, ServerError
 from ovmstrio.wire.http.answers import size_refusal
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import Api
+    from ovmstrio.core.events import Door
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
 
@@ -19,7 +20,7 @@ _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBIT
 
 
 def body_of_call(
-    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, api: Api = "KServe"
+    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: Door = KSERVE_REST
 ) -> bytes:
     """Give the body of a call to a servable.
 
@@ -30,7 +31,7 @@ def body_of_call(
     try:
         return inflated_body(request, limit)
     except ServerError as error:
-        plane.count_unparsed(model, version, error, "REST", api)
+        plane.count_unparsed(model, version, error, door, len(request.body))
         raise
 
 

@@ -10,26 +10,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ovmstrio.api.handlers.http.held_stream import HeldStream
 from ovmstrio.api.refusals import OvmsRefusals
+from ovmstrio.core.events import Door
 from ovmstrio.wire.http.answers import error_answer
 from ovmstrio.wire.http.router import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.servable import HttpRoutes
+    from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.registry.leases import Lease
 
 __all__ = ["MountKind", "ServiceItself", "ServiceMounts"]
 
 
 class MountKind(Protocol):
-    """How services of one kind are called over HTTP."""
+    """How services of one kind are called over HTTP; ``door`` is what their calls are observed as."""
+
+    door: Door
 
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
         """Give the paths of a service."""
@@ -43,6 +47,8 @@ class MountKind(Protocol):
 class ServiceItself:
     """A kind whose services know their paths themselves, and whose errors have the server's form."""
 
+    door = Door("HTTP", "REST")
+
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
         """Give the service."""
         del name, is_root
@@ -52,29 +58,6 @@ class ServiceItself:
     def refuse(self, error: Exception) -> HttpAnswer:
         """Answer as the server's own paths do."""
         return error_answer(error)
-
-
-class _Call:
-    """The call of one service, from the lease to the end of its answer."""
-
-    def __init__(self, plane: DataPlane, name: str) -> None:
-        self._plane = plane
-        self._name = name
-        self._is_held = False
-        self.lease: Lease
-
-    async def __aenter__(self) -> Self:
-        self.lease = await self._plane.registry.lease(self._name)
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        if not self._is_held:
-            self.lease.__exit__(None, None, None)
-
-    def hold(self) -> Callable[[], None]:
-        """Keep the lease when the block ends, until what is given is called."""
-        self._is_held = True
-        return partial(self.lease.__exit__, None, None, None)
 
 
 class ServiceMounts:
@@ -116,12 +99,14 @@ class ServiceMounts:
         return Route(partial(self._answer, self._root), kind.refuse, path, is_hot=True, is_patient=True)
 
     async def _answer(self, name: str, request: HttpRequest) -> HttpAnswer:
-        async with _Call(self._plane, name) as call:
-            routes = self._routes_of(name, call.lease.servable, is_root=not request.mount)
+        door = self._kind_of[name].door
+        sent_id, size = request.header("x-request-id") or "", len(request.body)
+        with await self._plane.call(name, door, request.method, request_id=sent_id, received=size) as call:
+            routes = self._routes_of(name, call.service, is_root=not request.mount)
             answer = await routes.answer_http(request)
-            if answer is not None and not isinstance(answer.body, bytes):
-                answer = replace(answer, body=HeldStream(answer.body, call.hold()))
-        return answer or await self._answer_elsewhere(request)
+            if answer is not None:
+                return _observed(answer, call)
+        return await self._answer_elsewhere(request)
 
     async def _answer_elsewhere(self, request: HttpRequest) -> HttpAnswer:
         """Answer for a path that a service does not have; if it is below a name, the root may have it."""
@@ -138,3 +123,13 @@ class ServiceMounts:
         routes = self._kind_of[name].routes(name, service, is_root=is_root)
         self._routes[name, is_root] = service, routes
         return routes
+
+
+def _observed(answer: HttpAnswer, call: ObservedCall) -> HttpAnswer:
+    """Note what came of a call; one that is answered with a stream lasts as long as that."""
+    if answer.status >= HTTPStatus.BAD_REQUEST:
+        call.event.code = str(answer.status)
+    if isinstance(answer.body, bytes):
+        call.event.sent = len(answer.body)
+        return answer
+    return replace(answer, body=HeldStream(answer.body, call.hand_over()))

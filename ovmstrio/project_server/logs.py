@@ -12,7 +12,7 @@ from cortex_internal.lib.log import StdoutHandler
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from ovmstrio.runtimes.handlers.config.specs import LogLevel
+    from ovmstrio.runtimes.handlers.config.project_spec import LogLevel
 
 __all__ = ["configure_project_logs"]
 

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from types import TracebackType
 
-    from ovmstrio.core.events import Method
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.servable import InferStream
-    from ovmstrio.runtimes.graphs.config.values import StreamRef
+    from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
     from ovmstrio.runtimes.graphs.instance import Sink
     from ovmstrio.runtimes.graphs.load_graph import LoadedGraph
     from ovmstrio.runtimes.graphs.packets import Packet
@@ -177,7 +176,7 @@ class _Observed:
 
     __slots__ = ("_hooks", "_instance", "_method", "_started")
 
-    def __init__(self, hooks: GraphHooks, method: Method, instance: GraphInstance) -> None:
+    def __init__(self, hooks: GraphHooks, method: str, instance: GraphInstance) -> None:
         self._hooks = hooks
         self._method = method
         self._instance = instance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ovmstrio.api.doors import HANDLERS_HTTP
 from ovmstrio.api.handlers.http.handler_refusals import refuse, text_to_send
 from ovmstrio.api.handlers.http.handler_routes import HandlerRoutes
 
@@ -20,6 +21,8 @@ class HandlerMountKind:
     Args:
         shows_details: whether callers may see what a handler's code raised.
     """
+
+    door = HANDLERS_HTTP
 
     def __init__(self, *, shows_details: bool = False) -> None:
         self._shows_details = shows_details

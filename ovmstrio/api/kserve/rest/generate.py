@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from ovmstrio.api.bodies import body_of_call
+from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.api.kserve.rest.generate_answer import error_event, event, generate_document
 from ovmstrio.api.kserve.rest.generate_request import read_generate_request
 from ovmstrio.api.kserve.rest.infer_route import check_version
@@ -31,7 +32,7 @@ from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
     from ovmstrio.core.http import Headers, HttpRequest
-    from ovmstrio.core.request import InferRequest, StreamReply
+    from ovmstrio.core.request import InferRequest, InferResponse, StreamReply
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
 
@@ -51,8 +52,7 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     async def generate(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         asked = await _read(plane, request, model, check_version(version), max_body_bytes)
-        document = generate_document(await plane.infer(asked, "REST"))
-        return HttpAnswer(200, JSON_TYPE, orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
+        return await plane.infer(asked, KSERVE_REST, _render)
 
     async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         asked = await _read(plane, request, model, check_version(version), max_body_bytes, streamed=True)
@@ -68,7 +68,7 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 async def _read(
     plane: DataPlane, request: HttpRequest, model: str, version: str, limit: int, *, streamed: bool = False
 ) -> InferRequest:
-    described = await plane.describe(model, version)
+    described = await plane.describe(model, version, KSERVE_REST)
     if streamed and not described.has_streams:
         raise NotFound(f'"{model[:80]}" is a model, and only graphs have streams; POST to /generate for one answer')
     body = body_of_call(plane, request, model, version, limit=limit)
@@ -78,9 +78,14 @@ async def _read(
             known = ", ".join(spec.name for spec in described.inputs)
             raise InvalidRequest(f"expected at least one input, got none; the inputs of {model[:80]} are: {known}")
     except ServerError as error:
-        plane.count_unparsed(model, version, error, "REST")
+        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
         raise
     return asked
+
+
+def _render(response: InferResponse) -> tuple[HttpAnswer, int]:
+    body = orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
+    return HttpAnswer(200, JSON_TYPE, body), len(body)
 
 
 async def _run(
@@ -101,7 +106,7 @@ async def _run(
     begun = False
     async with send:
         try:
-            async with plane.open_stream(asked, "REST") as stream:
+            async with plane.open_stream(asked, KSERVE_REST) as stream:
                 stream.end()
                 async for reply in stream:
                     data = _event(reply)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ovmstrio.api.bodies import body_of_call
+from ovmstrio.api.doors import KSERVE_REST, NOT_LOADED
 from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH
 from ovmstrio.api.kserve.rest.infer_route import answer_infer, check_version
+from ovmstrio.api.kserve.server_metadata import EXTENSIONS, SERVER_NAME, server_version
 from ovmstrio.core.errors import MalformedJson, NotReady, VersionLoading
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
@@ -45,9 +47,8 @@ def model_paths(suffix: str) -> tuple[str, str]:
 
 
 def _server_rules(plane: DataPlane) -> list[Rule]:
-    async def server_metadata(_: HttpRequest) -> HttpAnswer:
-        known = plane.server_metadata()
-        return json_answer({"name": known.name, "version": known.version, "extensions": known.extensions})
+    async def metadata(_: HttpRequest) -> HttpAnswer:
+        return json_answer({"name": SERVER_NAME, "version": server_version(), "extensions": EXTENSIONS})
 
     async def live(request: HttpRequest) -> HttpAnswer:
         if not plane.is_live():
@@ -64,7 +65,7 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
         return json_answer({"models": _index(plane, only_ready=False)})
 
     return [
-        rule("/v2", "GET", server_metadata),
+        rule("/v2", "GET", metadata),
         rule("/v2/health/live", "GET", live),
         rule("/v2/health/ready", "GET", ready),
         rule("/v2/models", "GET", models),
@@ -83,25 +84,25 @@ async def _repository_index(plane: DataPlane, request: HttpRequest) -> HttpAnswe
 
 def _model_rules(plane: DataPlane) -> list[Rule]:
     async def metadata(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        known = plane.model_metadata(model, check_version(version), "REST")
+        known = plane.model_metadata(model, check_version(version), KSERVE_REST)
         document: dict[str, Any] = {"name": known.name, "versions": known.versions, "platform": known.platform}
         document |= {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
         return json_answer(document)
 
     async def model_ready(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        if not plane.model_ready(model, check_version(version), "REST"):
-            raise VersionLoading("Model with requested version is not loaded yet")
+        if not plane.model_ready(model, check_version(version), KSERVE_REST):
+            raise VersionLoading(NOT_LOADED)
         return HttpAnswer(200)
 
     async def config(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        known = plane.model_metadata(model, check_version(version), "REST")
+        known = plane.model_metadata(model, check_version(version), KSERVE_REST)
         document = {"name": known.name, "platform": known.platform, "backend": "openvino", "max_batch_size": 0}
         return json_answer(
             document | {"input": _config_tensors(known.inputs), "output": _config_tensors(known.outputs)}
         )
 
     async def sequences(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        alive = plane.sequences(model, check_version(version))
+        alive = plane.sequences(model, check_version(version), KSERVE_REST)
         return json_answer({"sequences": [asdict(sequence) for sequence in alive]})
 
     views = (("", metadata), ("/ready", model_ready), ("/config", config), ("/sequences", sequences))

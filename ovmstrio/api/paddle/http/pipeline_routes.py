@@ -16,6 +16,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.bodies import inflated_body
+from ovmstrio.api.doors import PADDLE_HTTP
 from ovmstrio.api.paddle.http.pipeline_reading import read_request
 from ovmstrio.api.paddle.http.pipeline_writing import error_answer, render, status_of_code, text_answer
 from ovmstrio.core.errors import PayloadTooLarge, ServerError
@@ -46,6 +47,8 @@ class OpsMountKind:
         plane: knows whether requests will be answered.
         max_body_bytes: what a body may have once it is not encoded any more.
     """
+
+    door = PADDLE_HTTP
 
     def __init__(self, plane: DataPlane, max_body_bytes: int) -> None:
         self._plane = plane

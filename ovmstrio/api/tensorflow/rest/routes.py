@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ovmstrio.api.bodies import body_of_call
+from ovmstrio.api.doors import MODEL_MISSING, TENSORFLOW_REST
 from ovmstrio.api.status_document import status_document
 from ovmstrio.api.tensorflow.rest.metadata_document import metadata_document
 from ovmstrio.api.tensorflow.rest.predict_route import answer_predict
 from ovmstrio.api.tensorflow.rest.targets import read_target
 from ovmstrio.core.errors import NotFound
-from ovmstrio.registry import MODEL_MISSING
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -34,7 +34,7 @@ def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
         raise NotFound(MODEL_MISSING)
 
     async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        body = body_of_call(plane, request, model, version, limit=max_body_bytes, api="TensorFlowServing")
+        body = body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
         return await answer_predict(plane, model, version, body)
 
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
@@ -54,7 +54,7 @@ def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
 def _tell(plane: DataPlane, target: Target) -> HttpAnswer:
     if target.operation == "status":
-        return json_answer(status_document(plane.model_status(target.model, int(target.version or 0), "REST")))
-    known = plane.model_metadata(target.model, target.version, "REST", "TensorFlowServing")
+        return json_answer(status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST)))
+    known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)
     asked = target.version.lstrip("0")
     return json_answer(metadata_document(known, asked or known.versions[-1]))
