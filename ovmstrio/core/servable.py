@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
     import trio
 
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
 __all__ = [
+    "HttpRoutes",
     "InferStream",
     "LeaseServable",
     "LeasedServable",
@@ -58,6 +60,21 @@ class Servable(Service, Protocol):
 
         Cancellation: at any checkpoint; work on the device is cancelled or its result dropped, and every pooled
         resource is given back.
+        """
+        ...
+
+
+class HttpRoutes(Protocol):
+    """A service that has HTTP paths of its own, or what gives them to it; they are below where it is mounted."""
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
+        """Answer one request; None if there is no such path.
+
+        Raises:
+            ServerError: it is refused, in the words of the kind of service.
+
+        Ownership: a stream in the answer is the caller's to close.
+        Cancellation: at any checkpoint; what the request held is given back.
         """
         ...
 

@@ -21,18 +21,18 @@ import structlog
 import trio
 
 from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.infer_lane import InferRoutes
 from ovmstrio.api.paddle.grpc import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
-from ovmstrio.api.paddle.http import make_application, make_metrics_application
+from ovmstrio.api.paddle.http.pipeline_routes import metrics_router
 from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Kind, Takes
-from ovmstrio.runtimes.ops.op_servable import OpPipelineServable
+from ovmstrio.runtimes.ops.op_servable import OpPipelineServable, PipelineDoor
 from ovmstrio.runtimes.table import table_of
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.kind import LoadContext
     from ovmstrio.runtimes.ops.ports import Ports
     from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
-    from ovmstrio.wire.http.lane_head import Head
 
 __all__ = ["MAX_MESSAGE_BYTES", "Listening", "PipelineExecutor", "RunningPipeline", "serve_pipeline"]
 
@@ -155,15 +154,6 @@ def _addresses(hosts: Sequence[str], port: int) -> list[str]:
     return [f"{host}:{port}" for host in hosts]
 
 
-class _NoRoutes:
-    """Leaves every request to the application."""
-
-    prefixes: Final = ()
-
-    def route(self, head: Head) -> None:
-        """Find nothing."""
-
-
 class _CutRequests:
     """Passes requests on to a pipeline, and counts those that a drain has cut off."""
 
@@ -234,7 +224,13 @@ class _Server:
         self._executor = executor
         self._cut = _CutRequests(executor)
         self._calls = PipelineCalls(name, self._cut)
-        kind = _RunningKind(OpPipelineServable(self.name, self._cut.infer))
+        door = PipelineDoor(
+            calls=self._calls,
+            http_status=listening.http_status,
+            render_metrics=listening.render_metrics,
+            snapshot=listening.snapshot,
+        )
+        kind = _RunningKind(OpPipelineServable(self.name, self._cut.infer, door))
         self.registry = Registry(table_of(kind), poll_seconds=0)
         self.plane = DataPlane(self.registry, obstacle=executor.obstacle)
         self.grpc = GrpcFrontEnd(
@@ -249,23 +245,14 @@ class _Server:
         self.http = None if listening.ports.http is None else self._http(listening.ports.http)
         self.metrics = self._metrics()
 
-    def _http(self, port: int) -> HttpFrontEnd:
-        application = make_application(
-            self._calls,
-            self.plane,
-            max_body_bytes=MAX_MESSAGE_BYTES,
-            render_metrics=self._listening.render_metrics,
-            snapshot=self._listening.snapshot,
-            http_status=self._listening.http_status,
-        )
-        routes = InferRoutes(self.plane)
-        return HttpFrontEnd(self._http_addresses(port), routes, application, max_body_bytes=MAX_MESSAGE_BYTES)
+    def _http(self, port: int) -> RestFrontEnd:
+        return RestFrontEnd(self.plane, self._http_addresses(port), max_body_bytes=MAX_MESSAGE_BYTES, root=self.name)
 
     def _metrics(self) -> HttpFrontEnd | None:
         port, render = self._listening.metrics_port, self._listening.render_metrics
         if render is None or port is None:
             return None
-        return HttpFrontEnd(self._http_addresses(port), _NoRoutes(), make_metrics_application(self.plane, render))
+        return HttpFrontEnd(self._http_addresses(port), metrics_router(self.plane, render))
 
     def _http_addresses(self, port: int) -> list[str]:
         return _addresses(self._listening.http_hosts or self._listening.hosts, port)

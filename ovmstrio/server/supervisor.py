@@ -44,10 +44,10 @@ from ovmstrio.server.command_line import (
     single_servable,
 )
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.rest_application import Cors
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.http.cors import Cors
 from ovmstrio.wire.listeners import tls_context
 
 if TYPE_CHECKING:

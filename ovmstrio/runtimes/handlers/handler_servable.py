@@ -12,7 +12,7 @@ from ovmstrio.core.request import ServableMetadata
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.runtimes.handlers.clients import Models
-    from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
 
@@ -33,7 +33,7 @@ class HandlerServable:
     """
 
     def __init__(
-        self, name: str, handler: LoadedHandler, limit: LocalLimit, grpc: GrpcProject | None, models: Models
+        self, name: str, handler: LoadedHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: Models
     ) -> None:
         self.handler = handler
         self.models = models

@@ -7,6 +7,7 @@ go the same way: texts are ``BYTES`` tensors of one element.  An answer with an 
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -31,11 +32,11 @@ from ovmstrio.runtimes.ops.tensors import to_array as array_of
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse, PipelineTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
 
-__all__ = ["OpPipelineServable", "PipelineInfer"]
+__all__ = ["OpPipelineServable", "PipelineDoor", "PipelineInfer"]
 
 _PLATFORM: Final = "ovmstrio_ops"
 _VERSION: Final = "1"
@@ -61,17 +62,46 @@ class PipelineInfer(Protocol):
         ...
 
 
+class NamedCalls(Protocol):
+    """A pipeline as its own protocols call it, by the service's name."""
+
+    name: str | None
+
+    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request; raises nothing but cancellation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineDoor:
+    """What a pipeline's own HTTP paths lead to.
+
+    Attributes:
+        calls: its requests.
+        http_status: whether requests that failed have a status of their own, instead of 200.
+        render_metrics: prints what scrapers get; None for nothing.
+        snapshot: gives the figures for a live view; None for none.
+    """
+
+    calls: NamedCalls
+    http_status: bool = False
+    render_metrics: Callable[[], bytes] | None = None
+    snapshot: Callable[[], dict[str, Any]] | None = None
+
+
 class OpPipelineServable:
     """One running pipeline.
 
     Args:
         name: under which it is served.
         infer: answers its requests; whoever opened the pipeline closes it.
+        door: what its own HTTP paths lead to.
     """
 
-    def __init__(self, name: str, infer: PipelineInfer) -> None:
+    def __init__(self, name: str, infer: PipelineInfer, door: PipelineDoor | None = None) -> None:
         self._name = name
         self._infer = infer
+        self.door = door
         self.metadata = ServableMetadata(name, _PLATFORM, (), ())
 
     async def infer(self, request: InferRequest) -> InferResponse:

@@ -15,8 +15,9 @@ import orjson
 
 from ovmstrio.api.kserve.rest.infer_answer import json_values
 from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.wire.http.answers import JSON, Answer
+from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,16 +75,16 @@ def status_of_code(code: int) -> int:
     return _STATUS_BY_CODE.get(code, _OF_PRODUCT)
 
 
-def error_answer(text: str, status: int = 400, code: int = INVALID_ARGUMENT) -> Answer:
+def error_answer(text: str, status: int = 400, code: int = INVALID_ARGUMENT) -> HttpAnswer:
     """Refuse a body that cannot be read."""
     body = _dump({"error": text, "code": code, "message": text, "details": []})
-    return Answer(status, body, {"Content-Type": JSON})
+    return HttpAnswer(status, JSON_TYPE, body)
 
 
-def text_answer(status: int, text: str) -> Answer:
+def text_answer(status: int, text: str) -> HttpAnswer:
     """Refuse a path or a verb."""
-    headers = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
-    return Answer(status, f"{text}\n".encode(), headers)
+    headers = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
+    return HttpAnswer(status, headers, f"{text}\n".encode())
 
 
 def _dump(value: Any) -> bytes:

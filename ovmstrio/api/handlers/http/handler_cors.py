@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.handlers.http.answers import Headers
+    from ovmstrio.core.http import Headers
 
 __all__ = ["PREFLIGHT", "with_cors"]
 

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.api.infer_lane import InferRoutes, read_infer
+from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.fast_lane import HEAD_SECONDS, IDLE_SECONDS, RECEIVE_SECONDS, FastLane
 from ovmstrio.wire.http.lane_head import read_head
 from tests.api.rest.servers import BODY, HttpAnswer, Peer, Serving, infer_head, infer_post, serving_rest, stack
@@ -130,7 +130,7 @@ async def _lane(tmp_path: Path) -> AsyncIterator[tuple[Peer, FastLane, list[byte
         with trio.fail_after(LONG_SECONDS):
             async with trio.open_nursery() as nursery:
                 ours, theirs = trio.testing.memory_stream_pair()
-                lane = FastLane(InferRoutes(plane), theirs, MEBIBYTE)
+                lane = FastLane(make_router(plane), theirs, MEBIBYTE)
                 left: list[bytes | None] = []
                 ended = trio.Event()
 
@@ -182,6 +182,9 @@ async def test_a_request_may_come_byte_by_byte(tmp_path: Path) -> None:
         infer_head("5", "X: a\nTransfer-Encoding: chunked"),
         infer_head("5", "X: a\r Y: b"),
         infer_head("5", "X: a\0b"),
+        infer_head("5", "X: a\x0bb"),
+        infer_head("5", "X: a\x7fb"),
+        infer_head("5").replace(b"/infer", b"/inf\xe9r"),
         infer_head("5", " folded: line"),
         infer_head("5", ": no name"),
         infer_head("5", "no colon"),
@@ -191,25 +194,14 @@ async def test_a_request_may_come_byte_by_byte(tmp_path: Path) -> None:
         infer_head("5", "Upgrade: h2c"),
         infer_head("5", "Expect: 100-continue"),
         infer_head("5", "Content-Encoding: gzip"),
-        infer_head("5", "Origin: http://else.where"),
         infer_head("5").replace(b"Host: localhost\r\n", b""),
         infer_head("5").replace(b"HTTP/1.1", b"HTTP/1.0"),
-        infer_head("5").replace(b"POST", b"PUT"),
-        infer_head("5").replace(b"/infer", b"/infer?a=1"),
-        infer_head("5").replace(b"/infer ", b"/infer/ "),
         infer_head("5").replace(b"/v2", b"http://h/v2"),
-        infer_head("5", model="a/b"),
-        infer_head("5", model="a%2fb"),
-        infer_head("5", model="%ff"),
-        infer_head("5", model=".."),
-        infer_head("5", suffix="/versions/x"),
-        infer_head("5", suffix="/versions/1" + 20 * "0"),
     ],
 )
 def test_odd_heads_are_not_for_the_lane(head: bytes) -> None:
     """Anything that two parsers may read in two ways is left to one of them."""
-    parsed = read_head(head)
-    assert parsed is None or read_infer(parsed) is None
+    assert read_head(head) is None
 
 
 @pytest.mark.parametrize(
