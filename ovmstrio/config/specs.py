@@ -195,9 +195,16 @@ class HandlerSpec(ServableSpec):
 
 
 class OpPipelineSpec(ServableSpec):
-    """A pipeline of Ops, which has the one version 1; ``base_path`` is the folder of its service."""
+    """A pipeline of Ops, which has the one version 1; ``base_path`` is the folder of its service.
+
+    ``config`` is its ``config.yml``, in place of the one that the script names, and ``script`` runs the service; both
+    are absolute.  Without a script a running one has handed its service over.
+    """
 
     kind: ClassVar[str] = "op pipeline"
+
+    config: Path | None = None
+    script: Path | None = None
 
 
 class NodeInput(_Spec):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
 __all__ = [
+    "Drainable",
     "InferStream",
     "LeaseServable",
     "LeasedServable",
@@ -58,6 +59,24 @@ class Servable(Service, Protocol):
 
         Cancellation: at any checkpoint; work on the device is cancelled or its result dropped, and every pooled
         resource is given back.
+        """
+        ...
+
+
+@runtime_checkable
+class Drainable(Service, Protocol):
+    """A service with requests of its own that wait, which it answers itself when the server drains."""
+
+    @property
+    def cut(self) -> int:
+        """How many requests the drain has cut, or will as soon as whoever waits for them is cancelled."""
+        ...
+
+    def drain(self, deadline: float) -> None:
+        """Take nothing new, and refuse what waits; what is worked on goes on.
+
+        Args:
+            deadline: from when on, on trio's clock, a request that is cancelled was cut and not left by its client.
         """
         ...
 

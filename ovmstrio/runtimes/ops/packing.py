@@ -33,7 +33,10 @@ def pack(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
         return response
     output = data.parse()
     if data.datatype == ChannelDataType.CHANNEL_NPDATA.value:
-        (_pack_tensors if as_tensors else _pack_printed)(response, output)
+        if as_tensors:
+            _pack_tensors(response, output, stays_array=data.keeps_arrays)
+        else:
+            _pack_printed(response, output)
     else:
         _pack_texts(response, output)
     return response
@@ -46,11 +49,11 @@ def _pack_printed(response: PipelineResponse, output: Mapping[str, Any]) -> None
             response.values.append(repr(value))
 
 
-def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any]) -> None:
+def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, stays_array: bool) -> None:
     for name, value in output.items():
         owner = name.removesuffix(LOD_SUFFIX)
         if owner == name or owner not in output:
-            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX)))
+            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), stays_array=stays_array))
 
 
 def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:

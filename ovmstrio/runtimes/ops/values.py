@@ -41,7 +41,10 @@ class PipelineTensor:
 
 @dataclass(slots=True)
 class PipelineRequest:
-    """One request; ``key``, ``value`` and ``log_id`` are other names that services use."""
+    """One request; ``key``, ``value`` and ``log_id`` are other names that services use.
+
+    ``keeps_arrays`` asks for tensors of the answer as arrays: whoever asks has no use for their elements one by one.
+    """
 
     keys: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
@@ -50,6 +53,7 @@ class PipelineRequest:
     method: str = ""
     logid: int = 0
     clientip: str = ""
+    keeps_arrays: bool = False
 
     @property
     def key(self) -> list[str]:
@@ -102,7 +106,10 @@ class ChannelDataType(Enum):
 
 @dataclass(slots=True)
 class ChannelData:
-    """What a ResponseOp packs: the last Op's output or an error.  Codes are numbers, 0 and None are no error."""
+    """What a ResponseOp packs: the last Op's output or an error.  Codes are numbers, 0 and None are no error.
+
+    ``keeps_arrays`` is the request's.
+    """
 
     datatype: int = ChannelDataType.DICT.value
     npdata: Mapping[str, Any] | None = None
@@ -115,6 +122,7 @@ class ChannelData:
     prod_error_info: str = ""
     client_need_profile: bool = False
     profile_data_set: set[str] = field(default_factory=set)
+    keeps_arrays: bool = False
 
     @property
     def data_id(self) -> int:

@@ -33,8 +33,8 @@ from ovmstrio.wire.http.quart_answers import to_quart
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.runtimes.ops.op_service import OpService
 
 __all__ = ["make_application", "make_metrics_application"]
 
@@ -45,7 +45,7 @@ _RESOURCE_EXHAUSTED: Final = 8
 
 
 def make_application(
-    calls: PipelineCalls,
+    service: OpService,
     plane: DataPlane,
     *,
     max_body_bytes: int,
@@ -56,7 +56,7 @@ def make_application(
     """Make the application of one pipeline.
 
     Args:
-        calls: the pipeline.
+        service: the pipeline.
         plane: serves it over KServe v2, and knows whether it is ready.
         max_body_bytes: larger bodies are refused.
         render_metrics: prints what scrapers get; None for nothing.
@@ -66,7 +66,7 @@ def make_application(
     app = _make_quart()
     app.config["MAX_CONTENT_LENGTH"] = max_body_bytes
     app.register_blueprint(kserve.make_blueprint(plane, max_body_bytes))
-    app.register_blueprint(_pipeline(calls, max_body_bytes, http_status=http_status))
+    app.register_blueprint(_pipeline(service, max_body_bytes, http_status=http_status))
     app.register_blueprint(_operation(plane, render_metrics, snapshot))
     _handle_errors(app, max_body_bytes)
     return app
@@ -88,7 +88,7 @@ def _make_quart() -> QuartTrio:
     return app
 
 
-def _pipeline(calls: PipelineCalls, max_body_bytes: int, *, http_status: bool) -> Blueprint:
+def _pipeline(service: OpService, max_body_bytes: int, *, http_status: bool) -> Blueprint:
     routes = Blueprint("pipeline", __name__)
 
     @routes.post("/<name>/")
@@ -101,7 +101,7 @@ def _pipeline(calls: PipelineCalls, max_body_bytes: int, *, http_status: bool) -
         body = inflate(sent, request.headers.get("Content-Encoding", "").strip().lower(), max_body_bytes)
         asked = read_request(body, name, method)
         asked.clientip = asked.clientip or request.remote_addr or ""
-        response = await calls.answer(asked, math.inf)
+        response = await service.answer(asked, math.inf)
         message = to_message(response)
         status = 429 if response.is_overload else status_of_code(message.err_no) if http_status else 200
         return to_quart(Answer(status, render(message), {"Content-Type": JSON}))

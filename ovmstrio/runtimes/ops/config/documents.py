@@ -12,7 +12,10 @@ from ovmstrio.config.json_locations import Located, below
 from ovmstrio.config.yaml_locations import YamlSyntaxError, parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["NO_LINE", "conf_dict", "locate", "read_document"]
+__all__ = ["CONFIG_VARIABLE", "NO_LINE", "conf_dict", "locate", "read_document"]
+
+CONFIG_VARIABLE: Final = "OVMS_PIPELINE_CONFIG"
+"""The environment variable that names a configuration for ``ArgsParser``."""
 
 NO_LINE: Final = 0
 """The line of what is in no file."""

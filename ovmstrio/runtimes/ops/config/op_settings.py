@@ -52,6 +52,8 @@ class LoggingSettings:
         backups: how many files that were put away are kept; None keeps each file's own default.
         rate_limit: how many lines a second one place in the code may write; None for any number.
         enabled: whether files are written at all.
+        folder: for a pipeline beside others, where its files are, with what concerns it alone; None where the
+            environment says it.
     """
 
     level: int = logging.INFO
@@ -59,6 +61,7 @@ class LoggingSettings:
     backups: int | None = None
     rate_limit: int | None = None
     enabled: bool = True
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

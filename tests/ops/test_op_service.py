@@ -9,7 +9,8 @@ import pytest
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
 from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.ops.op_servable import OpPipelineServable
+from ovmstrio.runtimes.ops.op_service import OpService
+from ovmstrio.runtimes.ops.settings import PipelineSettings
 from ovmstrio.runtimes.ops.tensors import from_array, unpack
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
 
@@ -21,9 +22,20 @@ class _Pipeline:
         self.answer = answer or PipelineResponse()
         self.requests: list[PipelineRequest] = []
 
-    async def __call__(self, request: PipelineRequest, deadline: float, /) -> PipelineResponse:
+    async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
         self.requests.append(request)
         return self.answer
+
+    def obstacle(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def service_of(pipeline: _Pipeline) -> OpService:
+    """Give the service of a pipeline."""
+    return OpService("uci", pipeline, None, PipelineSettings())
 
 
 def asking(*inputs: tuple[InferInput, bytes], outputs: tuple[str, ...] = (), **parameters: Any) -> InferRequest:
@@ -48,9 +60,7 @@ async def test_texts_are_keys_and_arrays_are_tensors() -> None:
     pipeline = _Pipeline()
     array = np.array([[1, 2]], np.float16)
     given = InferInput("t", "FP16", (1, 2))
-    await OpPipelineServable("uci", pipeline).infer(
-        asking(text("k", b"v"), text("s", b"a", b"b"), (given, array.tobytes()), log_id=7)
-    )
+    await service_of(pipeline).infer(asking(text("k", b"v"), text("s", b"a", b"b"), (given, array.tobytes()), log_id=7))
     (request,) = pipeline.requests
     assert (request.keys, request.values, request.name, request.logid) == (["k"], ["v"], "uci", 7)
     found = unpack(request)
@@ -63,7 +73,7 @@ async def test_answers_are_tensors_by_name() -> None:
     """Keys are BYTES, tensors are what they are with their offsets beside them, and callers may choose."""
     tensor = from_array("t", np.array([[1], [2]], np.int64), [0, 2])
     answer = PipelineResponse(keys=["k"], values=["v"], tensors=[tensor])
-    servable = OpPipelineServable("uci", _Pipeline(answer))
+    servable = service_of(_Pipeline(answer))
     response = await servable.infer(asking())
     assert [each.name for each in response.outputs] == ["k", "t", "t.lod"]
     assert [np.asarray(each.array).tolist() for each in response.outputs if isinstance(each, Tensor)] == [
@@ -93,7 +103,7 @@ async def test_answers_are_tensors_by_name() -> None:
 async def test_codes_are_errors(answer: PipelineResponse, error: type[ServerError]) -> None:
     """What a pipeline says in its answer is an error of its kind in other protocols."""
     with pytest.raises(error, match="why"):
-        await OpPipelineServable("uci", _Pipeline(answer)).infer(asking())
+        await service_of(_Pipeline(answer)).infer(asking())
 
 
 @pytest.mark.parametrize(
@@ -111,5 +121,5 @@ async def test_inputs_that_are_not_what_they_say(given: tuple[InferInput, bytes]
     """An input that cannot be read is refused, and the pipeline is not asked."""
     pipeline = _Pipeline()
     with pytest.raises(InvalidRequest, match=words):
-        await OpPipelineServable("uci", pipeline).infer(asking(given))
+        await service_of(pipeline).infer(asking(given))
     assert pipeline.requests == []
