@@ -117,8 +117,7 @@ async def test_a_service_takes_tensors_and_drains(tmp_path: Path) -> None:
     """The service is a servable, and refuses what comes after a drain with 3001."""
     async with loading() as load:
         service = await load(project(tmp_path, "words"))
-        assert isinstance(service, Servable)
-        assert isinstance(service, Drainable)
+        assert all(isinstance(service, takes) for takes in (Servable, Drainable))
         given = InferInput("x", "BYTES", (1,))
         response = await service.infer(InferRequest("words", inputs=[given], raw_inputs=[b"\1\0\0\0?"]))
         assert [each.name for each in response.outputs] == ["found", "seen"]

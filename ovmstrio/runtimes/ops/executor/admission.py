@@ -42,6 +42,13 @@ class Admission:
         """How many requests wait."""
         return len(self._waiting)
 
+    def enter_now(self) -> bool:
+        """Let a request in if it has not to wait; the place is the caller's then, who has to :meth:`leave` it."""
+        if self.is_closed or not self._free or self._waiting:
+            return False
+        self._free -= 1
+        return True
+
     async def enter(self, deadline: float) -> None:
         """Wait to be let in.
 
@@ -54,8 +61,7 @@ class Admission:
         """
         if self.is_closed:
             raise failures.closed()
-        if self._free and not self._waiting:
-            self._free -= 1
+        if self.enter_now():
             return
         if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
             text = f"too many requests: {len(self._waiting)} wait, as many as may; try again later"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -85,42 +85,31 @@ class OpRunner:
         else:
             await self._batcher.serve(task_status=task_status)
 
-    async def run(self, sample: Sample) -> tuple[dict[str, Any], bool]:
-        """Give an Op's output for a sample that has a seat, and whether it jumps.
-
-        Raises:
-            OpFailure: the request ends with it.
+    def run(self, sample: Sample) -> Coroutine[Any, Any, list[Result]]:
+        """Give what comes of a sample that has a seat.
 
         Ownership: the sample until it returns.
 
         Cancellation: at once; what a worker still does is waited for elsewhere.
         """
-        if self._batcher is None:
-            (result,) = await self._pool.run([sample])
-        else:
-            result = await self._submit(self._batcher, sample)
-        if result.failure is not None:
-            raise result.failure
-        if result.output is None:
-            raise AssertionError("a result is neither an output nor a failure")
-        return result.output, result.jumps
+        return self._pool.run([sample]) if self._batcher is None else self._submit(self._batcher, sample)
 
     def handed_on(self, data_id: int, begin: float) -> None:
         """Note that a sample's output, which was there at ``begin``, is in the next channels."""
         self._told("out", [data_id], (begin, time.perf_counter()))
 
-    async def _submit(self, batcher: Batcher[Sample, Result], sample: Sample) -> Result:
+    async def _submit(self, batcher: Batcher[Sample, Result], sample: Sample) -> list[Result]:
         try:
             self._traffic.stop()
             try:
-                return await batcher.submit(sample)
+                return [await batcher.submit(sample)]
             finally:
                 if sample in self._begun:
                     self._begun.remove(sample)
                 else:
                     self._traffic.go()
         except (NotReady, trio.ClosedResourceError):
-            return Result(failure=failures.closed())
+            return [Result(failure=failures.closed())]
 
     async def _run(self, samples: Sequence[Sample]) -> Sequence[Result | OpFailure]:
         """Run one batch, its oldest request first.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
 
 import structlog
 import trio
@@ -89,7 +89,7 @@ class InstanceWorker:
         """Whether a hook still runs for a request that has gone."""
         return self._instance is None or self._instance.is_busy
 
-    async def run(self, samples: Sequence[Sample]) -> list[Result]:
+    def run(self, samples: Sequence[Sample]) -> Coroutine[Any, Any, list[Result]]:
         """Work on samples, and give the result of each.
 
         Ownership: the samples until it returns.
@@ -98,7 +98,7 @@ class InstanceWorker:
         """
         if self._instance is None:
             raise AssertionError("a worker without its copy of the Op was given samples")
-        return await run_batch(self._instance, samples, self._told)
+        return run_batch(self._instance, samples, self._told)
 
     async def recover(self) -> None:
         """Wait until the hook has ended, or leave it alone with its copy of the Op and make a new one.
@@ -161,6 +161,7 @@ class WorkerPool:
         self._failing: dict[int, str] = {}
         self._nursery = nursery
         self._lot = trio.lowlevel.ParkingLot()
+        self._parked = 0
 
     @property
     def is_working(self) -> bool:
@@ -175,7 +176,7 @@ class WorkerPool:
         Cancellation: at once; what the worker still does is waited for elsewhere.
         """
         try:
-            worker = await self._acquire()
+            worker = self._free.popleft() if self._free else await self._acquire()
         except OpFailure as failure:
             return [Result(failure=failure)] * len(samples)
         self._tell(worker, samples)
@@ -210,14 +211,19 @@ class WorkerPool:
                 why = next(iter(self._failing.values()))
                 text = f"no worker of Op {self._name} can be started: {why}"
                 raise OpFailure(CustomExceptionCode.UNKNOW.value, text)
-            await self._lot.park()
+            self._parked += 1
+            try:
+                await self._lot.park()
+            finally:
+                self._parked -= 1
         return self._free.popleft()
 
     def _release(self, worker: Worker) -> None:
         self._failing.pop(worker.index, None)
         self._free_since[worker.index] = time.perf_counter()
         self._free.append(worker)
-        self._lot.unpark()
+        if self._parked:
+            self._lot.unpark()
 
     async def _recover(self, worker: Worker) -> None:
         """Try until a worker works again, after longer and longer pauses.
