@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from ovmstrio.runtimes.ops.codes import CustomException, CustomExceptionCode, ProductErrCode
 
@@ -104,6 +104,11 @@ class ChannelDataType(Enum):
     ERROR = 2
 
 
+# An enumeration's values take calls to look up.
+_ANYTHING: Final = ChannelDataType.DICT.value
+_ARRAYS: Final = ChannelDataType.CHANNEL_NPDATA.value
+
+
 @dataclass(slots=True)
 class ChannelData:
     """What a ResponseOp packs: the last Op's output or an error.  Codes are numbers, 0 and None are no error.
@@ -111,7 +116,7 @@ class ChannelData:
     ``keeps_arrays`` is the request's.
     """
 
-    datatype: int = ChannelDataType.DICT.value
+    datatype: int = _ANYTHING
     npdata: Mapping[str, Any] | None = None
     dictdata: Mapping[str, Any] | None = None
     id: int = 0
@@ -131,8 +136,8 @@ class ChannelData:
 
     def parse(self) -> dict[str, Any]:
         """Give the output as a dict, an empty one for an error."""
-        if self.datatype == ChannelDataType.CHANNEL_NPDATA.value:
+        if self.datatype == _ARRAYS:
             return dict(self.npdata or {})
-        if self.datatype == ChannelDataType.DICT.value:
+        if self.datatype == _ANYTHING:
             return dict(self.dictdata or {})
         return {}

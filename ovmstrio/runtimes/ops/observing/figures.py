@@ -37,13 +37,6 @@ class OpFigures:
         """How many seconds the stage took on average."""
         return self.seconds[stage] / self.counts[stage] if stage in self.counts else 0.0
 
-    def add(self, stage: Stage, seconds: float, samples: int) -> None:
-        """Count one stage, which concerned so many samples."""
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        self.counts[stage] = self.counts.get(stage, 0) + 1
-        if stage == "midp":
-            self.inferred += samples
-
     @property
     def idle(self) -> float:
         """Which share of its time the Op did not work, by the averages of its stages."""
@@ -131,13 +124,17 @@ class Figures(OpHooks):
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002
         """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
         seconds = span[1] - span[0]
-        totals = self.totals.get(op)
-        if totals is None:
-            self._ends.setdefault(op, OpFigures()).add(stage, seconds, len(data_ids))
+        is_op = op in self.totals
+        counting = [self.totals[op] if is_op else self._ends.setdefault(op, OpFigures())]
+        if is_op and self._keeps_window:
+            counting.append(self._window.ops.setdefault(op, OpFigures()))
+        for figures in counting:
+            figures.seconds[stage] = figures.seconds.get(stage, 0.0) + seconds
+            figures.counts[stage] = figures.counts.get(stage, 0) + 1
+            if stage == "midp":
+                figures.inferred += len(data_ids)
+        if not is_op:
             return
-        totals.add(stage, seconds, len(data_ids))
-        if self._keeps_window:
-            self._window.ops.setdefault(op, OpFigures()).add(stage, seconds, len(data_ids))
         key = (op, stage)
         if key not in self.newest:
             self.newest[key] = deque(maxlen=_NEWEST)

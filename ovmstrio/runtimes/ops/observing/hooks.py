@@ -34,7 +34,13 @@ class ChannelState:
 
 
 class OpHooks:
-    """An observer of one running pipeline; takes no note of what it does not override."""
+    """An observer of one running pipeline; takes no note of what it does not override.
+
+    Attributes:
+        wants_stages: whether it is told of stages now; most calls are about these.
+    """
+
+    wants_stages: bool = True
 
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
         """Take note that Ops run; ``channels`` tells at any time what waits between them."""
@@ -74,7 +80,7 @@ class Several(OpHooks):
 
         self._opened = listeners("opened")
         self._request_started = listeners("request_started")
-        self._stage = listeners("stage")
+        self._of_stages = [one for one in observers if type(one).stage is not OpHooks.stage]
         self._batch = listeners("batch")
         self._worker_died = listeners("worker_died")
         self._timeline = listeners("timeline")
@@ -92,8 +98,9 @@ class Several(OpHooks):
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
         """Tell of one stage."""
-        for each in self._stage:
-            each(op, worker, stage, data_ids, span)
+        for each in self._of_stages:
+            if each.wants_stages:
+                each.stage(op, worker, stage, data_ids, span)
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
         """Tell of one batch."""

@@ -30,6 +30,7 @@ class Timelines(OpHooks):
         self._everything = everything
         self._out = out
         self._kept: dict[int, list[str]] = {}
+        self.wants_stages = False
         self._began: dict[int, float] = {}
         self._offset = time.time() - time.perf_counter()
 
@@ -38,11 +39,10 @@ class Timelines(OpHooks):
         if (profile or self._everything) and len(self._kept) < _MAX_KEPT:
             self._kept[data_id] = []
             self._began[data_id] = time.perf_counter()
+            self.wants_stages = True
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
         """Put a stage on the timelines of its samples."""
-        if not self._kept:
-            return
         for data_id in data_ids:
             if data_id in self._kept and (name := _name(op, worker, stage, data_id)):
                 self._kept[data_id] += self._marks(name, span)
@@ -64,6 +64,7 @@ class Timelines(OpHooks):
             with suppress(OSError, ValueError):
                 print(self._line(data_id, span), file=self._out or sys.stderr, flush=True)
         del self._kept[data_id], self._began[data_id]
+        self.wants_stages = bool(self._kept)
 
     def _line(self, data_id: int, call: Span) -> str:
         marks = [*self._kept[data_id], *self._marks(f"call_{data_id}#DAG", call)]
