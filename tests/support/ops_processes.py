@@ -103,7 +103,7 @@ class Unprepared(Op):
 
 
 class Dead(Op):
-    """Ends its process while it is prepared."""
+    """PackageHooks its process while it is prepared."""
 
     def init_op(self) -> None:
         """End."""

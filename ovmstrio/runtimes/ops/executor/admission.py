@@ -16,11 +16,11 @@ __all__ = ["Admission"]
 class _Turn:
     """One request that waits; ``is_in`` once a place is its own."""
 
-    __slots__ = ("is_in", "told")
+    __slots__ = ("called", "is_in")
 
     def __init__(self) -> None:
         self.is_in = False
-        self.told = trio.Event()
+        self.called = trio.Event()
 
 
 class Admission:
@@ -73,7 +73,7 @@ class Admission:
         self._waiting[turn] = None
         try:
             with trio.move_on_at(deadline):
-                await turn.told.wait()
+                await turn.called.wait()
         except BaseException:
             self._give_up(turn)
             raise
@@ -93,7 +93,7 @@ class Admission:
         if self._waiting:
             turn, _ = self._waiting.popitem(last=False)
             turn.is_in = True
-            turn.told.set()
+            turn.called.set()
         else:
             self._free += 1
 
@@ -102,4 +102,4 @@ class Admission:
         self.is_closed = True
         waiting, self._waiting = self._waiting, OrderedDict()
         for turn in waiting:
-            turn.told.set()
+            turn.called.set()

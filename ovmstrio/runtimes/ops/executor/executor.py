@@ -14,13 +14,13 @@ from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.admission import Admission
 from ovmstrio.runtimes.ops.executor.copying import Copier
-from ovmstrio.runtimes.ops.executor.ends import PROFILE_KEY, Ends, failed, without_profile
 from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.package_hooks import PROFILE_KEY, PackageHooks, failed, without_profile
 from ovmstrio.runtimes.ops.executor.request import RequestRun
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.stages import channel_data
-from ovmstrio.runtimes.ops.executor.traffic import Traffic
+from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
 from ovmstrio.runtimes.ops.observing.samples import working_on
@@ -44,7 +44,7 @@ class Executor:
         settings: what holds for all of them.
         runners: what runs them, by their names.
         hooks: are told of requests.
-        traffic: knows what moves.
+        stall_detector: knows what moves.
         numbers: the numbers that requests get.
         calls: runs async hooks of the graph's ends.
     """
@@ -56,7 +56,7 @@ class Executor:
         runners: Mapping[str, OpRunner],
         *,
         hooks: OpHooks,
-        traffic: Traffic,
+        stall_detector: StallDetector,
         numbers: Iterator[int],
         calls: LoopCalls,
     ) -> None:
@@ -64,10 +64,10 @@ class Executor:
         self._dag = settings.dag
         self._runners = runners
         self._hooks = hooks
-        self._traffic = traffic
+        self._stall_detector = stall_detector
         self._numbers = numbers
         self._admission = Admission(settings.worker_num, settings.dag.max_queue)
-        self._ends = Ends(graph, 2 * settings.worker_num, calls)
+        self._package_hooks = PackageHooks(graph, 2 * settings.worker_num, calls)
         self._copier = Copier(2 * settings.worker_num)
         self._running: set[trio.CancelScope] = set()
         self._asked = 0
@@ -132,21 +132,21 @@ class Executor:
 
     async def _refused(self, request: PipelineRequest, failure: OpFailure, limit: float) -> PipelineResponse:
         data = failed(0, request.logid, failure)
-        response = self._ends.pack_here(data) or await self._ends.pack(data, limit)
+        response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
         response.is_overload = failure.is_overload
         return response
 
     async def _admitted(self, request: PipelineRequest, limit: float) -> PipelineResponse:
         data_id, begin, code, message = next(self._numbers), time.perf_counter(), None, ""
         request, wants_profile = without_profile(request)
-        self._traffic.enter()
+        self._stall_detector.enter()
         self._hooks.request_started(data_id, request.logid, profile=wants_profile)
         try:
             with working_on((data_id, request.logid)):
                 data = await self._evaluate(request, data_id, limit)
                 data.keeps_arrays = request.keeps_arrays
                 packing = time.perf_counter()
-                response = self._ends.pack_here(data) or await self._ends.pack(data, limit)
+                response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
                 self._tell("postpack", data_id, packing)
             if wants_profile:
                 response.keys.append(PROFILE_KEY)
@@ -154,7 +154,7 @@ class Executor:
             code, message = response.err_no, response.err_msg
             return response
         finally:
-            self._traffic.leave()
+            self._stall_detector.leave()
             self._hooks.request_finished(data_id, request.logid, code, (begin, time.perf_counter()), message)
 
     def _tell(self, stage: Stage, data_id: int, begin: float) -> None:
@@ -167,7 +167,7 @@ class Executor:
         log_id, begin = request.logid, time.perf_counter()
         try:
             with scope:
-                first, log_id = self._ends.unpack_here(request) or await self._ends.unpack(request)
+                first, log_id = self._package_hooks.unpack_here(request) or await self._package_hooks.unpack(request)
                 self._tell("prepack", data_id, begin)
                 if self._dag.retry > 1:
                     return channel_data(data_id, log_id, await self._attempts(first, data_id, log_id))
@@ -184,7 +184,7 @@ class Executor:
     def _run(self, data_id: int, log_id: int) -> RequestRun:
         return RequestRun(
             self.graph, self._runners, data_id, log_id,
-            takes_first=self._dag.channel_recv_frist_arrive, traffic=self._traffic, copier=self._copier,
+            takes_first=self._dag.channel_recv_frist_arrive, stall_detector=self._stall_detector, copier=self._copier,
         )  # fmt: skip
 
     async def _attempts(self, first: dict[str, Any], data_id: int, log_id: int) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class Executor:
             self._is_cut = True
             for scope in list(self._running):
                 scope.cancel()
-            self._ends.hurry()
+            self._package_hooks.hurry()
             await self._until_idle()
 
     async def _until_idle(self) -> None:

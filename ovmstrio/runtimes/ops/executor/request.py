@@ -17,7 +17,7 @@ from ovmstrio.runtimes.ops.executor.copying import Copier
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.samples import Result, Sample
-from ovmstrio.runtimes.ops.executor.traffic import Traffic
+from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 
@@ -38,7 +38,7 @@ class RequestRun:
         data_id: the server's number of the request.
         log_id: the client's.
         takes_first: whether an Op with several inputs runs with the one that comes first, and never again.
-        traffic: is told of what moves.
+        stall_detector: is told of what moves.
         copier: copies outputs that several Ops get.
     """
 
@@ -50,7 +50,7 @@ class RequestRun:
         log_id: int,
         *,
         takes_first: bool,
-        traffic: Traffic,
+        stall_detector: StallDetector,
         copier: Copier,
     ) -> None:
         self._graph = graph
@@ -58,7 +58,7 @@ class RequestRun:
         self._data_id = data_id
         self._log_id = log_id
         self._takes_first = takes_first
-        self._traffic = traffic
+        self._stall_detector = stall_detector
         self._copier = copier
         self._parts: dict[str, dict[str, Any]] = {}
         self._served: set[str] = set()
@@ -83,11 +83,11 @@ class RequestRun:
                 try:
                     await self._follow(await self._begin(first))
                 finally:
-                    self._traffic.stop()
+                    self._stall_detector.stop()
             else:
                 await self._run_beside(first)
         finally:
-            self._traffic.go()
+            self._stall_detector.go()
             for ticket in list(self._tickets):
                 ticket.leave()
         if self._failure is not None:
@@ -102,7 +102,7 @@ class RequestRun:
             try:
                 await self._follow(await self._begin(first))
             finally:
-                self._traffic.stop()
+                self._stall_detector.stop()
 
     async def _begin(self, first: dict[str, Any]) -> list[tuple[str, Ticket]]:
         try:
@@ -121,14 +121,14 @@ class RequestRun:
     def _start_beside(self, name: str, ticket: Ticket) -> None:
         if self._nursery is None:
             raise AssertionError("Ops were run before their request")
-        self._traffic.go()
+        self._stall_detector.go()
         self._nursery.start_soon(self._beside, name, ticket)
 
     async def _beside(self, name: str, ticket: Ticket) -> None:
         try:
             await self._follow([(name, ticket)])
         finally:
-            self._traffic.stop()
+            self._stall_detector.stop()
 
     async def _work(self, name: str, ticket: Ticket) -> list[tuple[str, Ticket]]:
         """Run an Op, and hold its seat until its output is in the next channels; gives who is ready then."""

@@ -11,10 +11,10 @@ import trio
 
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.instance import Instance
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.op_instance import OpInstance
 from ovmstrio.runtimes.ops.executor.processing import Feed, process_all
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold
+from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 from ovmstrio.runtimes.ops.observing.samples import is_working_on, working_on
 from ovmstrio.runtimes.ops.packing import holds_arrays
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 def run_batch(
-    instance: Instance, samples: Sequence[Sample], told: StageTold
+    instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage
 ) -> Coroutine[Any, Any, list[Result]]:  # fmt: skip
     """Work on samples with one instance.
 
@@ -36,7 +36,7 @@ def run_batch(
 
     Cancellation: where a hook or the model waits; at once if a hook is in a thread, which goes on.
     """
-    batch = _Batch(instance, samples, told)
+    batch = _Batch(instance, samples, report_stage)
     # A sample that is alone is worked on in the name of its request already.
     if len(samples) == 1 and is_working_on(_ids(samples[0])):
         return batch.run()
@@ -50,11 +50,11 @@ def _ids(sample: Sample) -> tuple[int, int]:
 class _Batch:
     """Samples in one worker; ``feeds`` are those of the samples that have not failed, by position."""
 
-    def __init__(self, instance: Instance, samples: Sequence[Sample], told: StageTold) -> None:
+    def __init__(self, instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage) -> None:
         self.instance = instance
         self.samples = samples
         self.spans: list[tuple[Stage, Sequence[int], Span]] = []
-        self.told = told
+        self.report_stage = report_stage
         self.feeds: dict[int, Feed] = {}
         self.results: dict[int, Result] = {}
 
@@ -78,7 +78,7 @@ class _Batch:
         if self.instance.op.get_jump_to_ops():
             await self._decide_jumps()
         for stage, ids, span in self.spans:
-            self.told(stage, ids, span)
+            self.report_stage(stage, ids, span)
         return [*map(self.results.__getitem__, range(len(self.samples)))]
 
     def _pre_and_post(self) -> None:

@@ -13,10 +13,10 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.instance import Instance, start_instance
 from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold, Worker
+from ovmstrio.runtimes.ops.executor.op_instance import OpInstance, start_instance
+from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample, Worker
 from ovmstrio.runtimes.ops.executor.stages import run_batch
 from ovmstrio.runtimes.ops.observing.hooks import OpHooks
 from ovmstrio.runtimes.ops.op import Op
@@ -48,7 +48,7 @@ class InstanceWorker:
         settings: what holds for the Op.
         index: the worker's number.
         make_predictor: makes what runs the Op's model.
-        told: is told of stages.
+        report_stage: is told of stages.
         nursery: hosts the calls of async hooks.
     """
 
@@ -59,17 +59,17 @@ class InstanceWorker:
         index: int,
         make_predictor: MakePredictor | None,
         *,
-        told: StageTold,
+        report_stage: ReportStage,
         nursery: trio.Nursery,
     ) -> None:
         self.index = index
         self._op = op
         self._settings = settings
         self._make_predictor = make_predictor
-        self._told = told
+        self._report_stage = report_stage
         self._nursery = nursery
-        self._instance: Instance | None = None
-        self._stuck: list[Instance] = []
+        self._instance: OpInstance | None = None
+        self._stuck: list[OpInstance] = []
 
     async def start(self) -> None:
         """Make the worker's copy of the Op.
@@ -98,7 +98,7 @@ class InstanceWorker:
         """
         if self._instance is None:
             raise AssertionError("a worker without its copy of the Op was given samples")
-        return run_batch(self._instance, samples, self._told)
+        return run_batch(self._instance, samples, self._report_stage)
 
     async def recover(self) -> None:
         """Wait until the hook has ended, or leave it alone with its copy of the Op and make a new one.

@@ -85,7 +85,7 @@ class Figures(OpHooks):
         self.codes: Counter[int] = Counter()
         self.left = 0
         self.seconds = 0.0
-        self._ends: dict[str, OpFigures] = {}
+        self._package_hooks: dict[str, OpFigures] = {}
         self.totals: dict[str, OpFigures] = {}
         self.newest: dict[tuple[str, Stage], deque[float]] = {}
         self.newest_requests: deque[tuple[float, float]] = deque(maxlen=_NEWEST)
@@ -100,7 +100,7 @@ class Figures(OpHooks):
     @property
     def with_ends(self) -> dict[str, OpFigures]:
         """The totals of the Ops, and those of the RequestOp and the ResponseOp under the name that they share."""
-        return {**self._ends, **self.totals}
+        return {**self._package_hooks, **self.totals}
 
     @property
     def channels(self) -> Sequence[ChannelState]:
@@ -125,7 +125,7 @@ class Figures(OpHooks):
         """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
         seconds = span[1] - span[0]
         is_op = op in self.totals
-        counting = [self.totals[op] if is_op else self._ends.setdefault(op, OpFigures())]
+        counting = [self.totals[op] if is_op else self._package_hooks.setdefault(op, OpFigures())]
         if is_op and self._keeps_window:
             counting.append(self._window.ops.setdefault(op, OpFigures()))
         for figures in counting:

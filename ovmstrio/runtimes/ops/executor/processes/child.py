@@ -24,7 +24,7 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.executor.processes.channel import ProcessChannel
 from ovmstrio.runtimes.ops.executor.processes.codec import encode
-from ovmstrio.runtimes.ops.executor.processes.messages import RECOVERED, Answer, encode_answer, samples_of
+from ovmstrio.runtimes.ops.executor.processes.messages import RECOVERED, BatchAnswer, encode_answer, samples_of
 from ovmstrio.runtimes.ops.executor.processes.source import Source
 from ovmstrio.runtimes.ops.executor.workers import InstanceWorker
 from ovmstrio.runtimes.ops.observing.log_files import join_log_files
@@ -53,7 +53,7 @@ async def serve(channel: ProcessChannel) -> None:
 
 
 async def _serve_worker(channel: ProcessChannel, request: dict[str, Any], nursery: trio.Nursery) -> None:
-    answer = Answer()
+    answer = BatchAnswer()
     with ExitStack() as opened:
         try:
             worker = _worker(request, answer, opened, nursery)
@@ -72,20 +72,22 @@ def _text(error: Exception) -> str:
     return error.message if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))
 
 
-def _worker(request: dict[str, Any], answer: Answer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
+def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
     sys.path[:] = request["path"]
     loaded = Source(request["loader"], request["argument"]).load()
     opened.enter_context(join_log_files(loaded.settings.logging))
     op = loaded.graph.ops[request["op"]]
     settings = settings_of(op, loaded.settings)
 
-    def told(*stage: Any) -> None:
+    def report_stage(*stage: Any) -> None:
         answer.stages.append(stage)
 
-    return InstanceWorker(op, settings, request["index"], loaded.make_predictor, told=told, nursery=nursery)
+    return InstanceWorker(
+        op, settings, request["index"], loaded.make_predictor, report_stage=report_stage, nursery=nursery
+    )
 
 
-async def _answer_all(channel: ProcessChannel, worker: InstanceWorker, answer: Answer) -> None:
+async def _answer_all(channel: ProcessChannel, worker: InstanceWorker, answer: BatchAnswer) -> None:
     with suppress(trio.BrokenResourceError):
         while (message := await channel.receive()) is not None:
             answer.results = await worker.run(samples_of(message))

@@ -14,7 +14,7 @@ from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 
 __all__ = [
     "RECOVERED",
-    "Answer",
+    "BatchAnswer",
     "answer_of",
     "encode_answer",
     "encode_samples",
@@ -42,7 +42,7 @@ def samples_of(message: Any) -> list[Sample]:
 
 
 @dataclass(slots=True)
-class Answer:
+class BatchAnswer:
     """What a worker process made of its samples, the stages that it tells of, and whether it must recover now."""
 
     results: list[Result] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Answer:
     is_spoiled: bool = False
 
 
-def encode_answer(answer: Answer) -> Encoded:
+def encode_answer(answer: BatchAnswer) -> Encoded:
     """Make an answer ready to be sent; an output that cannot be sent becomes a failure."""
     stages = [list(row) for row in answer.stages]
     try:
@@ -86,15 +86,15 @@ def _row(result: Result) -> list[Any]:
     return [result.output, fault, result.jumps]
 
 
-def answer_of(message: Any) -> Answer:
+def answer_of(message: Any) -> BatchAnswer:
     """Give the answer of a message.
 
     Raises:
         ValueError, TypeError: it is none.
     """
     rows, stages, spoiled = message
-    told = [(stage, ids, tuple(span)) for stage, ids, span in stages]
-    return Answer([_result(*row) for row in rows], told, spoiled)
+    spans = [(stage, ids, tuple(span)) for stage, ids, span in stages]
+    return BatchAnswer([_result(*row) for row in rows], spans, spoiled)
 
 
 def _result(output: Any, fault: Any, jumps: Any) -> Result:

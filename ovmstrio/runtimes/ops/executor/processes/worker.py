@@ -16,7 +16,7 @@ from ovmstrio.runtimes.ops.executor.processes.codec import encode
 from ovmstrio.runtimes.ops.executor.processes.life import NO_ANSWER, Life
 from ovmstrio.runtimes.ops.executor.processes.messages import answer_of, encode_samples, unsendable
 from ovmstrio.runtimes.ops.executor.processes.source import Source
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold
+from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
 
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]
 
@@ -36,7 +36,7 @@ class ProcessWorker:
         index: the worker's number.
         source: where the process gets the Op from.
         nursery: hosts the tasks that own the processes.
-        told: is told of stages.
+        report_stage: is told of stages.
         died: is told why a process ended by itself.
     """
 
@@ -47,14 +47,14 @@ class ProcessWorker:
         source: Source,
         *,
         nursery: trio.Nursery,
-        told: StageTold,
+        report_stage: ReportStage,
         died: Callable[[str], None],
     ) -> None:
         self.index = index
         self._op = op
         self._source = source
         self._nursery = nursery
-        self._told = told
+        self._report_stage = report_stage
         self._died = died
         self._life: Life | None = None
 
@@ -132,7 +132,7 @@ class ProcessWorker:
             life.condemn(error)
             return [Result(failure=failures.lost(self._op, life.why))] * len(samples)
         for stage, ids, span in answer.stages:
-            self._told(stage, ids, span)
+            self._report_stage(stage, ids, span)
         return answer.results
 
     async def _singly(self, samples: Sequence[Sample], error: TypeError) -> list[Result]:

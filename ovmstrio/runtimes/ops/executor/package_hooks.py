@@ -23,7 +23,7 @@ from ovmstrio.runtimes.ops.tensors import ArrayTensor
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.work.user_code.calls import is_async, text_of
 
-__all__ = ["PACK_SECONDS", "PROFILE_KEY", "Ends", "failed", "without_profile"]
+__all__ = ["PACK_SECONDS", "PROFILE_KEY", "PackageHooks", "failed", "without_profile"]
 
 PROFILE_KEY: Final = "pipeline.profile"
 """The key by which a request asks for its timeline, and under which it gets it."""
@@ -64,7 +64,7 @@ def without_profile(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
     return replace(request, keys=keys, values=values), is_wanted
 
 
-class Ends:
+class PackageHooks:
     """Calls the hooks of the RequestOp and the ResponseOp.
 
     They run in threads if a service overrides them, or if there is much to read or to print.

@@ -18,13 +18,13 @@ from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.runtimes.ops.settings import OpSettings
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_here, is_async
 
-__all__ = ["Instance", "hooks_of", "init_failed", "start_instance"]
+__all__ = ["OpInstance", "hooks_of", "init_failed", "start_instance"]
 
 _MOST_ATTEMPTS: Final = 64
 """How many attempts of one batch may go on though they are late."""
 
 
-class Instance:
+class OpInstance:
     """One copy of an Op, with ``init_op`` done; made by :func:`start_instance`.
 
     Attributes:
@@ -155,7 +155,7 @@ async def _until_free(limiter: trio.CapacityLimiter) -> None:
 
 async def start_instance(
     template: Op, settings: OpSettings, index: int, make_predictor: MakePredictor | None, calls: LoopCalls
-) -> Instance:
+) -> OpInstance:
     """Make a worker's copy of an Op, with its model, and run its ``init_op``.
 
     Args:
@@ -177,7 +177,7 @@ async def start_instance(
     op.concurrency_idx = index
     op.client_type = settings.client_type
     op._fetch_names = settings.fetch_list  # noqa: SLF001 - an attribute that services read
-    instance = Instance(op, settings, calls)
+    instance = OpInstance(op, settings, calls)
     if settings.has_model and make_predictor is not None:
         op.client = await make_predictor(settings, index)
         op.with_serving = True
@@ -189,7 +189,7 @@ async def start_instance(
     return instance
 
 
-async def _init(instance: Instance) -> None:
+async def _init(instance: OpInstance) -> None:
     op = instance.op
     try:
         if type(op).init_op is not Op.init_op:
