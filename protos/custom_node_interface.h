@@ -1,1 +1,1 @@
-../ovmstrio/dataflow/custom_nodes/include/custom_node_interface.h
+../ovmstrio/runtimes/pipelines/custom_nodes/include/custom_node_interface.h

@@ -2,8 +2,8 @@
 
 Writes typed message classes and service bases (betterproto2) and ``descriptors.binpb``, a serialised
 ``FileDescriptorSet`` of all sources, which reflection hands out and from which the parser of the hot path is made.
-Two folders are for Google's parser alone: graph files (``mediapipe/``), for betterproto2 knows no extensions, and the
-messages of pipelines (``paddle_serving/``), which become values of their own at once.
+Three folders are for Google's parser alone: graph files (``mediapipe/``), for betterproto2 knows no extensions, and the
+messages of pipelines (``paddle_serving/``) and of SavedModels, which become values of their own at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 SOURCES = Path(__file__).resolve().parent
 GENERATED = SOURCES.parent / "ovmstrio" / "protocol" / "generated"
 
-_UNTYPED = ("mediapipe/", "paddle_serving/")
+_UNTYPED = ("mediapipe/", "paddle_serving/", "saved_model/")
 _BESIDE_OURS = ("google/protobuf/struct.proto",)  # options of calculators that the server does not know
 
 

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from quart import request
 
+from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.api.kserve.rest.infer_route import inflate
 from ovmstrio.core.errors import ServerError
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import Api
+    from ovmstrio.core.events import Door
     from ovmstrio.dataplane.plane import DataPlane
 
 __all__ = ["read_body"]
 
 
-async def read_body(plane: DataPlane, model: str, version: str, limit: int, api: Api = "KServe") -> bytes:
+async def read_body(plane: DataPlane, model: str, version: str, limit: int, door: Door = KSERVE_REST) -> bytes:
     """Read the whole body of a call to a servable.
 
     Raises:
@@ -29,5 +30,5 @@ async def read_body(plane: DataPlane, model: str, version: str, limit: int, api:
     try:
         return inflate(sent, request.headers.get("Content-Encoding", "").strip().lower(), limit)
     except ServerError as error:
-        plane.count_unparsed(model, version, error, "REST", api)
+        plane.count_unparsed(model, version, error, door, len(sent))
         raise

@@ -15,11 +15,9 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
-from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
 from ovmstrio.api.tensorflow.grpc.predict_decoding import PredictRequest, decode_predict
-from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse, encode_predict
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.request import InferRequest, InferResponse
+from ovmstrio.core.request import InferRequest
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.generated.message_pool import default_message_pool
 
@@ -31,12 +29,6 @@ __all__ = ["Codec"]
 _DECODERS: Final[Mapping[type, Callable[[bytes], Any]]] = {
     InferRequest: decode_request,
     PredictRequest: decode_predict,
-}
-
-_ENCODERS: Final[Mapping[type, Callable[[Any], bytes]]] = {
-    InferResponse: encode_response,
-    StreamInferResponse: encode_stream_response,
-    PredictResponse: encode_predict,
 }
 
 
@@ -56,16 +48,18 @@ class Codec(CodecBase):
         encoders: Mapping[type, Callable[[Any], bytes]] | None = None,
     ) -> None:
         self._decoders = {**_DECODERS, **(decoders or {})}
-        self._encoders = {**_ENCODERS, **(encoders or {})}
+        self._encoders = encoders or {}
 
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """Serialise a message.
+        """Serialise a message; one that has been serialised is sent as it is.
 
         Raises:
             TypeError: it is not of the type that the method declares.
         """
         if not isinstance(message, message_type):
             raise TypeError(f"expected a message of {message_type.__name__}, got {type(message).__name__}")
+        if message_type is bytes:
+            return bytes(message)
         encoder = self._encoders.get(message_type)
         return bytes(message) if encoder is None else encoder(message)
 

@@ -8,11 +8,12 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import unquote
 
+from ovmstrio.api.doors import KSERVE_REST, TENSORFLOW_REST
 from ovmstrio.api.kserve.rest.infer_route import answer_infer
 from ovmstrio.api.tensorflow.rest.predict_route import answer_predict
+from ovmstrio.core.events import Door
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import Api
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.answers import Answer
     from ovmstrio.wire.http.lane_head import Head
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["InferRoutes", "InferTarget", "read_infer"]
 
 _TARGET: Final = re.compile(r"/(v[12])/models/([^/?]+?)(?:/versions/([0-9]{1,19}))?(/infer|:predict)")
-_APIS: Final[Mapping[tuple[str, str], Api]] = {("v2", "/infer"): "KServe", ("v1", ":predict"): "TensorFlowServing"}
+_DOORS: Final[Mapping[tuple[str, str], Door]] = {("v2", "/infer"): KSERVE_REST, ("v1", ":predict"): TENSORFLOW_REST}
 
 
 class InferTarget(NamedTuple):
-    """What an inference is asked of, and in whose form."""
+    """What an inference is asked of, and through which door."""
 
-    api: Api
+    door: Door
     model: str
     version: str
 
@@ -35,14 +36,14 @@ class InferTarget(NamedTuple):
 def _read_target(target: str) -> InferTarget | None:
     """Read the target of an inference; None for any other."""
     match = _TARGET.fullmatch(target)
-    api = _APIS.get((match[1], match[4])) if match is not None else None
-    if match is None or api is None or not target.isascii():
+    door = _DOORS.get((match[1], match[4])) if match is not None else None
+    if match is None or door is None or not target.isascii():
         return None
     try:
         model = unquote(match[2], errors="strict")
     except UnicodeDecodeError:
         return None
-    return None if "/" in model or ".." in model else InferTarget(api, model, match[3] or "")
+    return None if "/" in model or ".." in model else InferTarget(door, model, match[3] or "")
 
 
 def read_infer(head: Head) -> InferTarget | None:
@@ -67,6 +68,6 @@ class InferRoutes:
         return partial(self._infer, target, head.get("inference-header-content-length"))
 
     async def _infer(self, target: InferTarget, json_length: str | None, body: bytes) -> Answer:
-        if target.api == "KServe":
+        if target.door is KSERVE_REST:
             return await answer_infer(self._plane, target.model, target.version, body, json_length)
         return await answer_predict(self._plane, target.model, target.version, body)

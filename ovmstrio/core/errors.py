@@ -9,6 +9,8 @@
     │   ├── MethodNotAllowed                   a known path, the wrong verb
     │   └── PayloadTooLarge                    a message above the configured limit
     ├── NotFound (LookupError)                 nothing of that name or version is known
+    │   ├── ServiceMissing                     nothing is called so
+    │   ├── VersionMissing                     what is called so has no such version
     │   ├── VersionRetired                     the version was served once and is not any more
     │   └── SequenceMissing                    no sequence has that id, or it is about to end
     ├── AlreadyExists                          the caller creates what is there
@@ -17,9 +19,7 @@
     │   └── SequenceEnding                     the id is free only when the last request of its sequence is done
     ├── NotReady                               the server or servable cannot answer yet, or not any more
     │   ├── VersionLoading                     the version is being loaded
-    │   │   ├── GraphLoading                   the same of a graph
-    │   │   ├── HandlerLoading                 the same of a handler
-    │   │   └── PipelineLoading                the same of a pipeline
+    │   │   └── ServiceLoading                 the same of what has only one version
     │   ├── StorageFailure                     a storage of models cannot be read or written now
     │   └── TooManySequences                   no sequence can be started before another one ends
     ├── Overloaded                             a queue or pool is full; try again later
@@ -35,7 +35,7 @@
     └── ConfigError (ValueError)               what the operator wrote cannot be used
 
 No class knows a transport: ``ovmstrio.wire.statuses`` holds the one total table from class to gRPC and HTTP
-status.  Where clients of OpenVINO Model Server match on a text, the message begins with that text.
+status.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ __all__ = [
     "DeadlineExceeded",
     "FailedPrecondition",
     "GraphFailure",
-    "GraphLoading",
-    "HandlerLoading",
     "InvalidRequest",
     "MalformedJson",
     "MalformedPayload",
@@ -67,17 +65,19 @@ __all__ = [
     "Overloaded",
     "PayloadTooLarge",
     "PipelineFailure",
-    "PipelineLoading",
     "Problem",
     "SequenceEnding",
     "SequenceExists",
     "SequenceMissing",
     "ServerError",
+    "ServiceLoading",
+    "ServiceMissing",
     "StorageFailure",
     "TooManyRequests",
     "TooManySequences",
     "UserCodeError",
     "VersionLoading",
+    "VersionMissing",
     "VersionRetired",
 ]
 
@@ -121,8 +121,28 @@ class NotFound(ServerError, LookupError):
     """Nothing is served under that name or version."""
 
 
+class ServiceMissing(NotFound):
+    """Nothing is called so."""
+
+
+class VersionMissing(NotFound):
+    """What is called so has no such version.
+
+    ``why`` says of the version ``tried``, which would be the default one, why it could not be loaded.
+    """
+
+    def __init__(self, message: str, *, tried: int = 0, why: str = "") -> None:
+        super().__init__(message)
+        self.tried = tried
+        self.why = why
+
+
 class VersionRetired(NotFound):
-    """The version was served and has been retired."""
+    """The version was served and has been retired; ``kind`` is that of the service."""
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class SequenceMissing(NotFound):
@@ -150,19 +170,17 @@ class NotReady(ServerError):
 
 
 class VersionLoading(NotReady):
-    """The version exists and is still being loaded, or failed to load."""
+    """The version exists and is still being loaded, or ``has_failed`` to load; ``why`` says so of some kinds."""
+
+    def __init__(self, message: str, *, kind: str = "", has_failed: bool = False, why: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.has_failed = has_failed
+        self.why = why
 
 
-class GraphLoading(VersionLoading):
-    """The graph exists and is still being loaded, or failed to load."""
-
-
-class HandlerLoading(VersionLoading):
-    """The handler exists and is still being loaded, or failed to load."""
-
-
-class PipelineLoading(VersionLoading):
-    """The pipeline exists and is still being loaded, or failed to load."""
+class ServiceLoading(VersionLoading):
+    """The same of a service that has only one version."""
 
 
 class StorageFailure(NotReady):

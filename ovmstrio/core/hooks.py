@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
-
-if TYPE_CHECKING:
-    from ovmstrio.core.events import Method
+from typing import Final, Protocol
 
 __all__ = [
     "NULL_BATCH_HOOKS",
@@ -94,7 +91,7 @@ class GraphHooks(Protocol):
         """An instance has begun to run, for one call or one stream."""
         ...
 
-    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
         ...
 
@@ -105,7 +102,7 @@ class NullGraphHooks:
     def started(self) -> None:
         """Ignore it."""
 
-    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """Ignore it."""
 
 

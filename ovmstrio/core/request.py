@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ovmstrio.core.events import CallEvent
     from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
 
 __all__ = [
@@ -74,7 +75,8 @@ class InferRequest:
     input, by position, where the caller used raw contents (elements little-endian and packed; ``BYTES`` elements each
     behind a little-endian uint32 length), and None for an input that has contents where the protocol lets a request
     use both.  ``deadline`` is on trio's clock.  ``keeps_rows`` asks for matrices of bytes as they are, where the names
-    of outputs would make them strings: the caller is no client.
+    of outputs would make them strings: the caller is no client.  ``received`` is how many bytes it came in; ``event``
+    is what observers see of the call that it belongs to, for whoever works on it to tell times.
     """
 
     model_name: str
@@ -86,6 +88,8 @@ class InferRequest:
     raw_inputs: list[Buffer | None] = field(default_factory=list)
     deadline: float = math.inf
     keeps_rows: bool = False
+    received: int = 0
+    event: CallEvent | None = None
 
 
 @dataclass(slots=True)

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.core.events import Step
 from ovmstrio.core.request import StreamProblem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
-    from ovmstrio.core.events import Interface
+    from ovmstrio.core.events import CallEvent
     from ovmstrio.core.request import InferRequest, StreamReply
     from ovmstrio.core.servable import InferStream
-    from ovmstrio.observability.graph_metrics import GraphMetrics
 
 __all__ = ["OpenStream"]
 
@@ -26,16 +27,19 @@ class OpenStream:
     has seen all replies that were there after it was sent.
     """
 
-    __slots__ = ("_accepted", "_graph", "_interface", "_problems", "_replies", "_sent", "_stream")
+    __slots__ = ("_accepted", "_event", "_move", "_problems", "_replies", "_sent", "_stream")
 
-    def __init__(self, stream: InferStream, graph: GraphMetrics | None, interface: Interface) -> None:
+    def __init__(
+        self, stream: InferStream, event: CallEvent, move: Callable[[CallEvent, Step], None], received: int
+    ) -> None:
         self._stream = stream
         self._replies = stream.replies
-        self._graph = graph
-        self._interface: Interface = interface
+        self._event = event
+        self._move = move
         self._sent = 1
         self._problems = 0
         self._accepted = 0
+        event.received = received
 
     async def send(self, request: InferRequest) -> None:
         """Take in one more request, whose buffers belong to the stream from now on.
@@ -47,8 +51,13 @@ class OpenStream:
         """
         await self._stream.send(request)
         self._sent += 1
-        if self._graph is not None and self._replies.statistics().tasks_waiting_receive:
+        self._event.received += request.received
+        if self._replies.statistics().tasks_waiting_receive:
             self.settle()
+
+    def note_sent(self, size: int) -> None:
+        """Note that a reply of so many bytes has gone to the client."""
+        self._event.sent += size
 
     def end(self) -> None:
         """Say that no request will follow; what is under way goes on to its end."""
@@ -67,8 +76,7 @@ class OpenStream:
         except trio.WouldBlock:
             self.settle()
             reply = await self._replies.receive()
-        if self._graph is not None:
-            self._count(self._graph, reply)
+        self._count(reply)
         return reply
 
     def __aiter__(self) -> Self:
@@ -84,14 +92,13 @@ class OpenStream:
 
     def settle(self) -> None:
         """Count as accepted what was sent and has caused no problem, all replies so far having been received."""
-        if self._graph is not None:
-            while self._accepted < self._sent - self._problems:
-                self._accepted += 1
-                self._graph.accepted("ModelInferStream", self._interface)
+        while self._accepted < self._sent - self._problems:
+            self._accepted += 1
+            self._move(self._event, Step.ACCEPTED)
 
-    def _count(self, graph: GraphMetrics, reply: StreamReply) -> None:
+    def _count(self, reply: StreamReply) -> None:
         if isinstance(reply, StreamProblem):
             self._problems += 1
-            graph.rejected("ModelInferStream", self._interface)
+            self._move(self._event, Step.REJECTED)
         else:
-            graph.responses("ModelInferStream", self._interface)
+            self._move(self._event, Step.ANSWERED)

@@ -3,60 +3,43 @@
 ::
 
     front end ──> DataPlane.infer ───────> Registry.lease ──> Servable.infer
-              └─> DataPlane.open_stream ─> Registry.lease ──> StreamingServable.open_stream
-                      │ tells observers of the start and the end, and graphs' counters of every request
+              ├─> DataPlane.open_stream ─> Registry.lease ──> StreamingServable.open_stream
+              └─> DataPlane.call ────────> Registry.lease ──> whatever the service takes besides tensors
+                      │ makes an event of each, and tells observers of it
 """
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
 
 import trio
 
-from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotFound, NotSupported, ServerError, VersionRetired
-from ovmstrio.core.events import CANCELLED, INFER, METADATA, OK, Api, Interface, Method, RequestEvent
+from ovmstrio.core.errors import NotFound, NotSupported, ServerError, ServiceMissing, VersionRetired
+from ovmstrio.core.events import OK, CallEvent, Step
 from ovmstrio.core.servable import SequenceServable, StreamingServable
+from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
-from ovmstrio.registry import MODEL_MISSING, NOTHING_MISSING, Readiness
+from ovmstrio.registry import Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from ovmstrio.core.events import RequestObserver
+    from ovmstrio.core.events import CallObserver, Door
     from ovmstrio.core.request import InferRequest, InferResponse
-    from ovmstrio.core.servable import SequenceInfo, Servable
+    from ovmstrio.core.servable import SequenceInfo
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.observability.graph_metrics import GraphMetrics
     from ovmstrio.observability.metrics import Metrics
-    from ovmstrio.registry import Registry, VersionStatus
-    from ovmstrio.registry.leases import Lease
+    from ovmstrio.registry import Lease, Registry, VersionStatus
 
-__all__ = ["DataPlane", "Description", "ModelMetadata", "ServerMetadata"]
+__all__ = ["DataPlane", "Description", "ModelMetadata"]
+
+_T = TypeVar("_T")
 
 STARTING: Final = "the listeners are not bound yet"
 DRAINING: Final = "the server is shutting down"
-SERVER_NAME: Final = "OpenVINO Model Server"
-"""The name that clients of OVMS see and some of them check."""
-EXTENSIONS: Final = ("binary_tensor_data", "generate")
-UNKNOWN_NAME: Final[Mapping[tuple[Api, Interface], str]] = {
-    ("KServe", "gRPC"): NOTHING_MISSING,
-    ("KServe", "REST"): NOTHING_MISSING,
-    ("TensorFlowServing", "gRPC"): "Pipeline with requested name is not found",
-    ("TensorFlowServing", "REST"): MODEL_MISSING,
-}
-"""What an inference of an unknown name is told: each way looks for other kinds of servables last."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerMetadata:
-    """What the server tells of itself; ``extensions`` are those of KServe v2 that it has."""
-
-    name: str
-    version: str
-    extensions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +73,7 @@ class DataPlane:
         registry: what is served.
         reload: brings the registry in line with the configuration and says whether anything changed; None where
             there is nothing to reload from.
-        observers: are told of every request to a servable that exists.
+        observers: are told of every call of a service that exists.
         metrics: rendered for scrapers; None when metrics are off.
         obstacle: tells why what is served cannot answer although it is loaded, or an empty text.
     """
@@ -100,7 +83,7 @@ class DataPlane:
         registry: Registry,
         *,
         reload: Callable[[], Awaitable[bool]] | None = None,
-        observers: Sequence[RequestObserver] = (),
+        observers: Sequence[CallObserver] = (),
         metrics: Metrics | None = None,
         obstacle: Callable[[], str] | None = None,
     ) -> None:
@@ -157,40 +140,34 @@ class DataPlane:
 
     # What is served
 
-    def server_metadata(self) -> ServerMetadata:
-        """Tell name, version and extensions."""
-        return ServerMetadata(SERVER_NAME, installed_version("ovmstrio"), EXTENSIONS)
-
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the state of every version ever seen, by servable."""
         return self.registry.statuses()
 
-    def model_ready(self, name: str, version: str, interface: Interface) -> bool:
+    def model_ready(self, name: str, version: str, door: Door) -> bool:
         """Tell whether a version, or the default one, can be called.
 
         Raises:
             NotFound: the name or version is unknown.
             InvalidRequest: the version is not a number.
         """
-        ready = self.registry.is_ready(name, version)
-        versions = self.registry.available_versions(name)
-        if versions:
-            self._observe("ModelReady", name, str(versions[-1]), interface)
+        with self._worded(door, door.ready):
+            ready = self.registry.is_ready(name, version)
+        self._note_question(door.ready, name, "", door)
         return ready
 
-    def model_status(self, name: str, version: int, interface: Interface) -> list[VersionStatus]:
+    def model_status(self, name: str, version: int, door: Door) -> list[VersionStatus]:
         """Tell the state of one version, or with 0 of all ever seen: TensorFlow Serving's ``GetModelStatus``.
 
         Raises:
             NotFound: the name or version is unknown.
         """
-        statuses = self.registry.version_statuses(name, version)
-        versions = self.registry.available_versions(name)
-        if versions:
-            self._observe("GetModelStatus", name, str(versions[-1]), interface)
+        with self._worded(door, door.status):
+            statuses = self.registry.version_statuses(name, version)
+        self._note_question(door.status, name, "", door)
         return statuses
 
-    def model_metadata(self, name: str, version: str, interface: Interface, api: Api = "KServe") -> ModelMetadata:
+    def model_metadata(self, name: str, version: str, door: Door) -> ModelMetadata:
         """Tell the inputs and outputs of a version, or the default one.
 
         Raises:
@@ -198,17 +175,17 @@ class DataPlane:
             VersionLoading: it is not loaded yet.
             InvalidRequest: the version is not a number.
         """
-        servable = self.registry.peek(name, version)
-        known = servable.metadata
+        with self._worded(door, door.metadata):
+            known = self.registry.peek(name, version).metadata
         versions = self.registry.available_versions(name)
         asked = int(version or 0)
         serving = str(asked if asked in versions else versions[-1])
-        self._observe(METADATA[api], name, serving, interface)
+        self._note_question(door.metadata, name, serving, door)
         return ModelMetadata(
             name, [str(v) for v in versions], serving, known.platform, known.inputs, known.outputs, dict(known.extra)
         )
 
-    def sequences(self, name: str, version: str) -> list[SequenceInfo]:
+    def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
         """List the live sequences of a version of a stateful model, or of the default one, by id.
 
         Raises:
@@ -217,43 +194,66 @@ class DataPlane:
             InvalidRequest: the version is not a number.
             NotSupported: the model has no sequences.
         """
-        servable = self.registry.peek(name, version)
+        with self._worded(door, door.metadata):
+            servable = self.registry.peek(name, version)
         if not isinstance(servable, SequenceServable):
             raise NotSupported(f"{name!r} has no sequences: it is not a stateful model")
         return servable.sequences()
 
-    # Inference
+    # Calls
 
-    async def infer(self, request: InferRequest, interface: Interface, api: Api = "KServe") -> InferResponse:
-        """Answer one call.
+    @overload
+    async def infer(self, request: InferRequest, door: Door) -> InferResponse: ...
+
+    @overload
+    async def infer(
+        self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[_T, int]]
+    ) -> _T: ...
+
+    async def infer(
+        self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
+    ) -> Any:
+        """Answer one call, as ``render`` makes an answer and tells its size of what the service gives.
 
         Raises:
-            ServerError: any of its kinds; what the look-up or the servable raised, unchanged.
+            ServerError: any of its kinds; what the look-up or the servable raised.
 
         Ownership: the request's buffers must stay unchanged until this returns.
         Cancellation: at any checkpoint; the servable gives back what the call held.
         """
-        name, method = request.model_name, INFER[api]
-        with await self.registry.lease(name, request.model_version, missing=UNKNOWN_NAME[api, interface]) as lease:
-            event = RequestEvent(name, lease.version, method, interface, request.id)
-            graph = self._graph(name, lease.servable)
-            self._started(event)
+        method = door.infer
+        with await self._lease(request.model_name, request.model_version, door, method) as lease:
+            event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
+            request.event = event
+            self._start(event)
             try:
-                response = await lease.servable.infer(request)
+                answer: Any = await lease.servable.infer(request)
+                if render is not None:
+                    answer, event.sent = render(answer)
             except BaseException as error:
-                if graph is not None:
-                    _count_failed_call(graph, method, interface, error)
-                self._failed(event, error)
+                self._end(event, error)
                 raise
-            if graph is not None:
-                graph.accepted(method, interface)
-                graph.responses(method, interface)
-            self._finished(event, OK, None)
-            return response
+            self._end(event, None)
+            return answer
 
-    async def describe(
-        self, name: str, version: str = "", interface: Interface = "REST", api: Api = "KServe"
-    ) -> Description:
+    async def call(
+        self, name: str, door: Door, method: str, *, request_id: str = "", received: int = 0
+    ) -> ObservedCall:
+        """Lease a service for a call that takes no tensors; the call ends with the ``with`` block of what is given.
+
+        Raises:
+            NotFound: the name is unknown, or not served any more.
+            VersionLoading: it was not loaded in time.
+
+        Ownership: the lease, and the event's end, until the block is left, or whoever it was handed over to is done.
+        Cancellation: while it is waited for; nothing is held.
+        """
+        lease = await self._lease(name, "", door, method)
+        event = CallEvent(name, lease.version, lease.kind, door, method, request_id, received)
+        self._start(event)
+        return ObservedCall(lease, event, self._end)
+
+    async def describe(self, name: str, version: str, door: Door) -> Description:
         """Tell what a version, or the default one, is called with; one that is being loaded is waited for.
 
         Unlike :meth:`model_metadata` this is a part of another call and not observed.
@@ -265,13 +265,13 @@ class DataPlane:
 
         Cancellation: while it is waited for; nothing is held.
         """
-        with await self.registry.lease(name, version, missing=UNKNOWN_NAME[api, interface]) as lease:
+        with await self._lease(name, version, door, door.infer) as lease:
             servable = lease.servable
             known = servable.metadata
             return Description(known.inputs, known.outputs, isinstance(servable, StreamingServable))
 
     @asynccontextmanager
-    async def open_stream(self, first: InferRequest, interface: Interface) -> AsyncIterator[OpenStream]:
+    async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
         """Open a stream with its first request, whose version does not matter: what can be streamed to has only one.
 
         The block must not be left before the replies have ended, unless by an error or cancellation.
@@ -284,50 +284,53 @@ class DataPlane:
         Ownership: everything that runs for the stream, and the lease, until the block is left.
         Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
         """
-        with await self._lease_stream(first.model_name) as lease:
+        with await self._lease_stream(first.model_name, door) as lease:
             servable = lease.servable
             if not isinstance(servable, StreamingServable):
-                raise NotFound(NOTHING_MISSING)
-            event = RequestEvent(first.model_name, lease.version, "ModelInferStream", interface, first.id)
-            graph = self._graph(first.model_name, servable)
-            self._started(event)
+                raise door.words(_no_streams(first.model_name), door.stream)
+            event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id)
+            self._start(event)
             opened = None
             try:
                 async with servable.open_stream(first) as stream:
-                    opened = OpenStream(stream, graph, interface)
+                    opened = OpenStream(stream, event, self._move, first.received)
                     yield opened
             except BaseException as error:
-                _count_failed_stream(graph, interface, error, began=opened is not None)
-                self._failed(event, error)
+                if opened is None:
+                    self._move(event, Step.REJECTED)
+                self._end(event, error)
                 raise
             finally:
                 if opened is not None:
                     opened.settle()
-            self._finished(event, OK, None)
+            self._end(event, None)
 
-    async def _lease_stream(self, name: str) -> Lease:
+    async def _lease_stream(self, name: str, door: Door) -> Lease:
         try:
             return await self.registry.lease(name)
-        except VersionRetired:
-            raise
+        except VersionRetired as error:
+            raise door.words(error, door.stream) from None
         except NotFound:
-            raise NotFound(NOTHING_MISSING) from None
+            raise door.words(_no_streams(name), door.stream) from None
 
-    def count_unparsed(
-        self, name: str, version: str, error: ServerError, interface: Interface, api: Api = "KServe"
-    ) -> None:
-        """Count a call whose body could not be read, if its servable exists (OVMS counts it as a failed infer)."""
+    async def _lease(self, name: str, version: str, door: Door, method: str) -> Lease:
         try:
-            servable = self.registry.peek(name, version)
+            return await self.registry.lease(name, version)
+        except ServerError as error:
+            raise door.words(error, method) from None
+
+    def count_unparsed(self, name: str, version: str, error: ServerError, door: Door, received: int = 0) -> None:
+        """Count a call whose body could not be read, if its service exists (OVMS counts it as a failed infer)."""
+        versions = self.registry.available_versions(name)
+        try:
+            self.registry.peek(name, version)
         except ServerError:
             return
-        graph = self._graph(name, servable)
-        if graph is not None:
-            graph.rejected(INFER[api], interface)
-        serving = version if version.strip("0") else str(self.registry.available_versions(name)[-1])
-        event = RequestEvent(name, serving, INFER[api], interface)
-        self._started(event)
-        self._finished(event, type(error).__name__, error)
+        serving = version if version.strip("0") else str(versions[-1])
+        event = CallEvent(name, serving, self.registry.kind_of(name), door, door.infer, received=received)
+        event.is_read = False
+        self._start(event)
+        self._end(event, error)
 
     # Administration
 
@@ -348,52 +351,39 @@ class DataPlane:
         """Print the metrics in Prometheus's text format, None when they are off."""
         return None if self._metrics is None else self._metrics.render()
 
-    def _observe(self, method: Method, name: str, version: str, interface: Interface) -> None:
-        self._finished(RequestEvent(name, version, method, interface), OK, None)
+    # Observers
 
-    def _graph(self, name: str, servable: Servable) -> GraphMetrics | None:
-        """Give the counters of a graph; models have none."""
-        # Cheaper than asking for the protocol, and asked at every call of every model.
-        if self._metrics is None or not hasattr(servable, "open_stream"):
-            return None
-        return self._metrics.graph(name)
+    @contextmanager
+    def _worded(self, door: Door, method: str) -> Iterator[None]:
+        """Put the refusals of a look-up into the door's words."""
+        try:
+            yield
+        except ServerError as error:
+            raise door.words(error, method) from None
 
-    def _failed(self, event: RequestEvent, error: BaseException) -> None:
-        code = CANCELLED if _is_cancellation(error) else type(error).__name__
-        self._finished(event, code, error)
+    def _note_question(self, method: str, name: str, version: str, door: Door) -> None:
+        versions = self.registry.available_versions(name)
+        if versions:
+            event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), door, method)
+            self._end(event, None)
 
-    def _started(self, event: RequestEvent) -> None:
+    def _start(self, event: CallEvent) -> None:
         for observer in self._observers:
-            observer.request_started(event)
+            observer.call_started(event)
 
-    def _finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
+    def _move(self, event: CallEvent, step: Step) -> None:
         for observer in self._observers:
-            observer.request_finished(event, code, error)
+            observer.call_moved(event, step)
+
+    def _end(self, event: CallEvent, error: BaseException | None) -> None:
+        event.seconds = perf_counter() - event.started
+        event.code = event.code or (OK if error is None else code_of(error))
+        event.error = event.error or error
+        if not event.compute_seconds:
+            event.compute_seconds = event.seconds - event.queue_seconds
+        for observer in self._observers:
+            observer.call_finished(event)
 
 
-def _is_cancellation(error: BaseException) -> bool:
-    """Tell whether an error is a cancellation, be it of several tasks."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.split(trio.Cancelled)[1] is None
-    return isinstance(error, trio.Cancelled)
-
-
-def _count_failed_call(graph: GraphMetrics, method: Method, interface: Interface, error: BaseException) -> None:
-    """Count a call of a graph that was refused or has failed; one that was cancelled is none of its errors."""
-    if isinstance(error, InvalidRequest | FailedPrecondition):
-        graph.rejected(method, interface)
-    else:
-        graph.accepted(method, interface)
-    if not _is_cancellation(error):
-        graph.error(method, interface)
-
-
-def _count_failed_stream(
-    graph: GraphMetrics | None, interface: Interface, error: BaseException, *, began: bool
-) -> None:
-    if graph is None:
-        return
-    if not began:
-        graph.rejected("ModelInferStream", interface)
-    if isinstance(error, ServerError):
-        graph.error("ModelInferStream", interface)
+def _no_streams(name: str) -> ServiceMissing:
+    return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')

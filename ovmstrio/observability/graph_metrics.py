@@ -5,19 +5,31 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ovmstrio.core.events import API_OF, OK
+from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, ServerError
+from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, Step
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import Interface, Method, RequestEvent
+    from ovmstrio.core.events import CallEvent
 
 __all__ = ["GraphMetrics"]
 
-_RUN: Final[tuple[Method, ...]] = ("ModelInfer", "ModelInferStream")
-_INFER: Final[tuple[Method, ...]] = (*_RUN, "Predict")
-_ASK: Final[tuple[Method, ...]] = ("ModelMetadata", "ModelReady", "GetModelMetadata", "GetModelStatus")
+_STREAM: Final = "ModelInferStream"
+_RUN: Final = ("ModelInfer", _STREAM)
+_INFER: Final = (*((method, "KServe") for method in _RUN), ("Predict", "TensorFlowServing"))
+_ASK: Final = (
+    ("ModelMetadata", "KServe"),
+    ("ModelReady", "KServe"),
+    ("GetModelMetadata", "TensorFlowServing"),
+    ("GetModelStatus", "TensorFlowServing"),
+)
 _INTERFACES: Final = ("gRPC", "REST")
 _FAMILIES: Final = ("ovms_requests_accepted", "ovms_requests_rejected", "ovms_responses", "ovms_graph_error")
 _MICROSECONDS: Final = 1e6
+_FAMILY_OF: Final = {
+    Step.ACCEPTED: "ovms_requests_accepted",
+    Step.REJECTED: "ovms_requests_rejected",
+    Step.ANSWERED: "ovms_responses",
+}
 
 
 class _Children(Protocol):
@@ -29,7 +41,7 @@ class _Children(Protocol):
 
 
 class GraphMetrics:
-    """The bound metrics of one graph: hooks for its instances, and counters for whoever hands it requests.
+    """The bound metrics of one graph: hooks for its instances, and counters of its calls.
 
     ``method`` is that of a call or stream; a graph itself runs for ``ModelInfer`` or ``ModelInferStream`` only.
     """
@@ -39,14 +51,14 @@ class GraphMetrics:
         self._name = name
         self._current = metrics.child("ovms_current_graphs", name)
         self._seconds = {method: metrics.child("ovms_graph_processing_time_us", name, method) for method in _RUN}
-        keys = list(product(_INFER, _INTERFACES))
-        self._counters = {
-            family: {key: metrics.child(family, name, API_OF[key[0]], *key) for key in keys} for family in _FAMILIES
-        }
-        self._outcomes: dict[tuple[Method, str, str], tuple[Any, ...]] = {}
-        for method, interface in product((*_INFER, *_ASK), _INTERFACES):
+        self._counters: dict[tuple[str, str, str], Any] = {}
+        self._outcomes: dict[tuple[str, str, str], tuple[Any, ...]] = {}
+        for (method, api), interface in product(_INFER, _INTERFACES):
+            for family in _FAMILIES:
+                self._counter(family, api, method, interface)
+        for (method, api), interface in product((*_INFER, *_ASK), _INTERFACES):
             for code in (OK, "InvalidRequest"):
-                self._outcome(method, interface, code)
+                self._outcome(method, api, interface, code)
 
     # Instances
 
@@ -54,43 +66,55 @@ class GraphMetrics:
         """Count an instance that has begun to run."""
         self._current.inc()
 
-    def finished(self, method: Method, seconds: float, *, ok: bool) -> None:
+    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """Count out an instance that had begun; the time of those that failed is not recorded, as in OVMS."""
         self._current.dec()
         if ok:
             self._seconds[method].observe(seconds * _MICROSECONDS)
 
-    # Requests
+    # Calls
 
-    def accepted(self, method: Method, interface: Interface) -> None:
-        """Count a request that the graph took in: of a stream, each one."""
-        self._counters["ovms_requests_accepted"][method, interface].inc()
+    def moved(self, event: CallEvent, step: Step) -> None:
+        """Count a request that the graph took in or refused, or an answer: of a stream, each one."""
+        self._count(_FAMILY_OF[step], event)
 
-    def rejected(self, method: Method, interface: Interface) -> None:
-        """Count a request that the graph refused: of a stream, each one."""
-        self._counters["ovms_requests_rejected"][method, interface].inc()
-
-    def responses(self, method: Method, interface: Interface) -> None:
-        """Count an answer: of a stream, each one."""
-        self._counters["ovms_responses"][method, interface].inc()
-
-    def error(self, method: Method, interface: Interface) -> None:
-        """Count a run that ended in an error."""
-        self._counters["ovms_graph_error"][method, interface].inc()
-
-    def count(self, event: RequestEvent, code: str) -> None:
-        """Count one finished request by its outcome; inference moves none of the families of models."""
-        for counter in self._outcome(event.method, event.interface, code):
+    def ended(self, event: CallEvent) -> None:
+        """Count a call by its outcome; inference moves none of the families of models."""
+        for counter in self._outcome(event.method, event.door.api, event.door.interface, event.code):
             counter.inc()
+        if event.method == _STREAM:
+            if isinstance(event.error, ServerError):
+                self._count("ovms_graph_error", event)
+        elif event.method not in QUESTIONS:
+            self._count_call(event)
 
-    def _outcome(self, method: Method, interface: str, code: str) -> tuple[Any, ...]:
+    def _count_call(self, event: CallEvent) -> None:
+        """Count a call that was answered, was refused or has failed; one that was cancelled is none of its errors."""
+        is_refused = isinstance(event.error, InvalidRequest | FailedPrecondition)
+        self._count("ovms_requests_rejected" if is_refused else "ovms_requests_accepted", event)
+        if event.code == OK:
+            self._count("ovms_responses", event)
+        elif event.is_read and event.code != CANCELLED:
+            self._count("ovms_graph_error", event)
+
+    def _count(self, family: str, event: CallEvent) -> None:
+        self._counter(family, event.door.api, event.method, event.door.interface).inc()
+
+    def _counter(self, family: str, api: str, method: str, interface: str) -> Any:
+        key = (family, method, interface)
+        found = self._counters.get(key)
+        if found is None:
+            found = self._counters[key] = self._metrics.child(family, self._name, api, method, interface)
+        return found
+
+    def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, ...]:
         key = (method, interface, code)
         found = self._outcomes.get(key)
         if found is None:
-            labels = (self._name, "", API_OF[method], method, interface)
+            labels = (self._name, "", api, method, interface)
             child = self._metrics.child
             found = (child("ovmstrio_requests", *labels, code),)
-            if method in _ASK:
+            if method in QUESTIONS:
                 family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
                 found = (*found, child(family, *labels))
             self._outcomes[key] = found

@@ -14,29 +14,30 @@ from typing import TYPE_CHECKING, Any, Final
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ovmstrio.core.events import API_OF, INFER, OK
+from ovmstrio.core.events import OK, QUESTIONS
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ovmstrio.core.events import Method, RequestEvent
+    from ovmstrio.core.events import CallEvent, Step
     from ovmstrio.core.metric_families import Family
 
-__all__ = ["CONTENT_TYPE", "BatchMetrics", "Metrics", "ServableMetrics"]
+__all__ = ["CONTENT_TYPE", "BatchMetrics", "CallMetrics", "Metrics", "ServableMetrics"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-_METHODS: Final[tuple[Method, ...]] = (
-    "ModelInfer",
-    "ModelMetadata",
-    "ModelReady",
-    "Predict",
-    "GetModelMetadata",
-    "GetModelStatus",
+_METHODS: Final = (
+    ("ModelInfer", "KServe"),
+    ("ModelMetadata", "KServe"),
+    ("ModelReady", "KServe"),
+    ("Predict", "TensorFlowServing"),
+    ("GetModelMetadata", "TensorFlowServing"),
+    ("GetModelStatus", "TensorFlowServing"),
 )
-_INFER: Final = frozenset(INFER.values())
+"""What is counted of models from the moment when they are loaded."""
+_GRAPH: Final = "graph"
 _OF_NO_VERSION: Final = frozenset({"ModelReady", "GetModelStatus"})
 _INTERFACES: Final = ("gRPC", "REST")
 _MICROSECONDS: Final = 1e6
@@ -47,7 +48,7 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The metrics of one server; an observer of requests.
+    """The metrics of one server; an observer of calls.
 
     Args:
         families: the OVMS families to serve, None for those that are on by default.
@@ -58,27 +59,26 @@ class Metrics:
         chosen = {f.name for f in FAMILIES.values() if f.default} if families is None else set(families)
         rows = [row for row in FAMILIES.values() if row.name in chosen] + list(OWN_FAMILIES.values())
         self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
-        self._servables: dict[tuple[str, str], ServableMetrics] = {}
+        self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}
 
     def servable(self, name: str, version: str) -> ServableMetrics:
         """Give the metrics of one version, made at zero on first sight."""
-        key = (name, version)
-        found = self._servables.get(key)
-        if found is None:
-            found = self._servables[key] = ServableMetrics(self, name, version)
+        found = self._servables.get((name, version))
+        if not isinstance(found, ServableMetrics):
+            found = self._servables[name, version] = ServableMetrics(self, name, version)
         return found
 
     def graph(self, name: str) -> GraphMetrics:
-        """Give the metrics of one graph, made at zero on first sight; requests to the name count as a graph's now."""
+        """Give the metrics of one graph, made at zero on first sight."""
         found = self._graphs.get(name)
         if found is None:
             found = self._graphs[name] = GraphMetrics(self, name)
         return found
 
-    def forget_graph(self, name: str) -> None:
-        """Count requests to a name as a model's from now on."""
-        self._graphs.pop(name, None)
+    def batches(self, name: str, version: str) -> BatchMetrics:
+        """Give the metrics of the batches of one version of a service."""
+        return BatchMetrics(self, name, version)
 
     def child(self, family: str, *labels: str) -> Any:
         """Give one bound child, or one that counts nothing where the family is off."""
@@ -87,16 +87,31 @@ class Metrics:
             return _OFF
         return metric.labels(*labels) if labels else metric
 
-    def request_started(self, event: RequestEvent) -> None:
-        """Count a request in."""
-        if event.method in _INFER and event.name not in self._graphs:
-            self.servable(event.name, event.version).current.inc()
+    def call_started(self, event: CallEvent) -> None:
+        """Count a call in."""
+        if event.kind != _GRAPH and event.method not in QUESTIONS:
+            self._calls(event).current.inc()
 
-    def request_finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
-        """Count a request out, by its outcome."""
-        del error
-        counted = self._graphs.get(event.name) or self.servable(event.name, event.version)
-        counted.count(event, code)
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """Count what moves in a stream of a graph."""
+        if event.kind == _GRAPH:
+            self.graph(event.name).moved(event, step)
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Count a call out, by its outcome."""
+        if event.kind == _GRAPH:
+            self.graph(event.name).ended(event)
+        else:
+            self._calls(event).ended(event)
+
+    def _calls(self, event: CallEvent) -> CallMetrics:
+        """Give the metrics of the calls of one version, made on first sight."""
+        key = (event.name, event.version)
+        found = self._servables.get(key)
+        if found is None:
+            made = ServableMetrics if event.door.infer else CallMetrics
+            found = self._servables[key] = made(self, *key)
+        return found
 
     def render(self) -> bytes:
         """Print every family in Prometheus's text format."""
@@ -124,43 +139,58 @@ class BatchMetrics:
         self._batches[1].observe(seconds * _MICROSECONDS)
 
 
-class ServableMetrics(BatchMetrics):
-    """The bound metrics of one version of one servable."""
+class CallMetrics(BatchMetrics):
+    """The bound metrics of the calls of one version of one service, which are there once it was called."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
+        self._outcomes: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+        self._request_time: dict[str, Any] = {}
         self.current = metrics.child("ovms_current_requests", name, version)
-        self._inference = metrics.child("ovms_inference_time_us", name, version)
-        self._wait = metrics.child("ovms_wait_for_infer_req_time_us", name, version)
-        self._outcomes: dict[tuple[Method, str, str], tuple[Any, Any]] = {}
-        self._request_time = {i: metrics.child("ovms_request_time_us", name, version, i) for i in _INTERFACES}
-        for method, interface in product(_METHODS, _INTERFACES):
-            for code in (OK, "InvalidRequest"):
-                self._outcome(method, interface, code)
 
-    @cached_property
-    def _pool(self) -> tuple[Any, Any]:
-        child = self._metrics.child
-        return child("ovms_infer_req_queue_size", *self._labels), child("ovms_infer_req_active", *self._labels)
+    def ended(self, event: CallEvent) -> None:
+        """Count a call that has ended."""
+        for counter in self._outcome(event.method, event.door.api, event.door.interface, event.code):
+            counter.inc()
+        if event.method not in QUESTIONS:
+            self.current.dec()
+            self._time(event.door.interface).observe(event.seconds * _MICROSECONDS)
 
-    def _outcome(self, method: Method, interface: str, code: str) -> tuple[Any, Any]:
+    def _time(self, interface: str) -> Any:
+        found = self._request_time.get(interface)
+        if found is None:
+            found = self._metrics.child("ovms_request_time_us", *self._labels, interface)
+            self._request_time[interface] = found
+        return found
+
+    def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
         key = (method, interface, code)
         found = self._outcomes.get(key)
         if found is None:
             name, version = self._labels
-            labels = (name, "" if method in _OF_NO_VERSION else version, API_OF[method], method, interface)
+            labels = (name, "" if method in _OF_NO_VERSION else version, api, method, interface)
             family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
             child = self._metrics.child
             found = self._outcomes[key] = child(family, *labels), child("ovmstrio_requests", *labels, code)
         return found
 
-    def count(self, event: RequestEvent, code: str) -> None:
-        """Count one finished request."""
-        for counter in self._outcome(event.method, event.interface, code):
-            counter.inc()
-        if event.method in _INFER:
-            self.current.dec()
-            self._request_time[event.interface].observe(event.seconds * _MICROSECONDS)
+
+class ServableMetrics(CallMetrics):
+    """The bound metrics of one version of one model, at zero from the start."""
+
+    def __init__(self, metrics: Metrics, name: str, version: str) -> None:
+        super().__init__(metrics, name, version)
+        self._inference = metrics.child("ovms_inference_time_us", name, version)
+        self._wait = metrics.child("ovms_wait_for_infer_req_time_us", name, version)
+        for (method, api), interface in product(_METHODS, _INTERFACES):
+            self._time(interface)
+            for code in (OK, "InvalidRequest"):
+                self._outcome(method, api, interface, code)
+
+    @cached_property
+    def _pool(self) -> tuple[Any, Any]:
+        child = self._metrics.child
+        return child("ovms_infer_req_queue_size", *self._labels), child("ovms_infer_req_active", *self._labels)
 
     def inference_time(self, seconds: float) -> None:
         """Record how long the runtime took for one inference."""

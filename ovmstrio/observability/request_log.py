@@ -10,7 +10,7 @@ from ovmstrio.core.errors import ModelFailure, ServerError
 from ovmstrio.core.events import OK
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import RequestEvent
+    from ovmstrio.core.events import CallEvent, Step
 
 __all__ = ["RequestLog"]
 
@@ -18,28 +18,38 @@ log = structlog.get_logger(__name__)
 
 
 class RequestLog:
-    """Observes requests and logs their ends."""
+    """Observes calls and logs their ends."""
 
-    def request_started(self, event: RequestEvent) -> None:
+    def call_started(self, event: CallEvent) -> None:
         """Nothing is known yet that is worth a line."""
 
-    def request_finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
-        """Log success and the caller's mistakes at debug level, failures of the model or the server at error level."""
-        if code == OK:
-            log.debug("request", **_facts(event, code))
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """The end of the call is worth a line, not each step of it."""
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Log success and the caller's mistakes at debug level, failures of services or the server at error level."""
+        error = event.error
+        if event.code == OK:
+            log.debug("request", **_facts(event))
         elif isinstance(error, Exception) and (isinstance(error, ModelFailure) or not isinstance(error, ServerError)):
-            log.error("request failed", **_facts(event, code), exc_info=error)
+            log.error("request failed", **_facts(event), exc_info=error)
         else:
-            log.debug("request refused", **_facts(event, code), reason=str(error) if error else "")
+            log.debug("request refused", **_facts(event), reason=str(error) if error else "")
 
 
-def _facts(event: RequestEvent, code: str) -> dict[str, object]:
+def _facts(event: CallEvent) -> dict[str, object]:
     return {
         "model": event.name,
         "version": event.version,
+        "kind": event.kind,
+        "api": event.door.api,
         "method": event.method,
-        "interface": event.interface,
+        "interface": event.door.interface,
         "request_id": event.request_id,
-        "code": code,
+        "code": event.code,
         "milliseconds": round(event.seconds * 1e3, 3),
+        "queue_milliseconds": round(event.queue_seconds * 1e3, 3),
+        "compute_milliseconds": round(event.compute_seconds * 1e3, 3),
+        "received": event.received,
+        "sent": event.sent,
     }

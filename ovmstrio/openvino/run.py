@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.pool import RequestPool, Slot
@@ -58,11 +59,14 @@ class Network:
         timing = self._timing
         return timing is not None and self._placement.is_inline(timing.input_bytes)
 
-    async def infer(self, arrays: Sequence[Array], change: StateChange | None = None) -> list[Array]:
+    async def infer(
+        self, arrays: Sequence[Array], change: StateChange | None = None, event: CallEvent | None = None
+    ) -> list[Array]:
         """Infer on ``arrays``, in the order of the signature's inputs; gives its outputs, which the caller owns.
 
         The arrays must stay unchanged until this returns.  ``change`` is what the model remembers before and after;
-        without one it remembers what the request of the pool happens to have seen last.
+        without one it remembers what the request of the pool happens to have seen last.  ``event``, if there is one, is
+        told how long the call waited and how long the inference took.
 
         Raises:
             ModelFailure: OpenVINO failed on these inputs.
@@ -72,7 +76,7 @@ class Network:
         """
         inline = self._placement.is_inline(sum([array.nbytes for array in arrays]))
         if inline and self._inline_slot is not None:
-            return self._infer_inline(self._inline_slot, arrays, change)
+            return self._infer_inline(self._inline_slot, arrays, change, event)
         begin = time.perf_counter()
         slot = await self.pool.acquire()
         try:
@@ -87,13 +91,18 @@ class Network:
             # Inputs of open shapes may take far longer than the zeros that the model was first run on.
             self._usual_seconds += _WEIGHT_OF_LAST * (taken - self._usual_seconds)
             self._hooks.inference_time(taken)
+            if event is not None:
+                event.queue_seconds += start - begin
+                event.compute_seconds += taken
             return outputs
         finally:
             slot.unbind()
             self.pool.release(slot)
             self._hooks.set_pool(self.pool.size, self.pool.active)
 
-    def _infer_inline(self, slot: Slot, arrays: Sequence[Array], change: StateChange | None) -> list[Array]:
+    def _infer_inline(
+        self, slot: Slot, arrays: Sequence[Array], change: StateChange | None, event: CallEvent | None
+    ) -> list[Array]:
         self._hooks.wait_time(0.0)
         begin = time.perf_counter()
         try:
@@ -106,7 +115,10 @@ class Network:
                 change.leave(slot.request)
         finally:
             slot.unbind()
-        self._hooks.inference_time(time.perf_counter() - begin)
+        taken = time.perf_counter() - begin
+        self._hooks.inference_time(taken)
+        if event is not None:
+            event.compute_seconds += taken
         return outputs
 
     async def _run(self, slot: Slot, arrays: Sequence[Array], change: StateChange | None, *, inline: bool) -> None:

@@ -48,7 +48,7 @@ _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
 _TEXTS: Final[Mapping[str, type[errors.ServerError]]] = {
     "Model with requested version is not loaded yet": errors.VersionLoading,
     "Model with requested version is retired": errors.VersionRetired,
-    "Mediapipe is not loaded yet": errors.GraphLoading,
+    "Mediapipe is not loaded yet": errors.ServiceLoading,
     "Mediapipe is retired": errors.VersionRetired,
     "Mediapipe execution failed": errors.GraphFailure,
 }

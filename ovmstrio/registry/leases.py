@@ -53,13 +53,14 @@ class Instance:
 class Lease:
     """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block."""
 
-    __slots__ = ("_instance", "name", "servable", "version")
+    __slots__ = ("_instance", "kind", "name", "servable", "version")
 
     def __init__(self, instance: Instance) -> None:
         instance.in_flight += 1
         self._instance = instance
         self.name = instance.name
         self.version = instance.version
+        self.kind = instance.spec.kind
         self.servable = instance.servable
 
     def __enter__(self) -> Self:
@@ -71,4 +72,8 @@ class Lease:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._instance.release()
+
+    def release(self) -> None:
+        """Give the lease back, where no block does."""
         self._instance.release()

@@ -18,42 +18,24 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.registry.kinds import MODEL
 from ovmstrio.registry.states import ApplyResult, VersionState, VersionStatus
+from ovmstrio.repository.versions import choose_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
-    from ovmstrio.config.specs import ServableSpec, VersionPolicy
+    from ovmstrio.config.specs import ServableSpec
     from ovmstrio.registry.leases import Instance
     from ovmstrio.registry.marks import Marks
     from ovmstrio.registry.records import ModelRecord, VersionRecord
     from ovmstrio.registry.version_loader import VersionLoader
     from ovmstrio.repository.versions import Listing
 
-__all__ = ["Reconciler", "choose_versions"]
+__all__ = ["Reconciler"]
 
 log = structlog.get_logger(__name__)
 
 _KIND_CHANGED: Final = "Model type cannot be changed after it is loaded"
-
-
-def choose_versions(
-    policy: VersionPolicy, listed: Iterable[int], broken: Collection[int]
-) -> tuple[list[int], frozenset[int]]:
-    """Apply a policy, and apply it again without the versions that it chose and that cannot be loaded.
-
-    Returns:
-        The versions to serve, ascending, and those together with the broken ones that would be served if they worked.
-    """
-    candidates = set(listed)
-    wanted: set[int] = set()
-    while True:
-        chosen = policy.select(candidates)
-        wanted.update(chosen)
-        failing = set(chosen).intersection(broken)
-        if not failing:
-            return chosen, frozenset(wanted)
-        candidates -= failing
 
 
 class Reconciler:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.core.errors import NotFound, VersionRetired
+from ovmstrio.core.errors import ServiceLoading, VersionLoading, VersionMissing, VersionRetired
 from ovmstrio.registry.kinds import MODEL, ONLY_VERSION, Kind, kind_of
 from ovmstrio.registry.states import OK, VersionState, VersionStatus
 
@@ -21,22 +21,21 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import ServerError
     from ovmstrio.registry.leases import Instance
+    from ovmstrio.work.backoff import Backoff
 
-__all__ = ["DEFAULT_VERSION", "VERSION_MISSING", "Failure", "ModelRecord", "VersionRecord"]
+__all__ = ["DEFAULT_VERSION", "Failure", "ModelRecord", "VersionRecord"]
 
 DEFAULT_VERSION: Final = 0
 """The number by which requests ask for the highest version available."""
 
-VERSION_MISSING: Final = "Model with requested version is not found"
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A load that failed: with which settings, over which files, how often in a row, and when to try again."""
+    """A load that failed: with which settings, over which files, when to try again, and what pauses come then."""
 
     spec: ServableSpec
     files: str
-    attempts: int
+    backoff: Backoff
     retry_at: float
 
 
@@ -128,26 +127,47 @@ class ModelRecord:
         return pending or (version == DEFAULT_VERSION and any(known.is_pending for known in self.versions.values()))
 
     def refusal(self, version: int) -> ServerError:
-        """Say why a version that is not available cannot be called, in the words of OVMS."""
+        """Say why a version that is not available cannot be called."""
         record = self.record(version)
-        if record is not None and record.state >= VersionState.UNLOADING:
-            return VersionRetired(self.kind.retired)
-        if self.is_pending(version):
-            return self.kind.refusal(self.kind.loading)
         if record is None:
-            return NotFound(self._missing(version))
-        why = "" if self.kind.has_versions else f": {record.reason}"
-        return self.kind.refusal(f"{self.kind.loading}: its last load failed{why}")
+            return self._missing(version)
+        kind, what = self.kind.name, self._named(version)
+        if record.state >= VersionState.UNLOADING:
+            return VersionRetired(f"{what} is retired", kind=kind)
+        why = "" if self.kind.has_versions else record.reason
+        has_failed = not self.is_pending(version)
+        text = f"{what} is not loaded yet"
+        if has_failed:
+            text += f": its last load failed{f': {why}' if why else ''}"
+        refusal = VersionLoading if self.kind.has_versions else ServiceLoading
+        return refusal(text, kind=kind, has_failed=has_failed, why=why)
+
+    def missing(self, version: int) -> VersionMissing:
+        """Say that a version is not there, and of the default one why nothing can stand for it."""
+        failed = [each for each in self.versions.values() if each.failure is not None]
+        text = f"{self._named(version)} is not there"
+        if version != DEFAULT_VERSION or not failed:
+            return VersionMissing(text)
+        last = failed[-1]
+        text += f": the last load of version {last.version} failed: {last.reason}"
+        return VersionMissing(text, tried=last.version, why=last.reason)
+
+    def _missing(self, version: int) -> ServerError:
+        """Say that there is no record of a version, which may be because the first look has not ended."""
+        if not self.is_pending(version):
+            return self.missing(version)
+        refusal = VersionLoading if self.kind.has_versions else ServiceLoading
+        return refusal(f"{self._named(version)} is not loaded yet", kind=self.kind.name)
+
+    def _named(self, version: int) -> str:
+        """Name a version for messages."""
+        if not self.kind.has_versions:
+            return f'{self.kind.name} "{self.name}"'
+        which = f"version {version}" if version != DEFAULT_VERSION else "the default version"
+        return f'{which} of {self.kind.name} "{self.name}"'
 
     def _meant(self, version: int) -> int:
         return version if self.kind.has_versions else ONLY_VERSION
-
-    def _missing(self, version: int) -> str:
-        """Say that a version is not there, and of the default one why nothing can stand for it."""
-        failed = [each for each in self.versions.values() if each.failure is not None]
-        if version != DEFAULT_VERSION or not failed:
-            return VERSION_MISSING
-        return f"{VERSION_MISSING} - the last load of version {failed[-1].version} failed: {failed[-1].reason}"
 
     def available_versions(self) -> list[int]:
         """List the versions that can be called, ascending."""

@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ovmstrio.core.errors import InvalidRequest, NotFound, NotReady
+from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
 from ovmstrio.registry.instances import RetiredInstances
 from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.leases import Instance, Lease
 from ovmstrio.registry.marks import Marks
 from ovmstrio.registry.readiness import readiness_at_start, readiness_of
 from ovmstrio.registry.reconcile import Reconciler
-from ovmstrio.registry.records import DEFAULT_VERSION, VERSION_MISSING, ModelRecord
+from ovmstrio.registry.records import DEFAULT_VERSION, ModelRecord
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
 from ovmstrio.registry.version_loader import LoadServable, VersionLoader
+from ovmstrio.repository.watcher import FileWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.servable import Servable
 
 __all__ = ["Registry"]
-
-MODEL_MISSING: Final = "Model with requested name is not found"
-NOTHING_MISSING: Final = "Mediapipe graph definition with requested name is not found"
-"""What an infer of an unknown name is told: OVMS looks for graphs last, and the last miss speaks."""
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_VERSION: Final = 2**63 - 1
@@ -142,11 +139,11 @@ class Registry:
 
     # Calls
 
-    async def lease(self, name: str, version: str = "", *, missing: str = NOTHING_MISSING) -> Lease:
+    async def lease(self, name: str, version: str = "") -> Lease:
         """Take a lease of a version, or of the default one, for use in a ``with`` statement.
 
         Pipelines and graphs have only one.  An available version is leased without a checkpoint; one that is being
-        loaded is waited for.  ``missing`` is what is said of an unknown name.
+        loaded is waited for.
 
         Raises:
             NotFound: the name or version is unknown.
@@ -162,7 +159,7 @@ class Registry:
             instance = model.serving.get(version)
             if instance is not None:
                 return Lease(instance)
-        return await self._lease_later(name, _parse(version), missing)
+        return await self._lease_later(name, _parse(version))
 
     def peek(self, name: str, version: str = "") -> Servable:
         """Give the servable of a version, or of the default one, without a lease: for its metadata, used at once.
@@ -172,7 +169,7 @@ class Registry:
             VersionLoading: it is not loaded yet.
             InvalidRequest: the version is not a number.
         """
-        return self._find(name, _parse(version), MODEL_MISSING).servable
+        return self._find(name, _parse(version)).servable
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Tell whether a version, or with none named the default one, can be called.
@@ -183,15 +180,13 @@ class Registry:
             InvalidRequest: the version is not a number.
         """
         number = _parse(version)
-        model = self._models.get(name)
-        if model is None:
-            raise NotFound(MODEL_MISSING)
+        model = self._known(name)
         record = model.record(number)
         if record is not None:
             return record.instance is not None
         if version == "" and model.serving:
             return True
-        raise NotFound(VERSION_MISSING)
+        raise model.missing(number)
 
     def available_versions(self, name: str) -> list[int]:
         """List the versions of a name that can be called, ascending; none for an unknown name."""
@@ -206,15 +201,18 @@ class Registry:
         Raises:
             NotFound: the name or version is unknown.
         """
-        model = self._models.get(name)
-        if model is None:
-            raise NotFound(MODEL_MISSING)
+        model = self._known(name)
         if version == DEFAULT_VERSION:
             return model.statuses()
         record = model.record(version)
         if record is None:
-            raise NotFound(VERSION_MISSING)
+            raise model.missing(version)
         return [record.status]
+
+    def kind_of(self, name: str) -> str:
+        """Give the kind of what has a name, or had it last; empty for an unknown name."""
+        model = self._models.get(name)
+        return "" if model is None else model.kind.name
 
     def names_of(self, kind: str) -> frozenset[str]:
         """Give the names that are configured for servables of a kind, loaded or not."""
@@ -255,24 +253,28 @@ class Registry:
 
     # Inside
 
-    def _find(self, name: str, version: int, missing: str) -> Instance:
+    def _known(self, name: str) -> ModelRecord:
         model = self._models.get(name)
+        if model is None:
+            raise ServiceMissing(f'nothing is served under the name "{name[:80]}"')
+        return model
+
+    def _find(self, name: str, version: int) -> Instance:
         if self._stopped:
             raise NotReady("the server is shutting down")
-        if model is None:
-            raise NotFound(missing)
+        model = self._known(name)
         instance = model.find(version)
         if instance is None:
             raise model.refusal(version)
         return instance
 
-    async def _lease_later(self, name: str, version: int, missing: str) -> Lease:
+    async def _lease_later(self, name: str, version: int) -> Lease:
         with trio.move_on_after(self._load_wait_seconds):
             while (model := self._models.get(name)) is not None and not self._stopped:
                 if model.find(version) is not None or not model.is_pending(version):
                     break
                 await model.changed.wait()
-        return Lease(self._find(name, version, missing))
+        return Lease(self._find(name, version))
 
     async def _apply(self, specs: Iterable[ServableSpec]) -> ApplyResult:
         by_name: dict[str, ServableSpec] = {}
@@ -312,11 +314,14 @@ class Registry:
 
     async def _watch(self) -> None:
         await self.wait_loaded()
-        while True:
-            await trio.sleep(self._poll_seconds)
-            for callback in self._on_poll:
-                await callback()
-            await self._jobs.put(partial(self._reconcile_all, forced=False)).wait()
+        await FileWatcher(self._look, self._poll_seconds).run(pauses_first=True)
+
+    async def _look(self) -> bool:
+        for callback in self._on_poll:
+            await callback()
+        await self._jobs.put(partial(self._reconcile_all, forced=False)).wait()
+        # What could not be loaded is tried again after pauses of its own.
+        return True
 
     def _retire(self, instance: Instance, closed: Callable[[], None] | None) -> None:
         self._retired.add(instance, closed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -14,6 +14,7 @@ from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.core.servable import Servable
 from ovmstrio.registry.leases import Instance
 from ovmstrio.registry.records import Failure
+from ovmstrio.work.backoff import Backoff
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
@@ -28,9 +29,6 @@ LoadServable = Callable[[Any, int, Path], Awaitable[Servable]]
 """What makes a servable of a version's files, warmed and ready to be called.
 
 Its first argument is one of the specs that the registry was told to serve, of whichever kinds those are."""
-
-_RETRY_SECONDS: Final = 1.0
-_RETRY_SECONDS_MAX: Final = 60.0
 
 
 def describe(error: Exception) -> str:
@@ -79,9 +77,8 @@ class VersionLoader:
 
 
 def _next_failure(record: VersionRecord, spec: ServableSpec, files: str) -> Failure:
-    attempts = 1 + (record.failure.attempts if record.failure is not None else 0)
-    delay = min(_RETRY_SECONDS * 2 ** min(attempts - 1, 10), _RETRY_SECONDS_MAX)
-    return Failure(spec, files, attempts, trio.current_time() + delay)
+    backoff = Backoff() if record.failure is None else record.failure.backoff
+    return Failure(spec, files, backoff, trio.current_time() + backoff.seconds_after())
 
 
 def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception) -> None:

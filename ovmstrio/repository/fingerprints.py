@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["content_mark", "tree_mark"]
+__all__ = ["content_mark", "paths_mark", "rows_mark", "tree_mark"]
 
 
 def content_mark(data: bytes) -> str:
@@ -26,9 +26,19 @@ def tree_mark(path: Path) -> str:
     What cannot be read, vanishes meanwhile or is not there is a state like any other.  Links to directories are not
     followed, so that a circle of them does no harm.
     """
+    return rows_mark((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in _files(str(path)))
+
+
+def paths_mark(paths: Iterable[Path]) -> str:
+    """Give a mark of several files, as :func:`tree_mark` does of one."""
+    return rows_mark((path, tree_mark(path)) for path in set(paths))
+
+
+def rows_mark(rows: Iterable[tuple[object, ...]]) -> str:
+    """Give a mark of what is told of files, a row each, in whatever order they come."""
     digest = hashlib.sha256()
-    for name, stat in sorted(_files(str(path))):
-        digest.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\n".encode(errors="surrogateescape"))
+    for row in sorted("\0".join(map(str, row)) for row in rows):
+        digest.update(f"{row}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.repository.fingerprints import content_mark, tree_mark
+from ovmstrio.repository.fingerprints import content_mark, paths_mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +28,8 @@ def graph_mark(spec: GraphSpec) -> str:
         content = spec.graph_path.read_bytes()
     except OSError:
         content = b""
-    digest = hashlib.sha256(content_mark(content).encode())
-    for directory in sorted(_handler_directories(content.decode(errors="replace"), spec.base_path)):
-        for path in sorted(python_files(directory)):
-            digest.update(f"{path}\0{tree_mark(path)}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    directories = _handler_directories(content.decode(errors="replace"), spec.base_path)
+    return content_mark(content) + paths_mark(path for directory in directories for path in python_files(directory))
 
 
 def _handler_directories(text: str, base_path: Path) -> set[Path]:

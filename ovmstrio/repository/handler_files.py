@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import python_files
 
 if TYPE_CHECKING:
@@ -24,10 +23,7 @@ def handler_mark(spec: HandlerSpec) -> str:
 
     What cannot be read is a state like any other.
     """
-    digest = hashlib.sha256()
-    for path in sorted({*python_files(spec.base_path), *_settings(spec.base_path)}):
-        digest.update(f"{path}\0{tree_mark(path)}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    return paths_mark([*python_files(spec.base_path), *_settings(spec.base_path)])
 
 
 def _settings(directory: Path) -> set[Path]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import python_files
 
 if TYPE_CHECKING:
@@ -24,10 +23,7 @@ def pipeline_mark(spec: PipelineSpec) -> str:
     With a Python file, the others of its directory count as well.  Libraries that are built in have no files.  What
     cannot be read is a state like any other.
     """
-    digest = hashlib.sha256()
-    for path in sorted({file for library in spec.libraries.values() for file in _files(library)}):
-        digest.update(f"{path}\0{tree_mark(path)}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    return paths_mark(file for library in spec.libraries.values() for file in _files(library))
 
 
 def _files(library: Path) -> set[Path]:

@@ -1,4 +1,4 @@
-"""Which versions a model has on disk, and which file of a version is the model.
+"""Which versions a model has on disk, which of them a policy chooses, and which file of a version is the model.
 
 ::
 
@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from ovmstrio.config.specs import VersionPolicy
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["Listing", "find_model_file", "list_versions", "scan"]
+__all__ = ["Listing", "choose_versions", "find_model_file", "list_versions", "scan"]
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +83,25 @@ def scan(base_path: Path) -> Listing:
     except (OSError, ValueError) as error:
         raise _problem(f"the model's path cannot be read: {error}", base_path) from error
     return _listing(base_path, names)
+
+
+def choose_versions(
+    policy: VersionPolicy, listed: Iterable[int], broken: Collection[int]
+) -> tuple[list[int], frozenset[int]]:
+    """Apply a policy, and apply it again without the versions that it chose and that cannot be loaded.
+
+    Returns:
+        The versions to serve, ascending, and those together with the broken ones that would be served if they worked.
+    """
+    candidates = set(listed)
+    wanted: set[int] = set()
+    while True:
+        chosen = policy.select(candidates)
+        wanted.update(chosen)
+        failing = set(chosen).intersection(broken)
+        if not failing:
+            return chosen, frozenset(wanted)
+        candidates -= failing
 
 
 def find_model_file(directory: Path) -> Path:

@@ -267,7 +267,6 @@ class _Server:
         if self._metrics is None:
             return await load_model(spec, version, directory, managers=self.sequences, tasks=self._background)
         started = perf_counter()
-        self._metrics.forget_graph(spec.name)
         bound = self._metrics.servable(spec.name, str(version))
         servable = await load_model(
             spec, version, directory, hooks=bound, managers=self.sequences, tasks=self._background
@@ -296,8 +295,7 @@ class _Server:
         if self._background is None:
             raise NotReady("the server is not running")
         if self._metrics is not None:
-            self._metrics.forget_graph(spec.name)
-        isolated = self._settings.custom_node_isolation == "process"
+            isolated = self._settings.custom_node_isolation == "process"
         return await load_pipeline(
             spec,
             lease=self.registry.lease,

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 
+from ovmstrio.api.doors import KSERVE_GRPC, TENSORFLOW_GRPC
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
@@ -257,5 +258,5 @@ async def test_a_graph_can_be_called_through_tensorflow_serving(both: Both) -> N
         "UNIMPLEMENTED",
         "TensorFlow has no element type words, which the output 'out' has; use KServe",
     )
-    assert [each.version for each in both.plane.model_status("upper", 7, "gRPC")] == [1]
-    assert both.plane.model_metadata("upper", "7", "gRPC").serving == "1"
+    assert [each.version for each in both.plane.model_status("upper", 7, TENSORFLOW_GRPC)] == [1]
+    assert both.plane.model_metadata("upper", "7", KSERVE_GRPC).serving == "1"

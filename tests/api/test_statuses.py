@@ -33,7 +33,7 @@ def test_statuses_are_failures(cls: type[errors.ServerError], row: tuple[Status,
         (errors.MalformedPayload, Status.INVALID_ARGUMENT, 400),
         (errors.UserCodeError, Status.INTERNAL, 500),
         (errors.TooManyRequests, Status.UNAVAILABLE, 503),
-        (errors.HandlerLoading, Status.UNAVAILABLE, 503),
+        (errors.ServiceLoading, Status.UNAVAILABLE, 503),
         (errors.StorageFailure, Status.UNAVAILABLE, 503),
     ],
 )

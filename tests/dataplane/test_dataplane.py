@@ -8,9 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.config.specs import ModelSpec
+from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC, TENSORFLOW_REST
+from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, InvalidRequest, NotFound, NotSupported
-from ovmstrio.core.events import API_OF, CANCELLED, OK, Api, Interface, Method, RequestEvent
+from ovmstrio.core.events import CANCELLED, OK, CallEvent, Door, Step
 from ovmstrio.core.request import InferRequest, InferResponse, StreamProblem
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
@@ -23,22 +24,28 @@ class Recorder:
     """Remembers what it was told of requests."""
 
     def __init__(self) -> None:
-        self.started: list[RequestEvent] = []
-        self.finished: list[tuple[RequestEvent, str]] = []
+        self.started: list[CallEvent] = []
+        self.finished: list[CallEvent] = []
+        self.steps: list[Step] = []
 
-    def request_started(self, event: RequestEvent) -> None:
+    def call_started(self, event: CallEvent) -> None:
         """Remember a start."""
+        assert event.code == ""
         self.started.append(event)
 
-    def request_finished(self, event: RequestEvent, code: str, error: BaseException | None) -> None:
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """Remember a step."""
+        self.steps.append(step)
+
+    def call_finished(self, event: CallEvent) -> None:
         """Remember an end."""
-        assert (error is None) == (code == OK)
-        self.finished.append((event, code))
+        assert (event.error is None) == (event.code == OK)
+        self.finished.append(event)
 
     @property
     def codes(self) -> list[str]:
         """How the requests ended."""
-        return [code for _, code in self.finished]
+        return [event.code for event in self.finished]
 
 
 class Failing(StubServable):
@@ -74,17 +81,14 @@ async def test_an_answered_call_is_observed_with_the_version_that_served(
 ) -> None:
     """Observers learn the start and the end, with the number that the default stood for."""
     plane = await _plane(nursery, tmp_path, recorder, StubServable)
-    response = await plane.infer(InferRequest("m", id="7"), "REST")
+    response = await plane.infer(InferRequest("m", id="7"), KSERVE_REST)
     assert response.model_version == "3"
     (event,) = recorder.started
-    assert (event.name, event.version, event.method, event.interface, event.request_id) == (
-        "m",
-        "3",
-        "ModelInfer",
-        "REST",
-        "7",
-    )
-    assert recorder.finished == [(event, OK)]
+    assert (event.name, event.version, event.kind, event.method) == ("m", "3", "model", "ModelInfer")
+    assert (event.door.api, event.door.interface, event.request_id) == ("KServe", "REST", "7")
+    assert recorder.finished == [event]
+    assert event.code == OK
+    assert event.seconds >= event.compute_seconds > 0
 
 
 async def test_a_refused_call_is_observed_under_its_error(
@@ -93,7 +97,7 @@ async def test_a_refused_call_is_observed_under_its_error(
     """The error reaches the caller unchanged and the observers by name."""
     plane = await _plane(nursery, tmp_path, recorder, Failing)
     with pytest.raises(InvalidRequest, match="no"):
-        await plane.infer(InferRequest("m"), "gRPC")
+        await plane.infer(InferRequest("m"), KSERVE_GRPC)
     assert recorder.codes == ["InvalidRequest"]
 
 
@@ -103,7 +107,7 @@ async def test_a_cancelled_call_ends_for_its_observers_too(
     """A client that leaves does not leave a request in process behind, nor a lease."""
     plane = await _plane(nursery, tmp_path, recorder, Failing)
     async with trio.open_nursery() as calls:
-        calls.start_soon(plane.infer, InferRequest("m", id="wait"), "gRPC")
+        calls.start_soon(plane.infer, InferRequest("m", id="wait"), KSERVE_GRPC)
         await trio.testing.wait_all_tasks_blocked()
         calls.cancel_scope.cancel()
     assert recorder.codes == [CANCELLED]
@@ -117,11 +121,11 @@ async def test_calls_of_tensorflow_serving_have_its_names(
 ) -> None:
     """Observers learn the method that the caller's API has; what the servable does is the same."""
     plane = await _plane(nursery, tmp_path, recorder, StubServable)
-    await plane.infer(InferRequest("m"), "REST", "TensorFlowServing")
-    assert plane.model_metadata("m", "", "gRPC", "TensorFlowServing").serving == "3"
-    assert [status.version for status in plane.model_status("m", 0, "gRPC")] == [3]
-    plane.count_unparsed("m", "", InvalidRequest("bad"), "REST", "TensorFlowServing")
-    events = [(event.method, API_OF[event.method], event.interface) for event, _ in recorder.finished]
+    await plane.infer(InferRequest("m"), TENSORFLOW_REST)
+    assert plane.model_metadata("m", "", TENSORFLOW_GRPC).serving == "3"
+    assert [status.version for status in plane.model_status("m", 0, TENSORFLOW_GRPC)] == [3]
+    plane.count_unparsed("m", "", InvalidRequest("bad"), TENSORFLOW_REST)
+    events = [(event.method, event.door.api, event.door.interface) for event in recorder.finished]
     assert events == [
         ("Predict", "TensorFlowServing", "REST"),
         ("GetModelMetadata", "TensorFlowServing", "gRPC"),
@@ -131,31 +135,31 @@ async def test_calls_of_tensorflow_serving_have_its_names(
 
 
 @pytest.mark.parametrize(
-    ("interface", "api", "text"),
+    ("door", "text"),
     [
-        ("gRPC", "KServe", "Mediapipe graph definition with requested name is not found"),
-        ("REST", "KServe", "Mediapipe graph definition with requested name is not found"),
-        ("gRPC", "TensorFlowServing", "Pipeline with requested name is not found"),
-        ("REST", "TensorFlowServing", "Model with requested name is not found"),
+        (KSERVE_GRPC, "Mediapipe graph definition with requested name is not found"),
+        (KSERVE_REST, "Mediapipe graph definition with requested name is not found"),
+        (TENSORFLOW_GRPC, "Pipeline with requested name is not found"),
+        (TENSORFLOW_REST, "Model with requested name is not found"),
     ],
 )
 async def test_an_unknown_name_is_told_in_the_words_of_the_way_it_came(
-    nursery: trio.Nursery, tmp_path: Path, recorder: Recorder, interface: Interface, api: Api, text: str
+    nursery: trio.Nursery, tmp_path: Path, recorder: Recorder, door: Door, text: str
 ) -> None:
     """OVMS's texts differ by what each API looks for last, for calls and for what comes before them."""
     plane = await _plane(nursery, tmp_path, recorder, StubServable)
     with pytest.raises(NotFound, match=text):
-        await plane.infer(InferRequest("nobody"), interface, api)
+        await plane.infer(InferRequest("nobody"), door)
     with pytest.raises(NotFound, match=text):
-        await plane.describe("nobody", "", interface, api)
+        await plane.describe("nobody", "", door)
 
 
 async def test_unknown_names_are_not_observed(nursery: trio.Nursery, tmp_path: Path, recorder: Recorder) -> None:
     """A scanner's made-up names do not become metrics."""
     plane = await _plane(nursery, tmp_path, recorder, StubServable)
     with pytest.raises(NotFound):
-        await plane.infer(InferRequest("nobody"), "gRPC")
-    plane.count_unparsed("nobody", "", InvalidRequest("bad"), "REST")
+        await plane.infer(InferRequest("nobody"), KSERVE_GRPC)
+    plane.count_unparsed("nobody", "", InvalidRequest("bad"), KSERVE_REST)
     assert recorder.finished == []
 
 
@@ -165,8 +169,8 @@ async def test_a_body_that_cannot_be_read_counts_as_a_failed_call(
     """The failure is counted where the model exists, under the version that would have served."""
     plane = await _plane(nursery, tmp_path, recorder, StubServable)
     for version in ("", "0", "3"):
-        plane.count_unparsed("m", version, InvalidRequest("bad"), "REST")
-    assert [(event.version, code) for event, code in recorder.finished] == [("3", "InvalidRequest")] * 3
+        plane.count_unparsed("m", version, InvalidRequest("bad"), KSERVE_REST)
+    assert [(event.version, event.code) for event in recorder.finished] == [("3", "InvalidRequest")] * 3
 
 
 async def test_readiness_follows_listeners_models_and_drain(tmp_path: Path, nursery: trio.Nursery) -> None:
@@ -214,8 +218,9 @@ async def streams(tmp_path: Path, nursery: trio.Nursery, recorder: Recorder) -> 
     registry = Registry(load_scripted, poll_seconds=0)
     await nursery.start(registry.run)
     plane = DataPlane(registry, observers=[recorder], metrics=Metrics())
-    specs = [ModelSpec(name=name, base_path=add_versions(tmp_path / name, 1)) for name in (GRAPH, "echo")]
-    await registry.apply(specs)
+    folder = add_versions(tmp_path / GRAPH, 1)
+    graph = GraphSpec(name=GRAPH, base_path=folder, graph_path=folder / "graph.pbtxt")
+    await registry.apply([graph, ModelSpec(name="echo", base_path=add_versions(tmp_path / "echo", 1))])
     return plane
 
 
@@ -223,10 +228,10 @@ def _request(**parameters: str | int) -> InferRequest:
     return InferRequest(GRAPH, parameters=dict(parameters))
 
 
-def _counts(plane: DataPlane, method: Method) -> dict[str, float]:
+def _counts(plane: DataPlane, method: str) -> dict[str, float]:
     """Give what has been counted of the graph over gRPC, by family."""
     text = plane.render_metrics() or b""
-    api = API_OF[method]
+    api = "TensorFlowServing" if method == "Predict" else "KServe"
     labels = f'{{api="{api}",interface="gRPC",method="{method}",name="graph"}}'
     lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if labels in line]
     return {name.partition("{")[0].removeprefix("ovms_"): float(value) for name, value in lines if float(value)}
@@ -234,7 +239,7 @@ def _counts(plane: DataPlane, method: Method) -> dict[str, float]:
 
 async def test_a_stream_is_leased_and_observed_to_its_end(streams: DataPlane, recorder: Recorder) -> None:
     """Replies come out, whatever version is asked for, and observers learn the start and the end."""
-    async with streams.open_stream(InferRequest(GRAPH, "7", parameters={"replies": 2}), "gRPC") as stream:
+    async with streams.open_stream(InferRequest(GRAPH, "7", parameters={"replies": 2}), KSERVE_GRPC) as stream:
         await stream.send(_request(replies=1))
         stream.end()
         replies = [reply async for reply in stream]
@@ -248,7 +253,7 @@ async def test_a_stream_is_leased_and_observed_to_its_end(streams: DataPlane, re
 
 async def test_a_request_that_was_a_problem_is_counted_as_rejected(streams: DataPlane) -> None:
     """Requests that the stream could not take in are no accepted ones, the first included."""
-    async with streams.open_stream(_request(problem="a"), "gRPC") as stream:
+    async with streams.open_stream(_request(problem="a"), KSERVE_GRPC) as stream:
         assert await stream.receive() == StreamProblem("a")
         await stream.send(_request())
         await stream.receive()
@@ -261,7 +266,7 @@ async def test_a_request_that_was_a_problem_is_counted_as_rejected(streams: Data
 
 async def test_a_silent_request_is_counted_while_the_stream_is_open(streams: DataPlane) -> None:
     """A request that is taken in without a reply counts at once when somebody waits for replies."""
-    async with streams.open_stream(_request(replies=0), "gRPC") as stream, trio.open_nursery() as nursery:
+    async with streams.open_stream(_request(replies=0), KSERVE_GRPC) as stream, trio.open_nursery() as nursery:
         nursery.start_soon(anext, stream, None)
         await trio.testing.wait_all_tasks_blocked()
         await stream.send(_request(replies=0))
@@ -272,7 +277,7 @@ async def test_a_silent_request_is_counted_while_the_stream_is_open(streams: Dat
 async def test_a_stream_that_fails_tells_why_on_leaving(streams: DataPlane, recorder: Recorder) -> None:
     """Replies end, and leaving the block raises the failure unchanged."""
     with pytest.raises(GraphFailure, match="node"):
-        async with streams.open_stream(_request(fail="node"), "gRPC") as stream:
+        async with streams.open_stream(_request(fail="node"), KSERVE_GRPC) as stream:
             assert len([reply async for reply in stream]) == 1
 
     assert recorder.codes == ["GraphFailure"]
@@ -282,7 +287,7 @@ async def test_a_stream_that_fails_tells_why_on_leaving(streams: DataPlane, reco
 async def test_a_stream_that_cannot_begin_is_rejected(streams: DataPlane, recorder: Recorder) -> None:
     """An error on opening is the caller's answer and counts as such."""
     with pytest.raises(FailedPrecondition, match="no"):
-        async with streams.open_stream(_request(refuse="no"), "gRPC"):
+        async with streams.open_stream(_request(refuse="no"), KSERVE_GRPC):
             pytest.fail("it began")
 
     assert recorder.codes == ["FailedPrecondition"]
@@ -294,7 +299,7 @@ async def test_a_stream_that_is_cancelled_gives_its_lease_back(streams: DataPlan
     servable = streams.registry.peek(GRAPH)
     assert isinstance(servable, ScriptedServable)
     with trio.CancelScope() as scope:
-        async with streams.open_stream(_request(hold=1), "gRPC") as stream:
+        async with streams.open_stream(_request(hold=1), KSERVE_GRPC) as stream:
             await servable.holding.wait()
             scope.cancel()
             await stream.receive()
@@ -309,14 +314,14 @@ async def test_a_stream_that_is_cancelled_gives_its_lease_back(streams: DataPlan
 async def test_only_what_has_streams_can_be_streamed_to(streams: DataPlane, recorder: Recorder, name: str) -> None:
     """Models and unknown names are refused in OVMS's words, and not observed."""
     with pytest.raises(NotFound, match="Mediapipe graph definition with requested name is not found"):
-        async with streams.open_stream(InferRequest(name), "gRPC"):
+        async with streams.open_stream(InferRequest(name), KSERVE_GRPC):
             pytest.fail("it began")
     assert recorder.started == []
 
 
 async def test_a_name_is_described_by_its_inputs(streams: DataPlane) -> None:
     """What a caller must know is told of graphs and models, outputs as well."""
-    graph, model = await streams.describe(GRAPH), await streams.describe("echo", "1")
+    graph, model = await streams.describe(GRAPH, "", KSERVE_REST), await streams.describe("echo", "1", KSERVE_REST)
     assert ([spec.name for spec in graph.inputs], graph.has_streams) == (["x", "y"], True)
     assert ([spec.name for spec in model.inputs], model.has_streams) == (["text", "x"], False)
     assert [spec.name for spec in model.outputs] == ["text", "x"]
@@ -324,15 +329,15 @@ async def test_a_name_is_described_by_its_inputs(streams: DataPlane) -> None:
 
 async def test_calls_of_a_graph_move_its_own_counters(streams: DataPlane) -> None:
     """One answered, one failed and one whose body could not be read."""
-    await streams.infer(_request(), "gRPC")
+    await streams.infer(_request(), KSERVE_GRPC)
     with pytest.raises(GraphFailure):
-        await streams.infer(_request(fail="node"), "gRPC")
+        await streams.infer(_request(fail="node"), KSERVE_GRPC)
     with pytest.raises(FailedPrecondition):
-        await streams.infer(_request(refuse="no"), "gRPC")
-    streams.count_unparsed(GRAPH, "", InvalidRequest("bad"), "gRPC")
+        await streams.infer(_request(refuse="no"), KSERVE_GRPC)
+    streams.count_unparsed(GRAPH, "", InvalidRequest("bad"), KSERVE_GRPC)
 
     counted = {"requests_accepted": 2, "requests_rejected": 2, "responses": 1, "graph_error": 2}
     assert _counts(streams, "ModelInfer") == counted
-    await streams.infer(_request(), "gRPC", "TensorFlowServing")
+    await streams.infer(_request(), TENSORFLOW_GRPC)
     assert _counts(streams, "ModelInfer") == counted
     assert _counts(streams, "Predict") == {"requests_accepted": 1, "responses": 1}

@@ -266,7 +266,7 @@ async def test_models_are_leased_to_the_end_of_a_call(tmp_path: Path, prefix: st
                 self.calls = []
             {prefix}def handle_get(self):
                 self.calls.append(current_call())
-                return self.calls[-1].hold("model", self)
+                return self.calls[-1].hold("model", self.release)
             def release(self, held):
                 self.calls.append(held)
         """

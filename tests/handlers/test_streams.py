@@ -161,7 +161,7 @@ async def test_models_are_leased_to_the_end_of_a_stream(tmp_path: Path) -> None:
         class Handler:
             released = 0
             def handle_get(self, query_params):
-                current_call().hold("model", self)
+                current_call().hold("model", self.release)
                 for number in range(query_params):
                     yield number
             def release(self, held):

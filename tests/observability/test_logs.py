@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import structlog
 
+from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
-from ovmstrio.core.events import OK, RequestEvent
+from ovmstrio.core.events import OK, CallEvent
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.request_log import RequestLog
 
@@ -47,13 +48,17 @@ def test_a_failure_of_the_server_is_logged_with_its_traceback_and_a_refusal_is_n
     """Callers' mistakes are debug lines; what the operator must see is an error with its place in the code."""
     path = tmp_path / "server.log"
     configure_logs(fmt="json", path=path)
-    event = RequestEvent("m", "1", "ModelInfer", "gRPC", "42")
     log = RequestLog()
-    log.request_finished(event, OK, None)
-    log.request_finished(event, "InvalidRequest", InvalidRequest("shape"))
+
+    def ended(code: str, error: Exception | None) -> None:
+        event = CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer", "42", code=code, error=error)
+        log.call_finished(event)
+
+    ended(OK, None)
+    ended("InvalidRequest", InvalidRequest("shape"))
     with pytest.raises(ModelFailure) as raised:
         _fail()
-    log.request_finished(event, "ModelFailure", raised.value)
+    ended("ModelFailure", raised.value)
     (line,) = _lines(path)
     assert line["level"] == "error"
     assert (line["model"], line["request_id"], line["code"]) == ("m", "42", "ModelFailure")

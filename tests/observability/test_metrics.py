@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from ovmstrio.core.events import OK, Method, RequestEvent
+from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
+from ovmstrio.core.errors import GraphFailure, InvalidRequest
+from ovmstrio.core.events import OK, CallEvent, Door, Step
 from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES
 from ovmstrio.observability.metrics import Metrics
 
@@ -19,10 +21,14 @@ def _value(metrics: Metrics, family: str, /, **labels: str) -> float | None:
     return _samples(metrics).get((family, frozenset(labels.items())))
 
 
+def _ended(metrics: Metrics, event: CallEvent, code: str = OK) -> None:
+    metrics.call_started(event)
+    event.code = code
+    metrics.call_finished(event)
+
+
 def _infer(metrics: Metrics, code: str = OK) -> None:
-    event = RequestEvent("m", "1", "ModelInfer", "gRPC")
-    metrics.request_started(event)
-    metrics.request_finished(event, code, None)
+    _ended(metrics, CallEvent("m", "1", "model", KSERVE_GRPC, "ModelInfer"), code)
 
 
 REQUEST = {"name": "m", "api": "KServe", "interface": "gRPC", "version": "1"}
@@ -43,11 +49,8 @@ def test_each_api_has_its_own_methods() -> None:
     metrics.servable("m", "1")
     theirs = REQUEST | {"api": "TensorFlowServing"}
     assert _value(metrics, "ovms_requests_success", **theirs, method="GetModelMetadata") == 0
-    methods: list[Method] = ["Predict", "GetModelStatus"]
-    for method in methods:
-        event = RequestEvent("m", "1", method, "gRPC")
-        metrics.request_started(event)
-        metrics.request_finished(event, OK, None)
+    for method in ("Predict", "GetModelStatus"):
+        _ended(metrics, CallEvent("m", "1", "model", TENSORFLOW_GRPC, method))
     assert _value(metrics, "ovms_requests_success", **theirs, method="Predict") == 1
     assert _value(metrics, "ovms_requests_success", **theirs | {"version": ""}, method="GetModelStatus") == 1
     assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 0
@@ -69,10 +72,11 @@ def test_each_outcome_moves_its_own_counter() -> None:
 def test_requests_in_process_return_to_zero() -> None:
     """The gauge goes up with a start and down with an end, whatever the outcome."""
     metrics = Metrics()
-    event = RequestEvent("m", "1", "ModelInfer", "REST")
-    metrics.request_started(event)
+    event = CallEvent("m", "1", "model", KSERVE_REST, "ModelInfer")
+    metrics.call_started(event)
     assert _value(metrics, "ovms_current_requests", name="m", version="1") == 1
-    metrics.request_finished(event, "Cancelled", None)
+    event.code = "Cancelled"
+    metrics.call_finished(event)
     assert _value(metrics, "ovms_current_requests", name="m", version="1") == 0
 
 
@@ -138,13 +142,18 @@ def test_requests_of_a_graph_are_counted_by_what_became_of_them() -> None:
     """Taken in, refused, answered and failed are four families, by method and interface."""
     metrics = Metrics()
     graph = metrics.graph("g")
-    for _ in range(4):
-        graph.accepted("ModelInferStream", "gRPC")
-    for _ in range(3):
-        graph.responses("ModelInferStream", "gRPC")
+    streamed = CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInferStream")
+    for step, times in ((Step.ACCEPTED, 4), (Step.ANSWERED, 3)):
+        for _ in range(times):
+            metrics.call_moved(streamed, step)
+
+    def called(door: Door, error: Exception) -> None:
+        event = CallEvent("g", "1", "graph", door, "ModelInfer", error=error)
+        _ended(metrics, event, type(error).__name__)
+
     for _ in range(2):
-        graph.rejected("ModelInfer", "REST")
-    graph.error("ModelInfer", "gRPC")
+        called(KSERVE_REST, InvalidRequest("shape"))
+    called(KSERVE_GRPC, GraphFailure("node"))
     stream, rest = GRAPH | {"method": "ModelInferStream"}, GRAPH | {"method": "ModelInfer", "interface": "REST"}
     assert _value(metrics, "ovms_requests_accepted", **stream) == 4
     assert _value(metrics, "ovms_responses", **stream) == 3
@@ -189,15 +198,8 @@ def test_requests_to_a_graph_leave_the_families_of_models_alone() -> None:
     """Only metadata and readiness are counted there; this server's own family has every outcome."""
     metrics = Metrics()
     metrics.graph("g")
-    outcomes: list[tuple[Method, str]] = [
-        ("ModelInfer", OK),
-        ("ModelInferStream", "GraphFailure"),
-        ("ModelMetadata", OK),
-    ]
-    for method, code in outcomes:
-        event = RequestEvent("g", "1", method, "gRPC")
-        metrics.request_started(event)
-        metrics.request_finished(event, code, None)
+    for method, code in (("ModelInfer", OK), ("ModelInferStream", "GraphFailure"), ("ModelMetadata", OK)):
+        _ended(metrics, CallEvent("g", "1", "graph", KSERVE_GRPC, method), code)
     none = GRAPH | {"version": ""}
     assert _value(metrics, "ovms_requests_success", **none, method="ModelMetadata") == 1
     assert _value(metrics, "ovmstrio_requests_total", **none, method="ModelInfer", code=OK) == 1
@@ -211,8 +213,9 @@ def test_a_graph_that_is_turned_into_a_model_is_counted_as_one() -> None:
     """And the other way round."""
     metrics = Metrics()
     metrics.graph("m")
-    metrics.forget_graph("m")
     _infer(metrics)
+    assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 1
+    _ended(metrics, CallEvent("m", "1", "graph", KSERVE_GRPC, "ModelInfer"))
     assert _value(metrics, "ovms_requests_success", **REQUEST, method="ModelInfer") == 1
 
 
@@ -221,6 +224,6 @@ def test_families_of_graphs_may_be_off() -> None:
     metrics = Metrics(["ovms_streams"])
     graph = metrics.graph("g")
     graph.started()
-    graph.accepted("ModelInfer", "gRPC")
+    graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), Step.ACCEPTED)
     graph.finished("ModelInfer", 1.0, ok=True)
     assert not [name for name, _ in _samples(metrics) if name.startswith("ovms_")]

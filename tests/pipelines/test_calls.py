@@ -14,8 +14,8 @@ from ovmstrio.core.errors import (
     InvalidRequest,
     NotFound,
     PipelineFailure,
-    PipelineLoading,
     ServerError,
+    ServiceLoading,
     VersionRetired,
 )
 from ovmstrio.core.request import InferRequest
@@ -122,7 +122,7 @@ async def test_a_graph_that_fails_is_told_with_the_pipelines_node(tmp_path: Path
             await pipeline.infer(raw_request({"x": np.zeros((1, 2), np.float32)}))
 
 
-@pytest.mark.parametrize("kind", [NotFound, VersionRetired, PipelineLoading])
+@pytest.mark.parametrize("kind", [NotFound, VersionRetired, ServiceLoading])
 async def test_what_cannot_be_called_any_more_is_told_with_the_pipelines_node(kind: type[ServerError]) -> None:
     """The client has never heard of it; the error is of the kind that a direct call would get."""
 

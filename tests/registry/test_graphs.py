@@ -13,7 +13,7 @@ import trio.testing
 from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import GraphSpec, ModelSpec
-from ovmstrio.core.errors import GraphLoading, InvalidRequest, ModelFailure, NotFound, Problem, VersionRetired
+from ovmstrio.core.errors import InvalidRequest, ModelFailure, NotFound, Problem, ServiceLoading, VersionRetired
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
@@ -63,7 +63,7 @@ async def test_a_call_waits_for_a_graph_that_is_being_loaded(
         assert not registry.is_ready("g")
         assert registry.readiness.reason == "loading 1 of 1 graphs: g"
         started = trio.current_time()
-        with pytest.raises(GraphLoading, match=r"^Mediapipe is not loaded yet$"):
+        with pytest.raises(ServiceLoading, match=r'^graph "g" is not loaded yet$'):
             await registry.lease("g", "3")
         assert trio.current_time() - started == 5
         gate.set()
@@ -96,9 +96,9 @@ async def test_a_graph_that_fails_says_why_and_is_no_reason_to_wait(tmp_path: Pa
         result = await registry.apply([_graph(tmp_path), _graph(tmp_path, name="other")])
         assert [status.name for status in result.failures] == ["g"]
         assert _state(registry) == (1, VersionState.LOADING, "FAILED_PRECONDITION")
-        text = "Mediapipe is not loaded yet: its last load failed: the stub was told to fail"
+        text = 'graph "g" is not loaded yet: its last load failed: the stub was told to fail'
         for version in ("", "4"):
-            with pytest.raises(GraphLoading) as caught:
+            with pytest.raises(ServiceLoading) as caught:
                 await registry.lease("g", version)
             assert caught.value.message == text
         assert registry.is_ready("g") is False
@@ -134,7 +134,7 @@ async def test_a_retired_graph_says_so_until_it_comes_back(tmp_path: Path) -> No
         with await registry.lease("g"):
             await registry.apply([])
             assert _state(registry) == (1, VersionState.UNLOADING, "OK")
-            with pytest.raises(VersionRetired, match=r"^Mediapipe is retired$"):
+            with pytest.raises(VersionRetired, match=r'^graph "g" is retired$'):
                 await registry.lease("g", "2")
             await trio.testing.wait_all_tasks_blocked()
             assert loader.opened[0].closed == 0
@@ -146,11 +146,11 @@ async def test_a_retired_graph_says_so_until_it_comes_back(tmp_path: Path) -> No
     assert loader.misuse == []
 
 
-async def test_an_unknown_graph_is_refused_in_ovms_words() -> None:
-    """Graphs are looked for last."""
+async def test_an_unknown_name_is_refused_where_nothing_is_configured() -> None:
+    """At once, with the name."""
     async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([])
-        with pytest.raises(NotFound, match=r"^Mediapipe graph definition with requested name is not found$"):
+        with pytest.raises(NotFound, match=r'^nothing is served under the name "g"$'):
             await registry.lease("g")
 
 
@@ -166,7 +166,7 @@ async def test_a_name_may_change_from_model_to_graph_and_back(tmp_path: Path) ->
         await registry.apply([model])
         with await registry.lease("g") as lease:
             assert lease.version == "2"
-        with pytest.raises(VersionRetired, match="Model with requested version is retired"):
+        with pytest.raises(VersionRetired, match=r"of model .* is retired"):
             await registry.lease("g", "1")
         await trio.testing.wait_all_tasks_blocked()
         assert loader.open_versions == [("g", 2)]

@@ -9,7 +9,15 @@ import trio
 import trio.testing
 
 from ovmstrio.config.specs import AllVersions, ModelSpec
-from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError, VersionLoading, VersionRetired
+from ovmstrio.core.errors import (
+    InvalidRequest,
+    NotFound,
+    ServerError,
+    ServiceMissing,
+    VersionLoading,
+    VersionMissing,
+    VersionRetired,
+)
 from ovmstrio.registry import Registry, VersionState
 from tests.support.stub_registry import StubLoader, add_versions, running
 
@@ -54,18 +62,17 @@ async def test_an_available_version_is_leased_without_a_checkpoint(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", UNKNOWN_NAMES)
-async def test_an_unknown_name_is_refused_in_the_words_of_each_operation(tmp_path: Path, name: str) -> None:
-    """An infer is told of graphs, where the look-up ends; everything else of models."""
+async def test_an_unknown_name_is_refused_by_each_operation(tmp_path: Path, name: str) -> None:
+    """The refusal has the name, and a type that the doors have words for."""
     async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         refusal = await _refusal(registry, name, "")
-        assert (type(refusal), str(refusal)) == (
-            NotFound,
-            "Mediapipe graph definition with requested name is not found",
-        )
+        expected = (ServiceMissing, f'nothing is served under the name "{name[:80]}"')
+        assert (type(refusal), str(refusal)) == expected
         for ask in (registry.peek, registry.is_ready):
-            with pytest.raises(NotFound, match=r"^Model with requested name is not found$"):
+            with pytest.raises(ServiceMissing) as caught:
                 ask(name)
+            assert str(caught.value) == expected[1]
         assert registry.available_versions(name) == []
 
 
@@ -86,10 +93,12 @@ async def test_a_version_that_never_was_is_not_found(tmp_path: Path, version: st
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         with trio.testing.assert_no_checkpoints():
             refusal = await _refusal(registry, "m", version)
-        assert (type(refusal), str(refusal)) == (NotFound, "Model with requested version is not found")
+        expected = (VersionMissing, f'version {version} of model "m" is not there')
+        assert (type(refusal), str(refusal)) == expected
         for ask in (registry.peek, registry.is_ready):
-            with pytest.raises(NotFound, match=r"^Model with requested version is not found$"):
+            with pytest.raises(VersionMissing) as caught:
                 ask("m", version)
+            assert str(caught.value) == expected[1]
 
 
 async def test_readiness_of_a_version_is_asked_without_version_zero(tmp_path: Path) -> None:
@@ -112,9 +121,9 @@ async def test_a_retired_version_says_so(tmp_path: Path) -> None:
         (tmp_path / "1").rmdir()
         await registry.rescan()
         refusal = await _refusal(registry, "m", "1")
-        assert (type(refusal), str(refusal)) == (VersionRetired, "Model with requested version is retired")
+        assert (type(refusal), str(refusal)) == (VersionRetired, 'version 1 of model "m" is retired')
         refusal = await _refusal(registry, "m", "")
-        assert (type(refusal), str(refusal)) == (NotFound, "Model with requested version is not found")
+        assert (type(refusal), str(refusal)) == (VersionMissing, 'the default version of model "m" is not there')
         assert not registry.is_ready("m", "1")
         with pytest.raises(NotFound):
             registry.is_ready("m")
@@ -128,8 +137,8 @@ async def test_a_failed_version_is_refused_at_once_with_a_hint(tmp_path: Path) -
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         refusal = await _refusal(registry, "m", "1")
         assert isinstance(refusal, VersionLoading)
-        assert str(refusal) == "Model with requested version is not loaded yet: its last load failed"
-        assert type(await _refusal(registry, "m", "")) is NotFound
+        assert str(refusal) == 'version 1 of model "m" is not loaded yet: its last load failed'
+        assert type(await _refusal(registry, "m", "")) is VersionMissing
 
 
 @pytest.mark.parametrize("version", ["", "1"])
@@ -149,7 +158,7 @@ async def test_a_lease_waits_while_its_version_is_being_loaded(tmp_path: Path, v
         nursery.start_soon(call, registry)
         await trio.testing.wait_all_tasks_blocked()
         assert got == []
-        with pytest.raises(VersionLoading, match=r"^Model with requested version is not loaded yet$"):
+        with pytest.raises(VersionLoading, match=r"of model \"m\" is not loaded yet$"):
             registry.peek("m", version)
         gate.set()
     assert got == ["1"]
@@ -187,7 +196,7 @@ async def test_a_waiting_lease_hears_of_the_failure_when_it_happens(tmp_path: Pa
         nursery.start_soon(call, registry, "")
         await trio.testing.wait_all_tasks_blocked()
         gate.set()
-    assert {type(refusal) for refusal in refusals} == {VersionLoading, NotFound}
+    assert {type(refusal) for refusal in refusals} == {VersionLoading, VersionMissing}
 
 
 async def test_a_call_that_gives_up_waiting_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -216,7 +225,7 @@ async def test_states_are_told_of_one_version_or_of_all(tmp_path: Path) -> None:
         assert [status.version for status in registry.version_statuses("m")] == [1, 3]
         (one,) = registry.version_statuses("m", 3)
         assert (one.version, one.state) == (3, VersionState.AVAILABLE)
-        with pytest.raises(NotFound, match="Model with requested version is not found"):
+        with pytest.raises(NotFound, match='of model "m" is not there'):
             registry.version_statuses("m", 2)
-        with pytest.raises(NotFound, match="Model with requested name is not found"):
+        with pytest.raises(NotFound, match="nothing is served under the name"):
             registry.version_statuses("nobody")

@@ -22,7 +22,7 @@ from ovmstrio.config.specs import (
     PipelineSpec,
     ServableSpec,
 )
-from ovmstrio.core.errors import ModelFailure, NotFound, PipelineLoading, Problem, VersionRetired
+from ovmstrio.core.errors import ModelFailure, NotFound, Problem, ServiceLoading, VersionRetired
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
@@ -103,9 +103,9 @@ async def test_a_pipeline_that_fails_says_why(tmp_path: Path) -> None:
         result = await registry.apply([_pipeline(tmp_path)])
         assert [(status.kind, status.name) for status in result.failures] == [("pipeline", "p")]
         assert _state(registry) == (1, VersionState.LOADING, "FAILED_PRECONDITION")
-        with pytest.raises(PipelineLoading) as caught:
+        with pytest.raises(ServiceLoading) as caught:
             await registry.lease("p", "4")
-        assert caught.value.message == "Pipeline is not loaded yet: its last load failed: the stub was told to fail"
+        assert caught.value.message == 'pipeline "p" is not loaded yet: its last load failed: the stub was told to fail'
         assert registry.readiness.reason == 'pipeline "p": version 1: the stub was told to fail'
         assert [(entry.name, entry.state) for entry in repository_index(registry.statuses())] == [("p", "LOADING")]
 
@@ -120,7 +120,7 @@ async def test_a_call_waits_for_a_pipeline_that_is_being_loaded(
     async with running(registry), trio.open_nursery() as nursery:
         nursery.start_soon(registry.apply, [_pipeline(tmp_path)])
         await loader.begun["p", 1].wait()
-        with pytest.raises(PipelineLoading, match=r"^Pipeline is not loaded yet$"):
+        with pytest.raises(ServiceLoading, match=r'^pipeline "p" is not loaded yet$'):
             await registry.lease("p")
         gate.set()
         with await registry.lease("p") as lease:
@@ -132,7 +132,7 @@ async def test_a_retired_pipeline_says_so(tmp_path: Path) -> None:
     async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_pipeline(tmp_path)])
         await registry.apply([])
-        with pytest.raises(VersionRetired, match=r"^Pipeline is retired$"):
+        with pytest.raises(VersionRetired, match=r'^pipeline "p" is retired$'):
             await registry.lease("p")
         await trio.testing.wait_all_tasks_blocked()
         assert _state(registry) == (1, VersionState.END, "OK")
@@ -280,7 +280,7 @@ async def test_a_name_may_change_from_model_to_pipeline_and_back(tmp_path: Path)
         with await registry.lease("p", "2") as lease:
             assert lease.version == "1"
         await registry.apply([model])
-        with pytest.raises(VersionRetired, match="Model with requested version is retired"):
+        with pytest.raises(VersionRetired, match=r"of model .* is retired"):
             await registry.lease("p", "1")
         await trio.testing.wait_all_tasks_blocked()
         assert loader.open_versions == [("p", 2)]
@@ -317,9 +317,9 @@ async def test_an_edit_of_the_file_that_only_moves_a_pipeline_loads_nothing(tmp_
             await source.reload()
 
 
-async def test_an_unknown_name_has_ovms_words(tmp_path: Path) -> None:
-    """The last kind that OVMS looks for speaks."""
+async def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    """At once, with the name."""
     async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_pipeline(tmp_path)])
-        with pytest.raises(NotFound, match="graph definition with requested name"):
+        with pytest.raises(NotFound, match='nothing is served under the name "q"'):
             await registry.lease("q")

@@ -11,7 +11,7 @@ import trio.testing
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions, VersionPolicy
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.registry import Registry, VersionState, VersionStatus
-from ovmstrio.registry.reconcile import choose_versions
+from ovmstrio.repository.versions import choose_versions
 from tests.support.stub_registry import StubLoader, add_versions, running
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END

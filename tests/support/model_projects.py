@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.runtimes.handlers.models.storage import LocalStorage, Storage, open_storage
+from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, open_storage
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
 __all__ = [
@@ -91,9 +91,9 @@ class CountingStorage:
         self.fetched: list[str] = []
         self.failure: Exception | None = None
         self.closed = 0
-        self._inner: Storage = LocalStorage()
+        self._inner: ModelStorage = LocalStorage()
 
-    def open(self, location: str) -> Storage:
+    def open(self, location: str) -> ModelStorage:
         """Stand for :func:`open_storage`."""
         return self
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from types import TracebackType
 
-    from ovmstrio.core.events import Method
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.servable import InferStream
@@ -177,7 +176,7 @@ class _Observed:
 
     __slots__ = ("_hooks", "_instance", "_method", "_started")
 
-    def __init__(self, hooks: GraphHooks, method: Method, instance: GraphInstance) -> None:
+    def __init__(self, hooks: GraphHooks, method: str, instance: GraphInstance) -> None:
         self._hooks = hooks
         self._method = method
         self._instance = instance

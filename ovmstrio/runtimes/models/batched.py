@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import trio
 from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import TensorSpec
@@ -33,10 +35,12 @@ _SHORT_STRING_BITS: Final = 10
 
 
 class _Joinable(NamedTuple):
-    """The inputs of one request, and how many rows they have."""
+    """The inputs of one request, how many rows they have, and what observers see of the call."""
 
     arrays: tuple[Array, ...]
     rows: int
+    event: CallEvent | None = None
+    arrived: float = 0.0
 
 
 class BatchedServable:
@@ -106,7 +110,9 @@ class BatchedServable:
         rows = max(counts)
         # Inputs of different numbers of rows are for the model to judge, with nobody else's beside them.
         key: Hashable = self._key(arrays) if len(counts) == 1 else object()
-        outputs = await self._batcher.submit(_Joinable(arrays, rows), key=key, size=max(rows, 1))
+        outputs = await self._batcher.submit(
+            _Joinable(arrays, rows, request.event, perf_counter()), key=key, size=max(rows, 1)
+        )
         return InferResponse(
             self.name, self.version, named_outputs(self._signature, outputs, keeps_rows=request.keeps_rows), request.id
         )
@@ -130,8 +136,12 @@ class BatchedServable:
         network = self._network
         if network is None:
             raise trio.ClosedResourceError
+        begun = perf_counter()
+        for request in requests:
+            if request.event is not None:
+                request.event.queue_seconds += begun - request.arrived
         if len(requests) == 1:
-            return [await network.infer(requests[0].arrays)]
+            return [await network.infer(requests[0].arrays, event=requests[0].event)]
         # Nothing waits before the copy is made: the buffers of a caller that leaves are its own again.
         columns = zip(*(request.arrays for request in requests), strict=True)
         joined = [np.concatenate(column, axis) for column, axis in zip(columns, self._axes, strict=True)]

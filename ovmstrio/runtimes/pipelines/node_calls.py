@@ -78,6 +78,7 @@ class ServableCall:
             [buffer_of(tensor.array) for tensor in inputs.values()],
             request.deadline,
             keeps_rows=True,
+            event=request.event,
         )
         try:
             with await self._lease(self._servable, self._version) as lease:

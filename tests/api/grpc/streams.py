@@ -13,7 +13,7 @@ import grpc
 import h2.events
 import trio
 
-from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.protocol.descriptors import message_class
@@ -63,10 +63,10 @@ async def streaming_server(repository: Path) -> AsyncIterator[Streaming]:
     """Serve ``graph``, which can be streamed to, and the model ``echo``."""
     registry = Registry(load_scripted, poll_seconds=0)
     plane = DataPlane(registry, metrics=Metrics())
-    specs = []
     for name in (GRAPH, "echo"):
         (repository / name / "1").mkdir(parents=True)
-        specs.append(ModelSpec(name=name, base_path=repository / name))
+    graph = GraphSpec(name=GRAPH, base_path=repository / GRAPH, graph_path=repository / GRAPH / "graph.pbtxt")
+    specs = [graph, ModelSpec(name="echo", base_path=repository / "echo")]
     front_end = GrpcFrontEnd(plane, ["127.0.0.1:0"])
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)

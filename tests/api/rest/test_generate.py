@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.specs import GraphSpec
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.server.rest_application import Cors
 from tests.api.rest.servers import PATIENCE_SECONDS, Peer, Serving, serving_rest
@@ -27,7 +27,7 @@ STREAM = f"/v2/models/{GRAPH}/generate_stream"
 async def _serving(tmp_path: Path, **options: Any) -> AsyncIterator[Serving]:
     base = tmp_path / GRAPH
     (base / "1").mkdir(parents=True)
-    spec = ModelSpec(name=GRAPH, base_path=base)
+    spec = GraphSpec(name=GRAPH, base_path=base, graph_path=base / "graph.pbtxt")
     async with serving_rest(tmp_path, models=(spec,), loader=load_scripted, **options) as server:
         yield server
 

@@ -75,6 +75,21 @@ async def test_what_is_in_use_is_not_evicted(tmp_path: Path) -> None:
         assert library.client.get_model("b") is not second
 
 
+async def test_an_old_copy_in_use_does_not_keep_the_new_one(tmp_path: Path, mock_clock: MockClock) -> None:
+    """A call goes on with the files of what a model was before, while what it is now makes room for others."""
+    up, loads = _models(tmp_path, "a", "b"), Loads()
+    async with library_over(models_in(up, 1, 1), tmp_path / "down", loads) as library:
+        with lease_models():
+            old = library.client.get_model("a")
+            write_model(tmp_path, "new", "up", "a")
+            await next_look(library, mock_clock)
+            assert _ask(library, "a") == "new"
+            assert _ask(library, "b") == "b"
+            assert library.shelf.counts() == (1, 1)
+            assert (old.folder / "model.txt").read_text() == "a"
+        await wait_gone(old.folder.parent, "1")
+
+
 async def test_a_change_is_fetched_at_the_next_call(tmp_path: Path, mock_clock: MockClock) -> None:
     """A model that was changed is loaded anew, and one that has gone is an error whose files are removed."""
     up, loads, storage = _models(tmp_path, "a", "b"), Loads(), CountingStorage()
@@ -144,7 +159,7 @@ async def test_a_model_that_goes_while_it_is_loaded_is_given_but_not_kept(
             nursery.start_soon(ask)
             await begun.wait()
             shutil.rmtree(up / "a")
-            await library.watcher.look()
+            await library.watcher.look_now()
             go_on.set()
         assert library.shelf.counts() == (0, 0)
         await wait_gone(tmp_path, "down/*/*/a")

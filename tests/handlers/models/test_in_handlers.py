@@ -99,7 +99,7 @@ async def test_a_model_in_use_keeps_its_place_until_the_call_ends(tmp_path: Path
             nursery.cancel_scope.cancel()
         assert await handler.call("handle_post", payload={"model": "b"}) == ("b", True, False)
         await trio.to_thread.run_sync(shutil.rmtree, tmp_path / "up" / "a")
-        await library.watcher.look()
+        await library.watcher.look_now()
         folders = await trio.to_thread.run_sync(_folders, tmp_path)
         assert "a" in folders
         go_on.set()

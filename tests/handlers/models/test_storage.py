@@ -8,7 +8,7 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError, StorageFailure
 from ovmstrio.runtimes.handlers.models.copies import CopyMaker
-from ovmstrio.runtimes.handlers.models.sources import open_sources, problem_of_saved_model
+from ovmstrio.runtimes.handlers.models.sources import ModelSource, open_sources, problem_of_saved_model
 from ovmstrio.runtimes.handlers.models.storage import LocalStorage, open_storage
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, StoredFile, VersionFiles, versions_of
 from tests.support.model_projects import CountingStorage, several_models, write_model
@@ -65,18 +65,19 @@ def test_one_storage_serves_all_places_of_its_kind(tmp_path: Path) -> None:
 def test_a_copy_is_whole_or_not_there(tmp_path: Path) -> None:
     """When a file cannot be fetched, nothing is left of the copy."""
     write_model(tmp_path, "a", "up", "1", "inner")
-    storage, maker = CountingStorage(), CopyMaker(tmp_path / "down")
+    storage = CountingStorage()
+    maker = CopyMaker(tmp_path / "down", [ModelSource("m", str(tmp_path / "up"), storage)])
     ((key, version),) = versions_of("m", storage.list_files(str(tmp_path / "up"))).items()
-    copy = maker.make(key, version, storage)
+    copy = maker.make(key, version)
     assert copy.folder.relative_to(tmp_path / "down").parts[1:] == ("m", "1")
     assert (copy.folder / "inner" / "model.txt").read_text() == "a"
     storage.failure = StorageFailure("away")
     with pytest.raises(StorageFailure, match="away"):
-        maker.make(key, version, storage)
+        maker.make(key, version)
     (tmp_path / "up" / "1" / "inner" / "model.txt").unlink()
     storage.failure = None
     with pytest.raises(StorageFailure, match="cannot be copied"):
-        maker.make(key, version, storage)
+        maker.make(key, version)
     assert len(list((tmp_path / "down").iterdir())) == 1
     maker.remove(copy)
     assert list((tmp_path / "down").iterdir()) == []
@@ -87,7 +88,7 @@ def test_a_disk_that_cannot_be_written_is_a_failure_of_the_storage(tmp_path: Pat
     (tmp_path / "down").touch()
     version = VersionFiles((StoredFile("a", "a", 1, "", 0.0),))
     with pytest.raises(StorageFailure, match=r"m:1 cannot be kept below .*down"):
-        CopyMaker(tmp_path / "down").make(ModelKey("m", "1"), version, LocalStorage())
+        CopyMaker(tmp_path / "down", [ModelSource(None, "", LocalStorage())]).make(ModelKey("m", "1"), version)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,17 @@ from ovmstrio.runtimes.handlers.models.tree import (
     ModelKey,
     StoredFile,
     Tree,
+    VersionFiles,
     diff,
     is_version,
     models_below,
-    newest_first,
+    versions_by_model,
     versions_of,
 )
 
 _KEYS = st.builds(ModelKey, st.sampled_from(["a", "b-c", "d"]), st.sampled_from(["1", "2", "10"]))
-_TREES = st.dictionaries(_KEYS, st.sampled_from(["old", "new", "newer"]))
+_VERSIONS = [VersionFiles((StoredFile("a", "at/a", 1, mark, 1.5),)) for mark in ("old", "new", "newer")]
+_TREES = st.dictionaries(_KEYS, st.sampled_from(_VERSIONS))
 
 
 def _files(*paths: str, mark: str = "m", modified: float = 1.5) -> list[StoredFile]:
@@ -55,7 +57,9 @@ def test_every_folder_of_a_folder_is_a_model() -> None:
 def test_the_highest_number_is_the_newest() -> None:
     """Versions are compared as numbers, however many digits they have."""
     huge = "9" * 6000
-    assert newest_first(["9", "10", "007", huge, "0"]) == [huge, "10", "9", "007", "0"]
+    keys = [ModelKey(name, version) for version in ("9", "10", "007", huge, "0") for name in "ab"]
+    expected = [huge, "10", "9", "007", "0"]
+    assert versions_by_model(keys) == {name: tuple(ModelKey(name, version) for version in expected) for name in "ab"}
 
 
 @pytest.mark.parametrize(("text", "is_one"), [("1", True), ("007", True), ("", False), ("-1", False), ("²", False)])
@@ -84,13 +88,13 @@ def test_a_fingerprint_sees_every_change(changed: list[StoredFile]) -> None:
 
 
 @given(_TREES, _TREES)
-def test_changes_lead_from_one_tree_to_the_other(old: dict[ModelKey, str], new: dict[ModelKey, str]) -> None:
-    """Applying what is added, changed and removed to the old tree gives the new one, and nothing is in two of them."""
+def test_changes_lead_from_one_tree_to_the_other(old: Tree, new: Tree) -> None:
+    """Applying what is written and removed to the old tree gives the new one, and nothing that stayed is in them."""
     changes = diff(old, new)
-    made = {key: mark for key, mark in old.items() if key not in changes.removed}
-    made |= {key: new[key] for key in changes.added | changes.changed}
+    made = {key: files for key, files in old.items() if key not in changes.removed}
+    made |= {key: new[key] for key in changes.written}
     assert made == new
-    assert not changes.added & old.keys()
-    assert changes.removed <= old.keys()
-    assert all(old[key] != new[key] for key in changes.changed)
+    assert set(changes.removed) <= old.keys()
+    assert all(key not in old or old[key] != new[key] for key in changes.written)
+    assert not set(changes.written) & set(changes.removed)
     assert diff(new, new) == diff({}, {})

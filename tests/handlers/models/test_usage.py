@@ -6,31 +6,34 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ovmstrio.runtimes.handlers.models.usage import UsagePolicy
+from ovmstrio.runtimes.handlers.models.usage import RecentlyUsed
 
 _KEYS = st.sampled_from("abcdef")
 _MEMORY, _DISK = 2, 3
 
 
+def _nothing(_: object) -> bool:
+    return False
+
+
 def test_the_least_recently_used_goes_first() -> None:
     """What is used stays longer than what was only loaded later, and stays on disk for longer than in memory."""
-    policy: UsagePolicy[str] = UsagePolicy(1, 2)
+    memory, disk = RecentlyUsed[str](1), RecentlyUsed[str](2)
     gone = []
     for key in "abac":
-        policy.add_to_disk(key)
-        policy.add_to_memory(key)
-        gone.append((policy.evict_from_memory(), policy.evict_from_disk()))
+        disk.add(key)
+        memory.add(key)
+        gone.append((memory.evict(_nothing), disk.evict(memory.__contains__)))
     assert gone == [([], []), (["a"], []), (["b"], []), (["a"], ["b"])]
-    assert (policy.in_memory, policy.on_disk) == (("c",), ("a", "c"))
+    assert (list(memory), list(disk)) == (["c"], ["a", "c"])
 
 
 def test_without_limits_nothing_goes() -> None:
     """A library that does not cache keeps everything."""
-    policy: UsagePolicy[int] = UsagePolicy()
+    place = RecentlyUsed[int]()
     for key in range(100):
-        policy.add_to_disk(key)
-        policy.add_to_memory(key)
-    assert policy.evict_from_memory() == policy.evict_from_disk() == []
+        place.add(key)
+    assert place.evict(_nothing) == []
 
 
 class _Model(RuleBasedStateMachine):
@@ -38,7 +41,7 @@ class _Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy: UsagePolicy[str] = UsagePolicy(_MEMORY, _DISK)
+        self.in_memory, self.on_disk = RecentlyUsed[str](_MEMORY), RecentlyUsed[str](_DISK)
         self.memory: list[str] = []
         self.disk: list[str] = []
         self.leases: list[str] = []
@@ -51,26 +54,24 @@ class _Model(RuleBasedStateMachine):
     @rule(key=_KEYS)
     def load(self, key: str) -> None:
         """Load a version."""
-        self.policy.lease(key)
         self.leases.append(key)
-        for place, add in ((self.disk, self.policy.add_to_disk), (self.memory, self.policy.add_to_memory)):
+        for place, kept in ((self.disk, self.on_disk), (self.memory, self.in_memory)):
             self._use(place, key)
-            add(key)
+            kept.add(key)
         self.tidy()
         self.release(key)
 
     @rule(key=_KEYS)
     def use(self, key: str) -> None:
         """Use what may be there."""
-        self.policy.touch(key)
-        for place in (self.memory, self.disk):
+        for place, kept in ((self.disk, self.on_disk), (self.memory, self.in_memory)):
+            kept.touch(key)
             if key in place:
                 self._use(place, key)
 
     @rule(key=_KEYS)
     def lease(self, key: str) -> None:
         """Begin to use it for longer."""
-        self.policy.lease(key)
         self.leases.append(key)
 
     @precondition(lambda self: self.leases)
@@ -82,14 +83,13 @@ class _Model(RuleBasedStateMachine):
 
     def release(self, key: str) -> None:
         """Give one lease back."""
-        self.policy.release(key)
         self.leases.remove(key)
 
     @rule(key=_KEYS)
     def forget(self, key: str) -> None:
         """Let it vanish from the storage."""
-        self.policy.drop_from_memory(key)
-        self.policy.drop_from_disk(key)
+        self.in_memory.drop(key)
+        self.on_disk.drop(key)
         self.memory = [each for each in self.memory if each != key]
         self.disk = [each for each in self.disk if each != key]
 
@@ -98,11 +98,11 @@ class _Model(RuleBasedStateMachine):
         """Have the policy choose, and choose the slow way."""
         free = [key for key in self.memory if key not in self.leases]
         expected = free[: max(0, len(self.memory) - _MEMORY)]
-        assert self.policy.evict_from_memory() == expected
+        assert self.in_memory.evict(self.leases.__contains__) == expected
         self.memory = [key for key in self.memory if key not in expected]
         free = [key for key in self.disk if key not in self.leases and key not in self.memory]
         expected = free[: max(0, len(self.disk) - _DISK)]
-        assert self.policy.evict_from_disk() == expected
+        assert self.on_disk.evict(lambda key: key in self.leases or key in self.in_memory) == expected
         self.disk = [key for key in self.disk if key not in expected]
         if not self.leases:
             assert len(self.memory) <= _MEMORY
@@ -111,9 +111,8 @@ class _Model(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         """Both know the same."""
-        assert list(self.policy.in_memory) == self.memory
-        assert list(self.policy.on_disk) == self.disk
-        assert set(self.policy._leases) == set(self.leases)
+        assert list(self.in_memory) == self.memory
+        assert list(self.on_disk) == self.disk
 
 
 TestModel = _Model.TestCase

@@ -86,12 +86,12 @@ class GatedNetwork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    async def infer(self, arrays: Any, change: Any) -> Any:
+    async def infer(self, arrays: Any, change: Any, event: Any = None) -> Any:
         """Wait, then infer or fail."""
         sent = self._sent[int(arrays[0][0, 1])]
         sent.gate = trio.Event()
         await sent.gate.wait()
-        outputs = await self._real.infer(arrays, change)
+        outputs = await self._real.infer(arrays, change, event)
         await sent.inferred.wait()
         if sent.fails:
             raise ModelFailure("told to")

@@ -19,16 +19,6 @@ class UserCodec(Codec):
     Replies are serialised before, where the handler made them: see :mod:`ovmstrio.api.handlers.grpc.replies`.
     """
 
-    def encode(self, message: Any, message_type: Any) -> bytes:
-        """Serialise a message.
-
-        Raises:
-            TypeError: it is not of the type that the method declares.
-        """
-        if message_type is bytes and isinstance(message, bytes):
-            return message
-        return super().encode(message, message_type)
-
     def decode(self, data: bytes, message_type: Any) -> Any:
         """Parse a message.
 

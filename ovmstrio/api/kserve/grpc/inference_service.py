@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Cardinality, Handler
 
-from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse
+from ovmstrio.api.doors import KSERVE_GRPC
+from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
 from ovmstrio.api.kserve.grpc.stream_exchange import exchange
 from ovmstrio.api.kserve.repository_index import repository_index
+from ovmstrio.api.kserve.server_metadata import EXTENSIONS, SERVER_NAME, server_version
 from ovmstrio.core.errors import InvalidRequest, ServerError
-from ovmstrio.core.request import InferRequest, InferResponse
+from ovmstrio.core.request import InferRequest
 from ovmstrio.protocol.generated import inference as pb
 
 if TYPE_CHECKING:
+    from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["InferenceService"]
 
 _SERVICE: Final = "/inference.GRPCInferenceService"
-_INTERFACE: Final = "gRPC"
 
 
 class InferenceService(pb.GrpcInferenceServiceBase):
@@ -38,9 +40,9 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """Give the handlers by path."""
         return {
             **super().__mapping__(),
-            f"{_SERVICE}/ModelInfer": Handler(self._model_infer, Cardinality.UNARY_UNARY, InferRequest, InferResponse),
+            f"{_SERVICE}/ModelInfer": Handler(self._model_infer, Cardinality.UNARY_UNARY, InferRequest, bytes),
             f"{_SERVICE}/ModelStreamInfer": Handler(
-                self._model_stream_infer, Cardinality.STREAM_STREAM, InferRequest, StreamInferResponse
+                self._model_stream_infer, Cardinality.STREAM_STREAM, InferRequest, bytes
             ),
         }
 
@@ -56,7 +58,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """
         request: InferRequest = await call.recv_message()
         request.deadline = call.deadline
-        await call.send_message(await self._plane.infer(request, _INTERFACE))
+        await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
     async def _model_stream_infer(self, call: Call) -> None:
         """Answer a stream of inferences.
@@ -78,12 +80,12 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         first.deadline = call.deadline
         opened = False
         try:
-            async with self._plane.open_stream(first, _INTERFACE) as stream:
+            async with self._plane.open_stream(first, KSERVE_GRPC) as stream:
                 opened = True
                 await exchange(call, stream)
         except ServerError as error:
             if opened and not call.half_closed:
-                await call.send_message(StreamInferResponse(error.message))
+                await call.send_message(encode_stream_response(StreamInferResponse(error.message)))
             raise
 
     # Health and metadata
@@ -103,12 +105,11 @@ class InferenceService(pb.GrpcInferenceServiceBase):
             NotFound: the name or version is unknown.
             InvalidRequest: the version is not a number.
         """
-        return pb.ModelReadyResponse(ready=self._plane.model_ready(message.name, message.version, _INTERFACE))
+        return pb.ModelReadyResponse(ready=self._plane.model_ready(message.name, message.version, KSERVE_GRPC))
 
     async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Tell the server's name, version and extensions.  Does not block."""
-        server = self._plane.server_metadata()
-        return pb.ServerMetadataResponse(server.name, server.version, list(server.extensions))
+        return pb.ServerMetadataResponse(SERVER_NAME, server_version(), list(EXTENSIONS))
 
     async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Tell the inputs, the outputs and the callable versions of a servable.  Does not block.
@@ -118,7 +119,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
             VersionLoading: it is not loaded yet.
             InvalidRequest: the version is not a number.
         """
-        model = self._plane.model_metadata(message.name, message.version, _INTERFACE)
+        model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
         return pb.ModelMetadataResponse(
             name=model.name,
             versions=model.versions,
@@ -139,7 +140,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
             VersionLoading: it is not loaded yet.
             InvalidRequest: the version is not a number.
         """
-        model = self._plane.model_metadata(message.name, message.version, _INTERFACE)
+        model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
         config = pb.ModelConfig(
             name=model.name,
             platform=model.platform,
@@ -166,6 +167,11 @@ class InferenceService(pb.GrpcInferenceServiceBase):
                 for entry in entries
             ]
         )
+
+
+def _render(response: InferResponse) -> tuple[bytes, int]:
+    data = encode_response(response)
+    return data, len(data)
 
 
 def _describe(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:

@@ -87,6 +87,7 @@ def decode_request(data: bytes) -> InferRequest:
         [_decode_input(tensor) for tensor in message.inputs],
         [RequestedOutput(output.name, _decode_parameters(output.parameters)) for output in message.outputs],
         list(message.raw_input_contents) if views is None else views,
+        received=len(data),
     )
 
 

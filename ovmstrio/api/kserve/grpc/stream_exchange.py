@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse
+from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_stream_response
 from ovmstrio.core.request import StreamProblem
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ async def exchange(call: Call, stream: OpenStream) -> None:
 async def _send_replies(call: Call, stream: OpenStream) -> None:
     async for reply in stream:
         if isinstance(reply, StreamProblem):
-            await call.send_message(StreamInferResponse(reply.message))
+            data = encode_stream_response(StreamInferResponse(reply.message))
         else:
-            await call.send_message(StreamInferResponse("", reply))
+            data = encode_stream_response(StreamInferResponse("", reply))
+        await call.send_message(data)
+        stream.note_sent(len(data))

@@ -20,6 +20,7 @@ import trio
 from quart import Blueprint, Response, request
 
 from ovmstrio.api.bodies import read_body
+from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.api.kserve.rest.generate_answer import error_event, event, failure_event, generate_document
 from ovmstrio.api.kserve.rest.generate_request import read_generate_request
 from ovmstrio.api.kserve.rest.infer_route import check_version
@@ -31,7 +32,7 @@ from ovmstrio.wire.http.quart_answers import to_quart
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ovmstrio.core.request import InferRequest, StreamReply
+    from ovmstrio.core.request import InferRequest, InferResponse, StreamReply
     from ovmstrio.dataplane.plane import DataPlane
 
 __all__ = ["STREAM_SUFFIX", "TASKS", "make_blueprint"]
@@ -55,9 +56,7 @@ def make_blueprint(plane: DataPlane, max_body_bytes: int) -> Blueprint:
 
     async def generate(model: str, version: str = "") -> Response:
         asked = await _read(plane, model, check_version(version), max_body_bytes)
-        document = generate_document(await plane.infer(asked, "REST"))
-        body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-        return to_quart(Answer(200, body, {"Content-Type": JSON}))
+        return to_quart(await plane.infer(asked, KSERVE_REST, _render))
 
     async def generate_stream(model: str, version: str = "") -> Response:
         asked = await _read(plane, model, check_version(version), max_body_bytes, streamed=True)
@@ -79,7 +78,7 @@ def _paths(suffix: str) -> Iterable[str]:
 
 
 async def _read(plane: DataPlane, model: str, version: str, limit: int, *, streamed: bool = False) -> InferRequest:
-    described = await plane.describe(model, version)
+    described = await plane.describe(model, version, KSERVE_REST)
     if streamed and not described.has_streams:
         raise NotFound(f'"{model[:80]}" is a model, and only graphs have streams; POST to /generate for one answer')
     body = await read_body(plane, model, version, limit)
@@ -89,9 +88,15 @@ async def _read(plane: DataPlane, model: str, version: str, limit: int, *, strea
             known = ", ".join(spec.name for spec in described.inputs)
             raise InvalidRequest(f"expected at least one input, got none; the inputs of {model[:80]} are: {known}")
     except ServerError as error:
-        plane.count_unparsed(model, version, error, "REST")
+        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
         raise
+    asked.received = len(body)
     return asked
+
+
+def _render(response: InferResponse) -> tuple[Answer, int]:
+    body = orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
+    return Answer(200, body, {"Content-Type": JSON}), len(body)
 
 
 async def _run(
@@ -112,7 +117,7 @@ async def _run(
     begun = False
     async with send:
         try:
-            async with plane.open_stream(asked, "REST") as stream:
+            async with plane.open_stream(asked, KSERVE_REST) as stream:
                 stream.end()
                 async for reply in stream:
                     data = _event(reply)
@@ -120,6 +125,7 @@ async def _run(
                         begun = True
                         task_status.started(receive)
                     await send.send(data)
+                    stream.note_sent(len(data))
             if not begun:
                 task_status.started(receive)
         except ServerError as error:

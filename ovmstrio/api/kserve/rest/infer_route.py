@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from ovmstrio.api.doors import KSERVE_REST, VERSION_MISSING
 from ovmstrio.api.kserve.rest.infer_answer import render_infer_answer
 from ovmstrio.api.kserve.rest.infer_request import read_infer_request
 from ovmstrio.core.errors import InvalidRequest, NotFound, PayloadTooLarge, ServerError
 from ovmstrio.wire.http.answers import Answer, error_answer, failure_answer
 
 if TYPE_CHECKING:
-    from ovmstrio.core.request import Buffer
+    from ovmstrio.core.request import Buffer, InferResponse
     from ovmstrio.dataplane.plane import DataPlane
 
 __all__ = ["answer_infer", "check_version", "inflate", "size_refusal"]
@@ -35,7 +36,7 @@ def check_version(version: str) -> str:
     if version and not (version.isascii() and version.isdigit()):
         raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
     if version and (len(version) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION):
-        raise NotFound("Model with requested version is not found")
+        raise NotFound(VERSION_MISSING)
     return version
 
 
@@ -51,11 +52,16 @@ async def answer_infer(plane: DataPlane, model: str, version: str, body: Buffer,
         try:
             request = read_infer_request(model, version, body, head_length)
         except ServerError as error:
-            plane.count_unparsed(model, version, error, "REST")
+            plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
             raise
         check_version(version)
-        response = await plane.infer(request, "REST")
-        return render_infer_answer(request, response)
+        request.received = len(body)
+
+        def render(response: InferResponse) -> tuple[Answer, int]:
+            answer = render_infer_answer(request, response)
+            return answer, len(answer.body)
+
+        return await plane.infer(request, KSERVE_REST, render)
     except ServerError as error:
         return error_answer(error)
     except Exception:  # the border of one request

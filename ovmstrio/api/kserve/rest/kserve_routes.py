@@ -9,9 +9,11 @@ import orjson
 from quart import Blueprint, Response, request
 
 from ovmstrio.api.bodies import read_body
+from ovmstrio.api.doors import KSERVE_REST, NOT_LOADED
 from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH
 from ovmstrio.api.kserve.rest.infer_route import answer_infer, check_version
+from ovmstrio.api.kserve.server_metadata import EXTENSIONS, SERVER_NAME, server_version
 from ovmstrio.core.errors import MalformedJson, NotReady, VersionLoading
 from ovmstrio.wire.http.answers import Answer, json_answer
 from ovmstrio.wire.http.quart_answers import to_quart
@@ -44,8 +46,7 @@ def make_blueprint(plane: DataPlane, max_body_bytes: int) -> Blueprint:
 def _add_server_routes(routes: Blueprint, plane: DataPlane) -> None:
     @routes.get("/v2")
     async def server_metadata() -> Response:
-        known = plane.server_metadata()
-        return to_quart(json_answer({"name": known.name, "version": known.version, "extensions": known.extensions}))
+        return to_quart(json_answer({"name": SERVER_NAME, "version": server_version(), "extensions": EXTENSIONS}))
 
     @routes.get("/v2/health/live")
     async def live() -> Response:
@@ -77,25 +78,25 @@ def _add_server_routes(routes: Blueprint, plane: DataPlane) -> None:
 
 def _add_model_routes(routes: Blueprint, plane: DataPlane) -> None:
     async def metadata(model: str, version: str = "") -> Response:
-        known = plane.model_metadata(model, check_version(version), "REST")
+        known = plane.model_metadata(model, check_version(version), KSERVE_REST)
         document: dict[str, Any] = {"name": known.name, "versions": known.versions, "platform": known.platform}
         document |= {"inputs": _tensors(known.inputs), "outputs": _tensors(known.outputs), **known.extra}
         return to_quart(json_answer(document))
 
     async def model_ready(model: str, version: str = "") -> Response:
-        if not plane.model_ready(model, check_version(version), "REST"):
-            raise VersionLoading("Model with requested version is not loaded yet")
+        if not plane.model_ready(model, check_version(version), KSERVE_REST):
+            raise VersionLoading(NOT_LOADED)
         return to_quart(Answer(200))
 
     async def config(model: str, version: str = "") -> Response:
-        known = plane.model_metadata(model, check_version(version), "REST")
+        known = plane.model_metadata(model, check_version(version), KSERVE_REST)
         document = {"name": known.name, "platform": known.platform, "backend": "openvino", "max_batch_size": 0}
         return to_quart(
             json_answer(document | {"input": _config_tensors(known.inputs), "output": _config_tensors(known.outputs)})
         )
 
     async def sequences(model: str, version: str = "") -> Response:
-        alive = plane.sequences(model, check_version(version))
+        alive = plane.sequences(model, check_version(version), KSERVE_REST)
         return to_quart(json_answer({"sequences": [asdict(sequence) for sequence in alive]}))
 
     views = (("", metadata), ("/ready", model_ready), ("/config", config), ("/sequences", sequences))

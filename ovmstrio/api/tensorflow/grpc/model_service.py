@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from ovmstrio.api.doors import TENSORFLOW_GRPC
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.protocol.generated.tensorflow import error
 from ovmstrio.protocol.generated.tensorflow import serving as pb
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import Interface
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.registry import VersionStatus
 
 __all__ = ["ModelService"]
-
-_INTERFACE: Final[Interface] = "gRPC"
 
 
 class ModelService(pb.ModelServiceBase):
@@ -31,7 +29,7 @@ class ModelService(pb.ModelServiceBase):
             NotFound: the name or version is unknown.
         """
         spec = message.model_spec or pb.ModelSpec()
-        statuses = self._plane.model_status(spec.name, spec.version or 0, _INTERFACE)
+        statuses = self._plane.model_status(spec.name, spec.version or 0, TENSORFLOW_GRPC)
         return pb.GetModelStatusResponse([_describe(status) for status in statuses])
 
     async def handle_reload_config_request(self, _: pb.ReloadConfigRequest) -> pb.ReloadConfigResponse:

@@ -60,7 +60,7 @@ def decode_predict(data: bytes) -> PredictRequest:
             f"malformed {_NAME}: its {len(data)} bytes are not a protobuf message of that type"
         ) from None
     spec = message.model_spec
-    request = InferRequest(spec.name, str(spec.version.value))
+    request = InferRequest(spec.name, str(spec.version.value), received=len(data))
     for name, tensor in _bounded(message.inputs, "inputs").items():
         given, raw = _decode_tensor(name, tensor)
         request.inputs.append(given)

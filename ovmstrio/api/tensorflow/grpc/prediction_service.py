@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Cardinality, Handler
 
+from ovmstrio.api.doors import TENSORFLOW_GRPC
 from ovmstrio.api.tensorflow.grpc.predict_decoding import PredictRequest
-from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse
+from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse, encode_predict
 from ovmstrio.api.tensorflow.grpc.signatures import describe_signature
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.protocol.generated.google import protobuf
 from ovmstrio.protocol.generated.tensorflow import serving as pb
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import Api, Interface
+    from ovmstrio.core.request import InferResponse
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["PredictionService"]
 
 _PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
-_INTERFACE: Final[Interface] = "gRPC"
-_API: Final[Api] = "TensorFlowServing"
 _SIGNATURE_DEF: Final = "signature_def"
 _SEQUENCE_ID: Final = "sequence_id"
 """An output that no filter takes away: without it a sequence could not be gone on with."""
@@ -40,7 +39,7 @@ class PredictionService(pb.PredictionServiceBase):
 
     def __mapping__(self) -> dict[str, Handler]:
         """Give the handlers by path."""
-        predict = Handler(self._predict, Cardinality.UNARY_UNARY, PredictRequest, PredictResponse)
+        predict = Handler(self._predict, Cardinality.UNARY_UNARY, PredictRequest, bytes)
         return {**super().__mapping__(), _PREDICT: predict}
 
     async def _predict(self, call: Call) -> None:
@@ -59,12 +58,16 @@ class PredictionService(pb.PredictionServiceBase):
         if wanted:
             await self._check_filter(request.model_name, request.model_version, wanted)
             wanted = (*wanted, _SEQUENCE_ID)
-        response = await self._plane.infer(request, _INTERFACE, _API)
-        await call.send_message(PredictResponse(response, wanted))
+
+        def render(response: InferResponse) -> tuple[bytes, int]:
+            data = encode_predict(PredictResponse(response, wanted))
+            return data, len(data)
+
+        await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, render))
 
     async def _check_filter(self, name: str, version: str, wanted: tuple[str, ...]) -> None:
         """Refuse a filter before the inference, which may change the state of a sequence."""
-        described = await self._plane.describe(name, version, _INTERFACE, _API)
+        described = await self._plane.describe(name, version, TENSORFLOW_GRPC)
         outputs = [spec.name for spec in described.outputs]
         strangers = [given for given in wanted if given not in outputs and given != _SEQUENCE_ID]
         if strangers:
@@ -88,7 +91,7 @@ class PredictionService(pb.PredictionServiceBase):
                 f'Invalid signature name - metadata_field: expected "{_SIGNATURE_DEF}" and nothing else, '
                 f"got {message.metadata_field}"
             )
-        model = self._plane.model_metadata(spec.name, str(spec.version or 0), _INTERFACE, _API)
+        model = self._plane.model_metadata(spec.name, str(spec.version or 0), TENSORFLOW_GRPC)
         signature = protobuf.Any.pack(describe_signature(model))
         return pb.GetModelMetadataResponse(
             pb.ModelSpec(name=model.name, version=int(model.serving)), {_SIGNATURE_DEF: signature}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import trio
 
 from cortex_internal.lib.client.python import ModelClient as ModelClientBase
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL
+from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelsSpec
 from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
 from ovmstrio.runtimes.handlers.models.tree import LATEST, is_version
@@ -37,14 +37,13 @@ class ModelNames:
     """Which names may be asked for.
 
     Args:
-        kind: how the project names its models.
-        listed: the names that it lists itself.
+        spec: how the project names its models, and which it lists itself.
         shelf: knows the others.
     """
 
-    def __init__(self, kind: Literal["path", "paths", "dir"], listed: frozenset[str], shelf: Shelf) -> None:
-        self._has_one = kind == "path"
-        self._listed = listed
+    def __init__(self, spec: ModelsSpec, shelf: Shelf) -> None:
+        self._has_one = spec.kind == "path"
+        self._listed = frozenset(entry.name for entry in spec.entries)
         self._shelf = shelf
 
     @property
@@ -75,7 +74,7 @@ class ModelClient(ModelClientBase):
 
     Args:
         shelf: what is here.
-        loader: loads what is not.
+        loader: gives that, and loads what is not.
         names: the names that may be asked for.
         is_caching: whether models come and go by their use.
     """
@@ -105,8 +104,7 @@ class ModelClient(ModelClientBase):
         """
         version = LATEST if model_version is None or model_version == LATEST else version_text(model_version)
         name = self._names.check(model_name)
-        loaded = self._shelf.find(name, version) or self._loader.get(name, version)
-        return loaded.value
+        return self._loader.get(name, version).value
 
     async def aget_model(self, model_name: str | None = None, model_version: str | int | None = LATEST) -> Any:
         """Give a model as :meth:`get_model` does, for handlers whose methods are ``async def``.
@@ -116,13 +114,9 @@ class ModelClient(ModelClientBase):
 
         Cancellation: at once; what is being loaded is loaded all the same.
         """
+        await trio.lowlevel.checkpoint()
         version, name = version_text(model_version), self._names.check(model_name)
-        loaded = self._shelf.find(name, version)
-        if loaded is None:
-            loaded = await trio.to_thread.run_sync(self._loader.get, name, version, abandon_on_cancel=True)
-        else:
-            await trio.lowlevel.checkpoint()
-        return loaded.value
+        return (await self._loader.aget(name, version)).value
 
     def set_load_method(self, load_model: LoadModel) -> None:
         """Say how models are loaded from their folders."""

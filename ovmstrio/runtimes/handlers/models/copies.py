@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.runtimes.handlers.models.storage import Storage
+from ovmstrio.runtimes.handlers.models.sources import ModelSource
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, VersionFiles
 
 __all__ = ["Copy", "CopyMaker"]
@@ -30,28 +31,35 @@ class Copy:
         key: what it is a copy of.
         fingerprint: of the files when they were listed.
         folder: where the files are.
-        pins: how many reasons there are for it to stay.
+        uses: how many calls and loads need the files.
     """
 
     key: ModelKey
     fingerprint: str
     folder: Path
-    pins: int = 0
+    uses: int = 0
 
 
 class CopyMaker:
-    """Makes copies below a folder; safe from any thread.  It blocks, and belongs in worker threads."""
+    """Makes copies; safe from any thread.  It blocks, and belongs in worker threads.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: the folder where they are kept.
+        sources: where versions are copied from.
+    """
+
+    def __init__(self, root: Path, sources: Sequence[ModelSource]) -> None:
         self._root = root
+        self._sources = sources
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles, storage: Storage) -> Copy:
-        """Copy all files of a version out of a storage.
+    def make(self, key: ModelKey, version: VersionFiles) -> Copy:
+        """Copy all files of a version out of its storage.
 
         Raises:
             StorageFailure: a file cannot be read from there, or not be written here; nothing is left of the copy.
         """
+        storage = next(source.storage for source in self._sources if source.has(key))
         number = str(next(self._numbers))
         unfinished, place = self._root / f"{number}.part", self._root / number
         try:

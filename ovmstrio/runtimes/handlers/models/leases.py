@@ -8,18 +8,12 @@ kept but the object itself, for as long as somebody refers to it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = ["CallLeases", "current_call", "lease_models"]
-
-
-class _Lender(Protocol):
-    def release(self, held: Any, /) -> None:
-        """Take something back; from any thread."""
-        ...
 
 
 class CallLeases:
@@ -28,19 +22,22 @@ class CallLeases:
     __slots__ = ("_held", "_is_over", "_lock")
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, _Lender] = {}
+        self._held: dict[Hashable, Callable[[Any], None]] = {}
         self._lock = threading.Lock()
         self._is_over = False
 
     def __contains__(self, held: Hashable) -> bool:
         return held in self._held
 
-    def hold(self, held: Hashable, lender: _Lender) -> bool:
-        """Keep what was leased until the call ends; false if it is kept already, or the call has ended meanwhile."""
+    def hold(self, held: Hashable, release: Callable[[Any], None]) -> bool:
+        """Keep what was leased until the call ends, when it is given back from any thread.
+
+        False if it is kept already, or the call has ended meanwhile.
+        """
         with self._lock:
             if self._is_over or held in self._held:
                 return False
-            self._held[held] = lender
+            self._held[held] = release
             return True
 
     def release_all(self) -> None:
@@ -48,8 +45,8 @@ class CallLeases:
         with self._lock:
             self._is_over = True
             held, self._held = self._held, {}
-        for each, lender in held.items():
-            lender.release(each)
+        for each, release in held.items():
+            release(each)
 
 
 _current: ContextVar[CallLeases | None] = ContextVar("leases of models in this call", default=None)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
 
+from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
 from ovmstrio.runtimes.handlers.models.client import ModelClient, ModelNames
 from ovmstrio.runtimes.handlers.models.copies import CopyMaker
 from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
-from ovmstrio.runtimes.handlers.models.sources import open_sources
+from ovmstrio.runtimes.handlers.models.sources import ModelSource, open_sources
 from ovmstrio.runtimes.handlers.models.storage import OpenStorage, open_storage
-from ovmstrio.runtimes.handlers.models.tree import ModelKey
-from ovmstrio.runtimes.handlers.models.usage import UsagePolicy
-from ovmstrio.runtimes.handlers.models.watching import Validate, Watcher, WatchOptions
+from ovmstrio.runtimes.handlers.models.watching import StorageSync, Validate, WatchOptions
+from ovmstrio.work.backoff import Backoff
 
 __all__ = ["LibraryOptions", "ModelLibrary", "open_library"]
 
@@ -41,36 +41,41 @@ class LibraryOptions:
 
 
 class ModelLibrary:
-    """The models of one project; ``client`` is for the handler.
+    """The models of one project.
 
     Args:
+        spec: which models.
+        sources: where they come from.
+        root: where copies of them are kept.
+        validate: which versions can be used at all.
+        watch: how the storages are followed.
+
+    Attributes:
         shelf: what is here.
-        loader: loads what is not.
+        loader: gives that, and loads what is not.
         names: the names that may be asked for.
-        watcher: follows the storages.
-        is_caching: whether models come and go by their use.
+        client: for the handler.
+        sync: takes over what the storages have.
+        watcher: has it do so again and again.
+        janitor: removes copies that are not needed any more.
     """
 
     def __init__(
-        self, shelf: Shelf, loader: ModelLoader, names: ModelNames, watcher: Watcher, *, is_caching: bool
+        self, spec: ModelsSpec, sources: Sequence[ModelSource], root: Path, *, validate: Validate, watch: WatchOptions
     ) -> None:
-        self.client = ModelClient(shelf, loader, names, is_caching=is_caching)
-        self.loader = loader
-        self.names = names
-        self.watcher = watcher
-        self.shelf = shelf
+        self.janitor = _Janitor()
+        self.shelf = Shelf(spec.cache_size, spec.disk_cache_size, self.janitor.wake)
+        maker = CopyMaker(root, sources)
+        self.loader = ModelLoader(self.shelf, maker)
+        self.names = ModelNames(spec, self.shelf)
+        self.client = ModelClient(self.shelf, self.loader, self.names, is_caching=spec.is_cached)
+        self.sync = StorageSync(sources, self.shelf, maker, spec=spec, validate=validate, options=watch)
+        self.watcher = FileWatcher(self.sync.look, watch.interval_seconds, Backoff())
 
     @property
     def is_stale(self) -> bool:
         """Whether the storages could not be read lately, so that models may be older than they should."""
-        return self.watcher.is_stale
-
-    async def wait_first_sync(self) -> None:
-        """Wait until everything that the storages have can be asked for.
-
-        Cancellation: at once.
-        """
-        await self.watcher.synced.wait()
+        return self.sync.is_stale
 
 
 @asynccontextmanager
@@ -101,28 +106,14 @@ async def open_library(
     sources = open_sources(spec, options.open_storage)
     with _new_folder(options.root) as root:
         async with trio.open_nursery() as nursery:
-            janitor = _Janitor()
-            shelf = Shelf(UsagePolicy[ModelKey](spec.cache_size, spec.disk_cache_size), janitor.wake)
-            maker = CopyMaker(root)
-            loader = ModelLoader(shelf, maker, sources)
-            loader.load_model = load_model
-            watcher = Watcher(
-                sources,
-                shelf,
-                maker,
-                validate=validate,
-                is_cached=spec.is_cached,
-                latest=spec.latest_versions,
-                options=options.watch,
-            )
-            names = ModelNames(spec.kind, frozenset(entry.name for entry in spec.entries), shelf)
-            library = ModelLibrary(shelf, loader, names, watcher, is_caching=spec.is_cached)
-            nursery.start_soon(watcher.run)
-            nursery.start_soon(janitor.run, loader)
-            await library.wait_first_sync()
+            library = ModelLibrary(spec, sources, root, validate=validate, watch=options.watch)
+            library.loader.load_model = load_model
+            nursery.start_soon(library.watcher.run)
+            nursery.start_soon(library.janitor.run, library.loader)
+            await library.sync.synced.wait()
             yield library
             nursery.cancel_scope.cancel()
-        shelf.clear()
+        library.shelf.replace_catalog({})
         for storage in {id(source.storage): source.storage for source in sources}.values():
             storage.close()
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import structlog
+import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.runtimes.handlers.models.copies import Copy, CopyMaker
-from ovmstrio.runtimes.handlers.models.shelf import Loaded, Shelf
-from ovmstrio.runtimes.handlers.models.sources import Source
+from ovmstrio.runtimes.handlers.models.shelf import LoadedModel, Shelf
 from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, VersionFiles
 
 __all__ = ["LoadModel", "ModelLoader"]
@@ -24,36 +22,23 @@ LoadModel = Callable[[str], Any]
 """Loads a model from its folder."""
 
 
-class _LoadFailed(Exception):
-    """A version cannot be loaded, and no old one is there; ``error`` is for the caller."""
-
-    def __init__(self, key: ModelKey, error: UserRuntimeException) -> None:
-        super().__init__(str(error))
-        self.key = key
-        self.error = error
-
-
 class ModelLoader:
     """Gives models; it blocks, and may be asked from any thread.
 
     Args:
         shelf: what is here.
         maker: makes copies.
-        sources: where copies are made from.
 
     Attributes:
         load_model: makes of a version's folder what is given.
     """
 
-    def __init__(self, shelf: Shelf, maker: CopyMaker, sources: Sequence[Source]) -> None:
+    def __init__(self, shelf: Shelf, maker: CopyMaker) -> None:
         self.load_model: LoadModel | None = None
         self._shelf = shelf
         self._maker = maker
-        self._sources = sources
-        self._turns: dict[ModelKey, _Turn] = {}
-        self._lock = threading.Lock()
 
-    def get(self, name: str, version: str) -> Loaded:
+    def get(self, name: str, version: str) -> LoadedModel:
         """Give a version of a model, leased to the current call.
 
         Where the latest one cannot be loaded, the highest one that can takes its place until the storage changes.
@@ -61,11 +46,11 @@ class ModelLoader:
         Raises:
             UserRuntimeException: there is no such version, or it cannot be loaded.
         """
+        found = self._shelf.find(name, version)
+        if found is not None:
+            return found
         failed: dict[ModelKey, UserRuntimeException] = {}
         while True:
-            found = self._shelf.find(name, version)
-            if found is not None:
-                return found
             key = self._shelf.resolve(name, version)
             if key is None:
                 raise self._absent(name, version)
@@ -73,45 +58,43 @@ class ModelLoader:
                 raise failed[key]
             try:
                 return self._load_in_turn(key)
-            except _LoadFailed as failure:
-                failed[failure.key] = failure.error
+            except UserRuntimeException as error:
                 if version != LATEST:
-                    raise failure.error from failure.error.__cause__
+                    raise
+                failed[key] = error
+
+    async def aget(self, name: str, version: str) -> LoadedModel:
+        """Give a model as :meth:`get` does, without blocking.
+
+        Raises:
+            UserRuntimeException: as there.
+
+        Cancellation: at once while it is loaded, which goes on; a model that is here is given without a checkpoint.
+        """
+        found = self._shelf.find(name, version)
+        if found is not None:
+            return found
+        return await trio.to_thread.run_sync(self.get, name, version, abandon_on_cancel=True)
 
     def _absent(self, name: str, version: str) -> UserRuntimeException:
         if version == LATEST:
             return UserRuntimeException(f"no version of model {name} is left: all of them were removed")
         return UserRuntimeException(f"model {name} of version {version} wasn't found")
 
-    def _load_in_turn(self, key: ModelKey) -> Loaded:
-        with self._turn(key):
-            # Whoever had the turn before may have loaded it.
-            return self._shelf.find(*key) or self._load(key)
-
-    @contextmanager
-    def _turn(self, key: ModelKey) -> Iterator[None]:
-        with self._lock:
-            turn = self._turns.setdefault(key, _Turn())
-            turn.wanted += 1
-        try:
-            with turn.lock:
-                yield
-        finally:
-            with self._lock:
-                turn.wanted -= 1
-                if not turn.wanted:
-                    del self._turns[key]
-
-    def _load(self, key: ModelKey) -> Loaded:
+    def _load_in_turn(self, key: ModelKey) -> LoadedModel:
         version, copy = self._shelf.begin_load(key)
         try:
+            # Whoever had the turn before may have loaded it.
+            found = self._shelf.find(*key)
+            if found is not None:
+                return found
             if version is None:
-                raise _LoadFailed(key, self._absent(*key))
+                raise self._absent(*key)
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
-                self._shelf.make_room_in_memory(key)
-                loaded = Loaded(copy, self._call_user(copy))
+                self._shelf.make_room(key, on_disk=False)
+                loaded = LoadedModel(copy, self._call_user(copy))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return self._failed(key, version, error)
             self._shelf.put(loaded)
@@ -121,10 +104,9 @@ class ModelLoader:
             self.empty_trash()
 
     def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
-        source = next(source for source in self._sources if source.has(key))
-        self._shelf.make_room_on_disk(key)
+        self._shelf.make_room(key, on_disk=True)
         self.empty_trash()
-        copy = self._maker.make(key, version, source.storage)
+        copy = self._maker.make(key, version)
         self._shelf.replace_copy(copy, old)
         log.debug("a model was fetched", model=key.name, version=key.version)
         return copy
@@ -134,7 +116,7 @@ class ModelLoader:
             raise UserRuntimeException("the handler has no method load_model, which models are loaded with")
         return self.load_model(str(copy.folder))
 
-    def _failed(self, key: ModelKey, version: VersionFiles, error: BaseException) -> Loaded:
+    def _failed(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
         old, is_news = self._shelf.keep_old(key, version, is_unreachable=isinstance(error, StorageFailure))
         if is_news:
             log.warning(
@@ -147,21 +129,10 @@ class ModelLoader:
             )
         if old is not None:
             return old
-        wrapped = UserRuntimeException(f"failed (re-)loading model {key.name} of version {key.version}", str(error))
-        wrapped.__cause__ = error
-        raise _LoadFailed(key, wrapped)
+        message = f"failed (re-)loading model {key.name} of version {key.version}"
+        raise UserRuntimeException(message, str(error)) from error
 
     def empty_trash(self) -> None:
         """Remove the files of copies that nobody needs any more."""
         for copy in self._shelf.take_trash():
             self._maker.remove(copy)
-
-
-class _Turn:
-    """Whose turn it is to load a version, and how many want it."""
-
-    __slots__ = ("lock", "wanted")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.wanted = 0

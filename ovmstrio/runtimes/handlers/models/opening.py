@@ -111,10 +111,10 @@ def _options(spec: ModelsSpec) -> LibraryOptions:
 @asynccontextmanager
 async def _open_tensorflow(library: ModelLibrary, batching: ProjectBatching | None) -> AsyncIterator[TensorFlowClient]:
     if batching is None:
-        yield TensorFlowClient(library.shelf, library.loader, library.names)
+        yield TensorFlowClient(library.loader, library.names)
         return
     batches = BatchOptions(max_size=batching.max_batch_size, timeout_seconds=batching.interval_seconds)
     async with open_batcher(
         run_batch, batches, concurrency=_BATCHES_AT_ONCE, retry_singly=batching.retry_singly
     ) as batcher:
-        yield TensorFlowClient(library.shelf, library.loader, library.names, batcher)
+        yield TensorFlowClient(library.loader, library.names, batcher)

@@ -41,7 +41,7 @@ class FsspecStorage:
         self._files: Any = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True, **options)
 
     def list_files(self, location: str) -> list[StoredFile]:
-        """List all files below a folder; as :meth:`~ovmstrio.runtimes.handlers.models.storage.Storage.list_files`."""
+        """List all files below a folder, as a ``ModelStorage``."""
         root = self._files._strip_protocol(location).rstrip("/")  # noqa: SLF001 - fsspec has no public name for it
         try:
             found: Mapping[str, Mapping[str, Any]] = self._files.find(root, detail=True)
@@ -58,7 +58,7 @@ class FsspecStorage:
         ]
 
     def fetch(self, file: StoredFile, target: Path) -> None:
-        """Download a file; as :meth:`~ovmstrio.runtimes.handlers.models.storage.Storage.fetch`."""
+        """Download a file, as a ``ModelStorage``."""
         try:
             self._files.get_file(file.location, str(target))
         except Exception as error:  # as above

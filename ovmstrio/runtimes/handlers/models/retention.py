@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ovmstrio.runtimes.handlers.models.tree import ModelKey, newest_first
+from ovmstrio.config.specs import LatestVersions
+from ovmstrio.repository.versions import choose_versions
+from ovmstrio.runtimes.handlers.models.tree import ModelKey, versions_by_model
 
 __all__ = ["keep_latest"]
 
@@ -20,15 +22,12 @@ def keep_latest(
         broken: those that could not be loaded, which take nobody's place.
         loaded: those that could; the highest of them stays until a higher one has shown that it can be loaded too.
     """
-    versions: dict[str, list[str]] = {}
-    for key in keys:
-        versions.setdefault(key.name, []).append(key.version)
+    policy = LatestVersions(num_versions=count)
     kept: set[ModelKey] = set()
-    for name, those in versions.items():
-        ordered = [ModelKey(name, version) for version in newest_first(those)]
-        proven = next((number for number, key in enumerate(ordered) if key in loaded), -1)
-        good = [number for number, key in enumerate(ordered) if key not in broken]
-        last = good[count - 1] if len(good) >= count else len(ordered) - 1
-        kept.update(ordered[: last + 1])
-        kept.update(ordered[proven : proven + 1])
+    for ordered in versions_by_model(keys).values():
+        # Versions may have more digits than a number, so that the policy is told their ranks.
+        ranked = dict(enumerate(reversed(ordered)))
+        _, wanted = choose_versions(policy, ranked, [rank for rank, key in ranked.items() if key in broken])
+        kept.update(ranked[rank] for rank in wanted)
+        kept.update([key for key in ordered if key in loaded][:1])
     return frozenset(kept)

@@ -20,7 +20,7 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.servable import Servable
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.runtimes.handlers.models.predictions import Array
-from ovmstrio.runtimes.handlers.models.saved_model import Signature, choose_signature, read_saved_model
+from ovmstrio.runtimes.handlers.models.saved_model import SavedModelSignature, choose_signature, read_saved_model
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.work.batching import Batcher
 
@@ -52,7 +52,7 @@ class RunnableModel:
     version: str
     servable: Servable
     key: str
-    signature: Signature
+    signature: SavedModelSignature
     outputs: Mapping[str, str]
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ async def load_saved_model(folder: Path, signature_key: str | None) -> RunnableM
     return RunnableModel(name, version, servable, key, signature, outputs)
 
 
-def _names_of_outputs(signature: Signature, found: Sequence[str]) -> dict[str, str]:
+def _names_of_outputs(signature: SavedModelSignature, found: Sequence[str]) -> dict[str, str]:
     """Find the outputs of a signature among OpenVINO's, where a tensor has one name alone, be it an input's."""
     names = {name: name for name in signature.outputs if name in found}
     by_tensor = {signature.outputs[name].tensor: name for name in names}

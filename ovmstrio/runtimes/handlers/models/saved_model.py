@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.protocol.descriptors import message_class
 
-__all__ = ["SavedModel", "Signature", "TensorInfo", "choose_signature", "read_saved_model"]
+__all__ = ["SavedModel", "SavedModelSignature", "SavedModelTensor", "choose_signature", "read_saved_model"]
 
+_MESSAGE: Final = message_class("saved_model.SavedModel")
 _GRAPH: Final = "saved_model.pb"
 _SERVE: Final = "serve"
 _PREDICT: Final = "predict"
@@ -37,47 +35,10 @@ _DTYPES: Final = {
     22: ("DT_UINT32", "uint32"),
     23: ("DT_UINT64", "uint64"),
 }
-_STRUCTURE: Final = {
-    "SavedModel": {"meta_graphs": (2, "MetaGraph")},
-    "MetaGraph": {"info": (1, "MetaInfo"), "signature_def": (5, "Entry")},
-    "MetaInfo": {"tags": (4, "string")},
-    "Entry": {"key": (1, "string"), "value": (2, "Signature")},
-    "Signature": {"inputs": (1, "Tensor"), "outputs": (2, "Tensor"), "method_name": (3, "string")},
-    "Tensor": {"key": (1, "string"), "value": (2, "TensorInfo")},
-    "TensorInfo": {"name": (1, "string"), "dtype": (2, "int32"), "tensor_shape": (3, "Shape")},
-    "Shape": {"dim": (2, "Dim"), "unknown_rank": (3, "bool")},
-    "Dim": {"size": (1, "int64")},
-}
-"""The fields that count; the rest of a message is kept as it is, the graph among it."""
-_REPEATED: Final = {"meta_graphs", "signature_def", "tags", "inputs", "outputs", "dim"}
-_SCALARS: Final = {
-    "string": FieldDescriptorProto.TYPE_STRING,
-    "int32": FieldDescriptorProto.TYPE_INT32,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "bool": FieldDescriptorProto.TYPE_BOOL,
-}
-
-
-@cache
-def _message_class() -> type[Any]:
-    file = FileDescriptorProto(name="saved_model.proto", package="saved_model", syntax="proto3")
-    for name, fields in _STRUCTURE.items():
-        message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            many = FieldDescriptorProto.LABEL_REPEATED if field in _REPEATED else FieldDescriptorProto.LABEL_OPTIONAL
-            added = message.field.add(name=field, number=number, label=many)
-            if kind in _SCALARS:
-                added.type = _SCALARS[kind]
-            else:
-                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".saved_model.{kind}"
-    pool = DescriptorPool()
-    pool.Add(file)
-    made: type[Any] = GetMessageClass(pool.FindMessageTypeByName("saved_model.SavedModel"))
-    return made
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
+class SavedModelTensor:
     """An input or output: its tensor in the graph, and which arrays it takes; ``shape`` is None for any rank."""
 
     tensor: str
@@ -100,11 +61,11 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class SavedModelSignature:
     """One way to call a SavedModel."""
 
-    inputs: Mapping[str, TensorInfo]
-    outputs: Mapping[str, TensorInfo]
+    inputs: Mapping[str, SavedModelTensor]
+    outputs: Mapping[str, SavedModelTensor]
     method_name: str
 
     def described(self) -> dict[str, Any]:
@@ -125,7 +86,7 @@ class SavedModel:
         self._served = next((graph for graph in graphs if _SERVE in graph.info.tags), graphs[0] if graphs else None)
         entries = self._served.signature_def if self._served is not None else ()
         # TensorFlow notes things of its own as signatures without inputs and outputs.
-        self.signatures: dict[str, Signature] = {
+        self.signatures: dict[str, SavedModelSignature] = {
             entry.key: _signature(entry.value) for entry in entries if entry.value.outputs
         }
 
@@ -153,12 +114,12 @@ def read_saved_model(folder: Path) -> SavedModel:
     """
     file = folder / _GRAPH
     try:
-        return SavedModel(_message_class().FromString(file.read_bytes()))
+        return SavedModel(_MESSAGE.FromString(file.read_bytes()))
     except (OSError, DecodeError) as error:
         raise ConfigError([Problem(f"the SavedModel cannot be read: {error}", file=str(file))]) from error
 
 
-def choose_signature(signatures: Mapping[str, Signature], wanted: str | None) -> str:
+def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str | None) -> str:
     """Choose which signature counts: the one that is wanted, else the only one, else ``predict``.
 
     Raises:
@@ -182,15 +143,15 @@ def _no_signature(message: str, known: str) -> ConfigError:
     return ConfigError([Problem(message, expected=f"one of: {known}", suggestion=suggestion)])
 
 
-def _signature(message: Any) -> Signature:
-    return Signature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
+def _signature(message: Any) -> SavedModelSignature:
+    return SavedModelSignature(_tensors(message.inputs), _tensors(message.outputs), message.method_name)
 
 
-def _tensors(entries: Any) -> dict[str, TensorInfo]:
+def _tensors(entries: Any) -> dict[str, SavedModelTensor]:
     return {entry.key: _tensor(entry.value) for entry in entries}
 
 
-def _tensor(info: Any) -> TensorInfo:
+def _tensor(info: Any) -> SavedModelTensor:
     shape = info.tensor_shape
     sizes = None if shape.unknown_rank else tuple(int(dim.size) for dim in shape.dim)
-    return TensorInfo(info.name, int(info.dtype), sizes)
+    return SavedModelTensor(info.name, int(info.dtype), sizes)

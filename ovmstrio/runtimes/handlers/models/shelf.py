@@ -6,20 +6,20 @@ All of it behind one lock that is held for microseconds, because user code asks 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ovmstrio.runtimes.handlers.models.copies import Copy
 from ovmstrio.runtimes.handlers.models.leases import current_call
-from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, Tree, VersionFiles, newest_first
-from ovmstrio.runtimes.handlers.models.usage import UsagePolicy
+from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, Tree, VersionFiles, versions_by_model
+from ovmstrio.runtimes.handlers.models.usage import RecentlyUsed
 
-__all__ = ["Loaded", "Shelf"]
+__all__ = ["LoadedModel", "Shelf"]
 
 
 @dataclass(slots=True, eq=False)
-class Loaded:
+class LoadedModel:
     """What ``load_model`` made of a copy."""
 
     copy: Copy
@@ -30,22 +30,26 @@ class Shelf:
     """Everything about the models that the calls of user code and the task that watches the storage share.
 
     Args:
-        policy: decides what stays.
+        memory_limit: how many versions may be in memory, whenever what is in use allows it; None for all.
+        disk_limit: how many may be on disk, no fewer than in memory; None for all.
         on_trash: is told that there is something for :meth:`take_trash`; called from any thread.
     """
 
-    def __init__(self, policy: UsagePolicy[ModelKey], on_trash: Callable[[], None]) -> None:
-        self._policy = policy
+    def __init__(self, memory_limit: int | None, disk_limit: int | None, on_trash: Callable[[], None]) -> None:
+        self._in_memory = RecentlyUsed[ModelKey](memory_limit)
+        self._on_disk = RecentlyUsed[ModelKey](disk_limit)
         self._on_trash = on_trash
         self._lock = threading.Lock()
+        self._load_ended = threading.Condition(self._lock)
+        self._loading: set[ModelKey] = set()
         self._catalog: dict[ModelKey, VersionFiles] = {}
         self._newest: dict[str, tuple[ModelKey, ...]] = {}
         self._copies: dict[ModelKey, Copy] = {}
-        self._loaded: dict[ModelKey, Loaded] = {}
+        self._loaded: dict[ModelKey, LoadedModel] = {}
         self._broken: dict[ModelKey, str] = {}
         self._unreachable: set[ModelKey] = set()
         self._trash: list[Copy] = []
-        self._dropped: list[Loaded] = []
+        self._dropped: list[LoadedModel] = []
 
     # What there is
 
@@ -66,7 +70,7 @@ class Shelf:
     def replace_catalog(self, tree: Tree) -> None:
         """Take over what the storage has now; what is not there any more goes."""
         # Sorted before, as calls of user code wait for the lock.
-        catalog, newest = dict(tree), _newest(tree)
+        catalog, newest = dict(tree), versions_by_model(tree)
         with self._lock:
             self._unreachable.clear()
             for key in self._catalog.keys() - catalog.keys():
@@ -79,7 +83,7 @@ class Shelf:
         with self._lock:
             self._set_copy(copy)
             self._catalog = {**self._catalog, copy.key: version}
-            self._newest = {**self._newest, **_newest({*self.versions(copy.key.name), copy.key})}
+            self._newest = {**self._newest, **versions_by_model({*self.versions(copy.key.name), copy.key})}
         self._tidy()
 
     def broken(self) -> dict[ModelKey, str]:
@@ -106,80 +110,76 @@ class Shelf:
 
     # In use
 
-    def find(self, name: str, version: str) -> Loaded | None:
+    def find(self, name: str, version: str) -> LoadedModel | None:
         """Find a model in memory that need not be loaded again, lease it to the current call, and note its use."""
         with self._lock:
             key = self._resolve(name, version)
             loaded = None if key is None else self._current(key)
             if loaded is not None:
-                self._policy.touch(loaded.copy.key)
+                self._in_memory.touch(loaded.copy.key)
+                self._on_disk.touch(loaded.copy.key)
                 self._lease_to_call(loaded.copy)
             return loaded
 
     def release(self, copy: Copy) -> None:
         """Take back what was leased."""
         with self._lock:
-            self._policy.release(copy.key)
-            self._unpin(copy)
+            self._give_back(copy)
         self._tidy()
 
     # Loading
 
     def begin_load(self, key: ModelKey) -> tuple[VersionFiles | None, Copy | None]:
-        """Keep a version where it is until :meth:`end_load`; gives what is to be loaded, and its copy if there is one.
+        """Keep a version where it is, and other loads of it waiting, until :meth:`end_load`.
 
-        The copy may be an older one.
+        Gives what is to be loaded, and its copy if there is one, which may be an older one.
         """
-        with self._lock:
-            self._policy.lease(key)
+        with self._load_ended:
+            while key in self._loading:
+                self._load_ended.wait()
+            self._loading.add(key)
             copy = self._copies.get(key)
             if copy is not None:
-                copy.pins += 1
+                copy.uses += 1
             return self._catalog.get(key), copy
 
     def end_load(self, key: ModelKey, copy: Copy | None) -> None:
         """End what :meth:`begin_load` began; the caller empties the trash."""
-        with self._lock:
-            self._policy.release(key)
+        with self._load_ended:
+            self._loading.remove(key)
+            self._load_ended.notify_all()
             if copy is not None:
-                self._unpin(copy)
+                self._give_back(copy)
         self._evict()
 
-    def make_room_on_disk(self, key: ModelKey) -> None:
-        """Have others leave the disk for a copy that is about to be made; the caller empties the trash."""
+    def make_room(self, key: ModelKey, *, on_disk: bool) -> None:
+        """Have others leave the disk, or the memory, for what is about to come there; the caller empties the trash."""
         with self._lock:
-            self._policy.add_to_disk(key)
-        self._evict()
-
-    def make_room_in_memory(self, key: ModelKey) -> None:
-        """Have others leave the memory for a model that is about to be loaded; the caller empties the trash."""
-        with self._lock:
-            self._policy.add_to_memory(key)
+            (self._on_disk if on_disk else self._in_memory).add(key)
         self._evict()
 
     def replace_copy(self, copy: Copy, old: Copy | None) -> None:
         """Keep a new copy of a version, as if it had been there at :meth:`begin_load` instead of the old one."""
         with self._lock:
-            copy.pins += 1
+            copy.uses += 1
             self._set_copy(copy)
             if old is not None:
-                self._unpin(old)
+                self._give_back(old)
 
-    def put(self, loaded: Loaded) -> None:
+    def put(self, loaded: LoadedModel) -> None:
         """Keep a loaded model in memory, unless it has gone from the storage, and lease it to the current call."""
         key = loaded.copy.key
         with self._lock:
             if key in self._catalog:
-                loaded.copy.pins += 1
                 self._drop_loaded(key)
                 self._loaded[key] = loaded
                 self._broken.pop(key, None)
-                self._policy.add_to_memory(key)
+                self._in_memory.add(key)
             else:
                 self._forget(key)
             self._lease_to_call(loaded.copy)
 
-    def keep_old(self, key: ModelKey, failed: VersionFiles, *, is_unreachable: bool) -> tuple[Loaded | None, bool]:
+    def keep_old(self, key: ModelKey, failed: VersionFiles, *, is_unreachable: bool) -> tuple[LoadedModel | None, bool]:
         """Note that a version cannot be loaded, or not be fetched now; it is not tried again while the old one serves.
 
         Gives the old model, leased to the current call, and whether the failure is news.
@@ -194,18 +194,14 @@ class Shelf:
                 self._broken[key] = failed.fingerprint
             loaded = self._loaded.get(key)
             if loaded is None:
-                self._policy.drop_from_memory(key)
+                self._in_memory.drop(key)
             else:
                 self._lease_to_call(loaded.copy)
             if key not in self._copies:
-                self._policy.drop_from_disk(key)
+                self._on_disk.drop(key)
             return loaded, is_news
 
     # Going
-
-    def clear(self) -> None:
-        """Forget everything, as nobody asks any more."""
-        self.replace_catalog({})
 
     def take_trash(self) -> list[Copy]:
         """Give the copies whose files are not needed any more, for the caller to remove."""
@@ -230,9 +226,9 @@ class Shelf:
     def _evict(self) -> bool:
         """Have everything go that is above the limits and not in use; tells whether there is trash then."""
         with self._lock:
-            for key in self._policy.evict_from_memory():
+            for key in self._in_memory.evict(self._is_in_use):
                 self._drop_loaded(key)
-            for key in self._policy.evict_from_disk():
+            for key in self._on_disk.evict(lambda key: key in self._in_memory or self._is_in_use(key)):
                 self._drop_copy(key)
             # Objects of users may do anything when they go, hence not inside the lock.
             dropped, self._dropped = self._dropped, []
@@ -251,7 +247,7 @@ class Shelf:
                 return key
         return keys[0] if keys else None
 
-    def _current(self, key: ModelKey) -> Loaded | None:
+    def _current(self, key: ModelKey) -> LoadedModel | None:
         loaded = self._loaded.get(key)
         if loaded is None:
             return None
@@ -262,46 +258,44 @@ class Shelf:
 
     def _set_copy(self, copy: Copy) -> None:
         self._drop_copy(copy.key)
-        copy.pins += 1
         self._copies[copy.key] = copy
-        self._policy.add_to_disk(copy.key)
+        self._on_disk.add(copy.key)
 
     def _drop_copy(self, key: ModelKey) -> None:
         copy = self._copies.pop(key, None)
         if copy is not None:
-            self._unpin(copy)
+            self._discard_unused(copy)
 
     def _drop_loaded(self, key: ModelKey) -> None:
         loaded = self._loaded.pop(key, None)
         if loaded is not None:
-            self._unpin(loaded.copy)
+            self._discard_unused(loaded.copy)
             self._dropped.append(loaded)
 
     def _forget(self, key: ModelKey) -> None:
         self._drop_copy(key)
         self._drop_loaded(key)
-        self._policy.drop_from_memory(key)
-        self._policy.drop_from_disk(key)
+        self._in_memory.drop(key)
+        self._on_disk.drop(key)
         self._broken.pop(key, None)
         self._unreachable.discard(key)
 
     def _lease_to_call(self, copy: Copy) -> None:
         call = current_call()
-        if call is not None and call.hold(copy, self):
-            copy.pins += 1
-            self._policy.lease(copy.key)
+        if call is not None and call.hold(copy, self.release):
+            copy.uses += 1
 
-    def _unpin(self, copy: Copy) -> None:
-        copy.pins -= 1
-        if copy.pins == 0:
+    def _give_back(self, copy: Copy) -> None:
+        copy.uses -= 1
+        self._discard_unused(copy)
+
+    def _discard_unused(self, copy: Copy) -> None:
+        """Have a copy's files removed unless somebody needs them, or they may be asked for again."""
+        loaded = self._loaded.get(copy.key)
+        is_kept = self._copies.get(copy.key) is copy or (loaded is not None and loaded.copy is copy)
+        if not (copy.uses or is_kept):
             self._trash.append(copy)
 
-
-def _newest(keys: Iterable[ModelKey]) -> dict[str, tuple[ModelKey, ...]]:
-    """Sort versions by their models, the highest first."""
-    names: dict[str, list[str]] = {}
-    for key in keys:
-        names.setdefault(key.name, []).append(key.version)
-    return {
-        name: tuple(ModelKey(name, version) for version in newest_first(versions)) for name, versions in names.items()
-    }
+    def _is_in_use(self, key: ModelKey) -> bool:
+        copy, loaded = self._copies.get(key), self._loaded.get(key)
+        return bool(key in self._loading or (copy and copy.uses) or (loaded and loaded.copy.uses))

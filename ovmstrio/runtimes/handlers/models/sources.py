@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
-from ovmstrio.runtimes.handlers.models.storage import OpenStorage, Storage, scheme_of
+from ovmstrio.runtimes.handlers.models.storage import ModelStorage, OpenStorage, scheme_of
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, VersionFiles, models_below, versions_of
 
-__all__ = ["Source", "open_sources", "problem_of_saved_model"]
+__all__ = ["ModelSource", "open_sources", "problem_of_saved_model"]
 
 _GRAPH: Final = "saved_model.pb"
 _VARIABLES: Final = "variables/"
@@ -18,12 +18,12 @@ _INDEX: Final = "variables/variables.index"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A folder of one model, or of many if it has no ``name``."""
 
     name: str | None
     location: str
-    storage: Storage
+    storage: ModelStorage
 
     def read(self) -> dict[ModelKey, VersionFiles]:
         """List the versions that are there.  Blocks, for a bounded time.
@@ -46,18 +46,18 @@ class Source:
         return self.location
 
 
-def open_sources(spec: ModelsSpec, open_storage: OpenStorage) -> list[Source]:
+def open_sources(spec: ModelsSpec, open_storage: OpenStorage) -> list[ModelSource]:
     """Open the storages of all places that a project names, one for each kind of URL.
 
     Raises:
         ConfigError: a storage's library is not installed.
     """
     wanted: Mapping[str | None, str] = {entry.name: entry.path for entry in spec.entries} or {None: spec.dir}
-    storages: dict[str, Storage] = {}
+    storages: dict[str, ModelStorage] = {}
     for location in wanted.values():
         if scheme_of(location) not in storages:
             storages[scheme_of(location)] = open_storage(location)
-    return [Source(name, location, storages[scheme_of(location)]) for name, location in wanted.items()]
+    return [ModelSource(name, location, storages[scheme_of(location)]) for name, location in wanted.items()]
 
 
 def problem_of_saved_model(version: VersionFiles) -> str | None:

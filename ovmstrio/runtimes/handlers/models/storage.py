@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
-__all__ = ["LocalStorage", "OpenStorage", "Storage", "local_path", "open_storage", "scheme_of"]
+__all__ = ["LocalStorage", "ModelStorage", "OpenStorage", "local_path", "open_storage", "scheme_of"]
 
 _PACKAGES: Final = {
     "s3": "s3fs",
@@ -29,7 +29,7 @@ _PACKAGES: Final = {
 }
 
 
-class Storage(Protocol):
+class ModelStorage(Protocol):
     """Where files are listed and fetched; its methods block, for a bounded time, and may be called from any thread."""
 
     def list_files(self, location: str) -> list[StoredFile]:
@@ -53,7 +53,7 @@ class Storage(Protocol):
         ...
 
 
-OpenStorage = Callable[[str], Storage]
+OpenStorage = Callable[[str], ModelStorage]
 """Opens what a location is in."""
 
 
@@ -61,7 +61,7 @@ class LocalStorage:
     """Folders of this computer, given as paths or as ``file://`` URLs."""
 
     def list_files(self, location: str) -> list[StoredFile]:
-        """List all files below a folder; as :meth:`Storage.list_files`."""
+        """List all files below a folder; as :meth:`ModelStorage.list_files`."""
         root = local_path(location)
         found: list[StoredFile] = []
         try:
@@ -75,7 +75,7 @@ class LocalStorage:
         return found
 
     def fetch(self, file: StoredFile, target: Path) -> None:
-        """Copy a file; as :meth:`Storage.fetch`."""
+        """Copy a file; as :meth:`ModelStorage.fetch`."""
         try:
             shutil.copyfile(file.location, target)
         except OSError as error:
@@ -85,7 +85,7 @@ class LocalStorage:
         """Do nothing, as there are no connections."""
 
 
-def open_storage(location: str) -> Storage:
+def open_storage(location: str) -> ModelStorage:
     """Open what a location is in.
 
     Raises:
@@ -99,7 +99,7 @@ def open_storage(location: str) -> Storage:
         if package:
             importlib.import_module(package)
         remote = importlib.import_module("ovmstrio.runtimes.handlers.models.remote")
-        storage: Storage = remote.FsspecStorage(scheme)
+        storage: ModelStorage = remote.FsspecStorage(scheme)
     except (ImportError, ValueError) as error:
         extra = "pip install 'ovmstrio[s3]'" if package == "s3fs" else f"pip install {package or 'its fsspec package'}"
         message = f"URLs that begin with {scheme}:// cannot be read here: {error}"

@@ -17,7 +17,6 @@ from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.runtimes.handlers.models.loader import ModelLoader
 from ovmstrio.runtimes.handlers.models.predictions import Array, flat_list, read_inputs
 from ovmstrio.runtimes.handlers.models.running import BatchedRun, RunnableModel, load_saved_model, run_model, submit
-from ovmstrio.runtimes.handlers.models.shelf import Shelf
 from ovmstrio.runtimes.handlers.models.tree import LATEST
 from ovmstrio.work.batching import Batcher
 
@@ -53,20 +52,17 @@ class TensorFlowClient(TensorFlowClientBase):
     """Runs SavedModels for the handler's code, in its constructor too.
 
     Args:
-        shelf: what is here.
-        loader: loads what is not.
+        loader: gives models.
         names: the names that may be asked for.
         batcher: joins the inputs of several calls, if that is configured.
     """
 
     def __init__(
         self,
-        shelf: Shelf,
         loader: ModelLoader,
         names: ModelNames,
         batcher: Batcher[BatchedRun, list[Tensor]] | None = None,
     ) -> None:
-        self._shelf = shelf
         self._loader = loader
         self._names = names
         self._run = run_model if batcher is None else partial(submit, batcher)
@@ -94,8 +90,7 @@ class TensorFlowClient(TensorFlowClientBase):
             raise RuntimeError("predict would block the event loop: use 'await client.apredict(...)' in async methods")
         version, name = version_text(model_version), self._names.check(model_name)
         with lease_models():
-            found = self._shelf.find(name, version) or self._loader.get(name, version)
-            model = cast("RunnableModel", found.value)
+            model = cast("RunnableModel", self._loader.get(name, version).value)
             outputs = trio.from_thread.run(self._run, model, _inputs(model, model_input), trio_token=self._loop)
         return _answer(model, outputs)
 
@@ -114,10 +109,7 @@ class TensorFlowClient(TensorFlowClientBase):
         """
         version, name = version_text(model_version), self._names.check(model_name)
         with lease_models():
-            found = self._shelf.find(name, version)
-            if found is None:
-                found = await trio.to_thread.run_sync(self._loader.get, name, version, abandon_on_cancel=True)
-            model = cast("RunnableModel", found.value)
+            model = cast("RunnableModel", (await self._loader.aget(name, version)).value)
             outputs = await self._run(model, _inputs(model, model_input))
         return _answer(model, outputs)
 

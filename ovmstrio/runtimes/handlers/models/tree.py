@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
+
+from ovmstrio.repository.fingerprints import rows_mark
 
 __all__ = [
     "LATEST",
@@ -25,7 +26,7 @@ __all__ = [
     "diff",
     "is_version",
     "models_below",
-    "newest_first",
+    "versions_by_model",
     "versions_of",
 ]
 
@@ -74,11 +75,7 @@ class VersionFiles:
     @cached_property
     def fingerprint(self) -> str:
         """What changes when a file is written, appears, goes or is renamed, however short the time in between."""
-        digest = hashlib.sha256()
-        for file in sorted(self.files, key=lambda file: file.path):
-            text = f"{file.path}\0{file.size}\0{file.mark}\0{file.modified!r}\n"
-            digest.update(text.encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return rows_mark((file.path, file.size, file.mark, file.modified) for file in self.files)
 
     @property
     def timestamp(self) -> int:
@@ -95,23 +92,17 @@ Tree = Mapping[ModelKey, VersionFiles]
 """All versions of all models that are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """How one tree became another."""
+class Changes(NamedTuple):
+    """How one tree became another: what has come or been written anew, and what has gone, both sorted."""
 
-    added: frozenset[ModelKey]
-    changed: frozenset[ModelKey]
-    removed: frozenset[ModelKey]
+    written: list[ModelKey]
+    removed: list[ModelKey]
 
 
-def diff(old: Mapping[ModelKey, str], new: Mapping[ModelKey, str]) -> Changes:
+def diff(old: Tree, new: Tree) -> Changes:
     """Compare two trees by the fingerprints of their versions."""
-    kept = old.keys() & new.keys()
-    return Changes(
-        added=frozenset(new.keys() - kept),
-        changed=frozenset(key for key in kept if old[key] != new[key]),
-        removed=frozenset(old.keys() - kept),
-    )
+    written = [key for key in new if key not in old or old[key].fingerprint != new[key].fingerprint]
+    return Changes(sorted(written), sorted(old.keys() - new.keys()))
 
 
 def is_version(text: str) -> bool:
@@ -119,15 +110,18 @@ def is_version(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-def newest_first(versions: Iterable[str]) -> list[str]:
-    """Sort versions by their numbers, descending."""
-    return sorted(versions, key=lambda version: (_number(version), version), reverse=True)
+def versions_by_model(keys: Iterable[ModelKey]) -> dict[str, tuple[ModelKey, ...]]:
+    """Sort versions by their models, the highest first."""
+    found: dict[str, list[ModelKey]] = {}
+    for key in keys:
+        found.setdefault(key.name, []).append(key)
+    return {name: tuple(sorted(those, key=_rank, reverse=True)) for name, those in found.items()}
 
 
-def _number(version: str) -> tuple[int, str]:
+def _rank(key: ModelKey) -> tuple[int, str, str]:
     # Names of folders may have more digits than Python is willing to convert.
-    digits = version.lstrip("0")
-    return len(digits), digits
+    digits = key.version.lstrip("0")
+    return len(digits), digits, key.version
 
 
 def versions_of(name: str, files: Iterable[StoredFile]) -> dict[ModelKey, VersionFiles]:

@@ -1,9 +1,9 @@
-"""The task that follows what the storages have.
+"""One look at what the storages have, and what is made of it; the watcher has one come after the other.
 
 ::
 
-    list ──> what changed? ──> fetch, a few at a time ──> wait      all versions are kept here
-    list ──> what is there ───────────────────────────> wait      versions are fetched when somebody asks (caching)
+    list ──> what changed? ──> fetch, a few at a time      all versions are kept here
+    list ──> what is there                                 versions are fetched when somebody asks (caching)
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import structlog
 import trio
 
 from ovmstrio.core.errors import StorageFailure
+from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
 from ovmstrio.runtimes.handlers.models.copies import CopyMaker
 from ovmstrio.runtimes.handlers.models.retention import keep_latest
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
-from ovmstrio.runtimes.handlers.models.sources import Source
-from ovmstrio.runtimes.handlers.models.tree import Changes, ModelKey, Tree, VersionFiles, diff
+from ovmstrio.runtimes.handlers.models.sources import ModelSource
+from ovmstrio.runtimes.handlers.models.tree import ModelKey, Tree, VersionFiles, diff
 
-__all__ = ["Validate", "WatchOptions", "Watcher"]
+__all__ = ["StorageSync", "Validate", "WatchOptions"]
 
 _T = TypeVar("_T")
 _I = TypeVar("_I")
@@ -32,9 +33,6 @@ log = structlog.get_logger(__name__)
 
 Validate = Callable[[VersionFiles], str | None]
 """Tells why a version's files cannot be used, None if they can."""
-
-_FIRST_RETRY_SECONDS: Final = 1.0
-_LONGEST_RETRY_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,83 +52,54 @@ class WatchOptions:
     fetch_seconds: float = 3600.0
 
 
-class Watcher:
+class StorageSync:
     """Keeps a shelf's catalog as the storages are.
 
     Args:
         sources: where to look.
         shelf: what to tell.
         maker: makes copies.
+        spec: says which versions are wanted, and whether they are fetched by those who ask for them.
         validate: says which versions to ignore; a version that was good before stays as it was then.
-        is_cached: whether versions are fetched by those who ask for them.
-        latest: how many versions of each model are wanted, the highest ones; None for all.
-        options: how often, and for how long at most.
+        options: for how long at most.
 
     Attributes:
         is_stale: whether the last look failed, in part at least, so that what is served may be older than it should.
         synced: set once all that there is has been seen, and fetched unless that is left to those who ask.
-        looks: how many looks have ended.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ModelSource],
         shelf: Shelf,
         maker: CopyMaker,
         *,
+        spec: ModelsSpec,
         validate: Validate,
-        is_cached: bool,
-        latest: int | None = None,
         options: WatchOptions,
     ) -> None:
         self.is_stale = False
         self.synced = trio.Event()
-        self.looks = 0
-        self._look_ended = trio.Event()
         self._sources = sources
         self._shelf = shelf
         self._maker = maker
+        self._spec = spec
         self._validate = validate
-        self._is_cached = is_cached
-        self._latest = latest
         self._options = options
         self._limiter = trio.CapacityLimiter(options.fetches)
         self._refused: dict[ModelKey, str] = {}
-        self._retry_seconds = _FIRST_RETRY_SECONDS
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled.
-
-        Cancellation: at once, or when what was listed has been compared; threads that read or write then go on to the
-        end of what they do, and it is dropped.
-        """
-        while True:
-            is_complete = await self.look()
-            pause = self._options.interval_seconds
-            if is_complete:
-                self._retry_seconds = _FIRST_RETRY_SECONDS
-            else:
-                pause = self._retry_seconds
-                self._retry_seconds = min(2 * pause, _LONGEST_RETRY_SECONDS)
-            await trio.sleep(pause)
-
-    async def wait_look(self) -> None:
-        """Wait for the end of the next look.
-
-        Cancellation: at once.
-        """
-        await self._look_ended.wait()
 
     async def look(self) -> bool:
         """Look once, and take over what is new; tells whether everything could be seen and fetched.
 
-        Cancellation: as :meth:`run`.
+        Cancellation: at once, or when what was listed has been compared; threads that read or write then go on to the
+        end of what they do, and it is dropped.
         """
         listed = await self._each(self._sources, self._list)
         is_complete = all(tree is not None for tree in listed)
         # What a storage has may be thousands of versions, which would hold up the loop.
         tree = await trio.to_thread.run_sync(self._take_over, listed)
-        if not self._is_cached:
+        if not self._spec.is_cached:
             is_complete = await self._fetch_changes(tree) and is_complete
         self._note(is_complete=is_complete)
         return is_complete
@@ -141,11 +110,8 @@ class Watcher:
         self.is_stale = not is_complete
         if is_complete:
             self.synced.set()
-        self.looks += 1
-        self._look_ended.set()
-        self._look_ended = trio.Event()
 
-    async def _list(self, source: Source) -> Tree | None:
+    async def _list(self, source: ModelSource) -> Tree | None:
         try:
             return await self._in_thread(source.read, self._options.list_seconds, str(source))
         except StorageFailure as error:
@@ -159,24 +125,25 @@ class Watcher:
             joined |= self._known_of(source) if tree is None else tree
         return joined
 
-    def _known_of(self, source: Source) -> Tree:
+    def _known_of(self, source: ModelSource) -> Tree:
         return {key: files for key, files in self._shelf.catalog.items() if source.has(key)}
 
     def _take_over(self, listed: Sequence[Tree | None]) -> Tree:
         """Give the versions that there should be; where they are fetched by those who ask, they are there then."""
         tree = self._choose(self._join(listed))
-        if self._is_cached:
+        if self._spec.is_cached:
             self._shelf.replace_catalog(tree)
         return tree
 
     def _choose(self, tree: Tree) -> Tree:
         valid = self._keep_valid(tree)
-        if self._latest is None:
+        latest = self._spec.latest_versions
+        if latest is None:
             return valid
         failed = self._shelf.broken()
         # A version that was written anew may be good now.
         broken = {key for key in failed.keys() & valid.keys() if valid[key].fingerprint == failed[key]}
-        kept = keep_latest(valid, self._latest, broken=broken, loaded=self._shelf.in_memory())
+        kept = keep_latest(valid, latest, broken=broken, loaded=self._shelf.in_memory())
         return {key: valid[key] for key in valid if key in kept}
 
     def _keep_valid(self, tree: Tree) -> dict[ModelKey, VersionFiles]:
@@ -197,9 +164,8 @@ class Watcher:
         return valid
 
     async def _fetch_changes(self, tree: Tree) -> bool:
-        changes = await trio.to_thread.run_sync(_compare, self._shelf.catalog, tree)
-        wanted = sorted(changes.added | changes.changed)
-        fetched = await self._each(wanted, lambda key: self._fetch(key, tree[key]))
+        changes = await trio.to_thread.run_sync(diff, self._shelf.catalog, tree)
+        fetched = await self._each(changes.written, lambda key: self._fetch(key, tree[key]))
         if changes.removed:
             log.info("models have gone", versions=sorted(map(str, changes.removed)))
             left = {key: files for key, files in self._shelf.catalog.items() if key in tree}
@@ -207,10 +173,8 @@ class Watcher:
         return all(fetched)
 
     async def _fetch(self, key: ModelKey, version: VersionFiles) -> bool:
-        source = next(source for source in self._sources if source.has(key))
-        make = partial(self._maker.make, key, version, source.storage)
         try:
-            copy = await self._in_thread(make, self._options.fetch_seconds, str(key))
+            copy = await self._in_thread(partial(self._maker.make, key, version), self._options.fetch_seconds, str(key))
         except StorageFailure as error:
             log.warning("a model cannot be fetched; it is tried again", version=str(key), reason=str(error))
             return False
@@ -233,11 +197,3 @@ class Watcher:
             for position, item in enumerate(items):
                 nursery.start_soon(one, position, item)
         return [results[position] for position in range(len(items))]
-
-
-def _compare(old: Tree, new: Tree) -> Changes:
-    return diff(_fingerprints(old), _fingerprints(new))
-
-
-def _fingerprints(tree: Tree) -> dict[ModelKey, str]:
-    return {key: version.fingerprint for key, version in tree.items()}

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse
+from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse, encode_predict
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import NotSupported
@@ -24,7 +23,7 @@ PACKED = sorted(name for name in BY_DATATYPE if name not in {"BYTES", "UINT64"})
 def encode(*outputs: Tensor | RawTensor, wanted: tuple[str, ...] = ()) -> Any:
     """Encode as the transport does, and read by Google's class."""
     answer = PredictResponse(InferResponse("m", "3", list(outputs)), wanted)
-    return message_class("tensorflow.serving.PredictResponse").FromString(Codec().encode(answer, PredictResponse))
+    return message_class("tensorflow.serving.PredictResponse").FromString(encode_predict(answer))
 
 
 @st.composite

@@ -9,6 +9,7 @@ import pytest
 import trio
 from PIL import Image
 
+from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.registry import VersionState
@@ -350,4 +351,4 @@ async def test_a_request_that_does_not_fit_leaves_no_sequence(server: Server) ->
     """A start whose data are refused has started nothing, and a filter with a wrong name neither."""
     await refusal(server.predict("sums", x=ONES, **special(4, 1)))
     await refusal(server.call(predict_request("sums", {"x": X, **special(4, 1)}, output_filter=["z"])))
-    assert server.plane.sequences("sums", "") == []
+    assert server.plane.sequences("sums", "", KSERVE_GRPC) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ovmstrio.api.doors import TENSORFLOW_REST
 from ovmstrio.api.infer_lane import InferTarget, read_infer
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.wire.http.lane_head import read_head
@@ -65,7 +66,7 @@ def _read(head: bytes) -> InferTarget | None:
 
 def test_the_lane_takes_plain_predict_calls() -> None:
     """Name and version are those of the head."""
-    assert _read(_post("a%20b:c/versions/7", b"")) == ("TensorFlowServing", "a b:c", "7")
+    assert _read(_post("a%20b:c/versions/7", b"")) == (TENSORFLOW_REST, "a b:c", "7")
 
 
 @pytest.mark.parametrize(
