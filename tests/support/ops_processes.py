@@ -103,7 +103,7 @@ class Unprepared(Op):
 
 
 class Dead(Op):
-    """PackageHooks its process while it is prepared."""
+    """Ends its process while it is prepared."""
 
     def init_op(self) -> None:
         """End."""

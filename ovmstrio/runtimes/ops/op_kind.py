@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -12,7 +11,7 @@ import trio
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import python_files
 from ovmstrio.repository.versions import Listing
 from ovmstrio.runtimes.kind import Kind, Takes
@@ -70,10 +69,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
             return ""
         files = {spec.script, *python_files(spec.script.parent), *python_files(directory)}
         files |= {spec.config} if spec.config is not None else set(directory.glob("*.yml"))
-        digest = hashlib.sha256()
-        for path in sorted(files):
-            digest.update(f"{path}\0{tree_mark(path)}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
+        return paths_mark(files)
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
         """Run the script as far as its service, and start the Ops; the caller owns the service and closes it.

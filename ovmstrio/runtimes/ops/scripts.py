@@ -32,7 +32,7 @@ _process: Final = Lock()
 
 
 class _Found(BaseException):
-    """PackageHooks a script at the service that it would run."""
+    """Ends a script at the service that it would run."""
 
     def __init__(self, service: WebService) -> None:
         super().__init__()

@@ -436,7 +436,7 @@ async def test_a_feed_that_is_not_the_models_is_5000() -> None:
     )
 
 
-# PackageHooks
+# Ends
 
 
 @pytest.mark.parametrize(("code", "number"), [(60, 60), (Sorry.SORRY, 100001), (Sorry.TUPLE, 100002)])

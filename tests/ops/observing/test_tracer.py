@@ -78,7 +78,7 @@ def test_exact_lines() -> None:
 
 
 def test_window_without_traffic() -> None:
-    """Without stall_detector only the header and the channels are told, and a window begins anew after each look."""
+    """Without traffic only the header and the channels are told, and a window begins anew after each look."""
     clock = _Clock()
     figures = _figures(clock)
     _answer(figures, 0, 0.25)
