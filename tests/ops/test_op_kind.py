@@ -198,3 +198,12 @@ async def test_a_service_that_was_handed_over(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(ConfigError, match="has no script"):
             await load(spec.model_copy(update={"name": "other"}))
     sys.modules.pop("dictionary", None)
+
+
+async def test_worker_processes_of_a_service_beside_others(tmp_path: Path) -> None:
+    """A worker process runs the script again, with the modules beside it and the service's own log files."""
+    async with loading() as load:
+        service = await load(project(tmp_path, "words", "dag: {is_thread_op: false}\n"))
+        assert (await ask(service))["found"] == "words?-words"
+        await service.aclose()
+    assert "looking in words" in (tmp_path / "PipelineServingLogs" / "pipeline.log").read_text()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -10,9 +11,10 @@ from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure,
 from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.runtimes.ops.op_service import OpService
+from ovmstrio.runtimes.ops.packing import pack
 from ovmstrio.runtimes.ops.settings import PipelineSettings
-from ovmstrio.runtimes.ops.tensors import from_array, unpack
-from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
+from ovmstrio.runtimes.ops.tensors import ArrayTensor, from_array, unpack
+from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 
 
 class _Pipeline:
@@ -123,3 +125,36 @@ async def test_inputs_that_are_not_what_they_say(given: tuple[InferInput, bytes]
     with pytest.raises(InvalidRequest, match=words):
         await service_of(pipeline).infer(asking(given))
     assert pipeline.requests == []
+
+
+async def test_arrays_stay_arrays() -> None:
+    """An array is over the caller's bytes until it is unpacked, and is a file only for those who ask for one."""
+    pipeline = _Pipeline()
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    raw = array.tobytes()
+    await service_of(pipeline).infer(asking((InferInput("x", "FP32", (2, 3)), raw)))
+    (request,) = pipeline.requests
+    (tensor,) = request.tensors
+    assert isinstance(tensor, ArrayTensor)
+    assert np.shares_memory(tensor.array, np.frombuffer(raw, np.float32))
+    unpacked = unpack(request)["x"]
+    unpacked += 1
+    assert tensor.array.tolist() == array.tolist()
+    assert (tensor.elem_type, tensor.shape, tensor.float_data) == (13, [2, 3], [])
+    np.testing.assert_array_equal(np.load(io.BytesIO(tensor.byte_data)), array)
+
+
+async def test_arrays_of_answers_stay_arrays() -> None:
+    """An output that is packed as a tensor is not spelled out on its way to a caller that takes arrays."""
+    array = np.array([[1.5, 2.5]], np.float32)
+    data = ChannelData(ChannelDataType.CHANNEL_NPDATA.value, npdata={"x": array}, keeps_arrays=True)
+    answer = pack(data, as_tensors=True)
+    array[:] = 0
+    response = await service_of(_Pipeline(answer)).infer(asking())
+    (tensor,) = answer.tensors
+    assert isinstance(tensor, ArrayTensor)
+    (output,) = response.outputs
+    assert isinstance(output, Tensor)
+    assert output.array is tensor.array
+    assert output.array.tolist() == [[1.5, 2.5]]
+    assert (tensor.elem_type, tensor.float_data, tensor.int_data, tensor.byte_data) == (1, [1.5, 2.5], [], b"")
