@@ -22,6 +22,7 @@ from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.values import PipelineRequest
+from ovmstrio.runtimes.ops.web_service import set_service_runner
 
 SCRIPT = """
 import logging
@@ -94,6 +95,8 @@ async def ask(service: OpService, text: str = "?", name: str = "") -> dict[str, 
 
 async def test_services_side_by_side(tmp_path: Path) -> None:
     """Each has its own modules and log files, sees itself as the main module, and leaves the process as it was."""
+    runner: list[WebService] = []
+    set_service_runner(runner.append)
     before = sys.argv, sys.modules["__main__"], os.environ.get(CONFIG_VARIABLE), Path.cwd(), list(sys.path)
     async with loading() as load:
         one, two = [await load(project(tmp_path / name, name)) for name in ("one", "two")]
@@ -104,6 +107,7 @@ async def test_services_side_by_side(tmp_path: Path) -> None:
             seen = ["__main__", True, [str(folder / "web_service.py")], str(folder / "config.yml")]
             assert found["seen"] == repr(seen)
         assert (sys.argv, sys.modules["__main__"], os.environ.get(CONFIG_VARIABLE), Path.cwd(), sys.path) == before
+        assert set_service_runner(None) == runner.append
         await one.aclose()
         assert (await ask(two))["found"] == "two?-two"
         await two.aclose()

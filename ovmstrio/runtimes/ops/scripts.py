@@ -108,7 +108,7 @@ def _until_found(name: str, run: Callable[[], None]) -> tuple[WebService | None,
             raise _Found(service)
         others.append(service)
 
-    set_service_runner(note)
+    before = set_service_runner(note)
     try:
         run()
     except _Found as found:
@@ -117,7 +117,7 @@ def _until_found(name: str, run: Callable[[], None]) -> tuple[WebService | None,
         if not others:
             raise
     finally:
-        set_service_runner(None)
+        set_service_runner(before)
     return None, others
 
 
