@@ -12,7 +12,7 @@ from typing import Final
 
 from ovmstrio.config.documents import Schema, check_members, is_whole
 from ovmstrio.config.findings import Findings, shown
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_entries import Place
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.specs import HandlerSpec

@@ -16,7 +16,7 @@ from ovmstrio.config.documents import OPTIONAL, Schema, check_members, items_of,
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.handler_entries import HandlerEntries
-from ovmstrio.config.json_locations import JsonDocument, Located
+from ovmstrio.config.located import Document, Located
 from ovmstrio.config.model_entries import ModelEntries, Place
 from ovmstrio.config.node_libraries import NodeLibraries
 from ovmstrio.config.pipeline_circles import refuse_circles
@@ -124,7 +124,7 @@ def check_families(names: Sequence[str]) -> list[tuple[int, str, str]]:
 class _Reader:
     """Reads one document from the top down."""
 
-    def __init__(self, document: JsonDocument, path: Path, cache_dir: Path | None) -> None:
+    def __init__(self, document: Document, path: Path, cache_dir: Path | None) -> None:
         self._root = document.root
         # Paths in the file must not come to hold the `..` that led to the file.
         self._directory = path.parent.resolve()

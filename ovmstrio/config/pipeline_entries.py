@@ -13,7 +13,7 @@ from typing import Any
 
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, is_whole, items_of
 from ovmstrio.config.findings import Findings
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_entries import Place
 from ovmstrio.config.model_options import check_name
 from ovmstrio.config.node_libraries import NodeLibraries

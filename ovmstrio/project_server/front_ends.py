@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ovmstrio.project_server.settings import ProjectSettings
     from ovmstrio.runtimes.handlers.clients import Models
     from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["FrontEnd", "make_tls", "open_front_end"]

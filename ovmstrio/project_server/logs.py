@@ -10,7 +10,7 @@ import structlog
 from cortex_internal.lib.log import StdoutHandler
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.handlers.config.specs import LogLevel
+    from ovmstrio.runtimes.handlers.config.project_spec import LogLevel
 
 __all__ = ["configure_project_logs"]
 

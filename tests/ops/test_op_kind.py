@@ -17,7 +17,7 @@ from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.servable import Drainable, Servable
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.ops import WebService
-from ovmstrio.runtimes.ops.config.documents import CONFIG_VARIABLE
+from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService

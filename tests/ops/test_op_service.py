@@ -10,9 +10,9 @@ import pytest
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
 from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_service import OpService
 from ovmstrio.runtimes.ops.packing import pack
-from ovmstrio.runtimes.ops.settings import PipelineSettings
 from ovmstrio.runtimes.ops.tensors import ArrayTensor, from_array, unpack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ovmstrio.ops_server import Listening, RunningPipeline, serve_pipeline
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_service import OpService, PipelineExecutor
 from ovmstrio.runtimes.ops.packing import holds_arrays, pack
 from ovmstrio.runtimes.ops.ports import Ports
-from ovmstrio.runtimes.ops.settings import PipelineSettings
 from ovmstrio.runtimes.ops.tensors import unpack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.runtimes.resident import host

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import HandlerSpec
     from ovmstrio.core.hooks import BatchHooks
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["is_grpc", "load_handler", "read_mounted"]
 

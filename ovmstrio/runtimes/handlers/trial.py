@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.work.user_code.exits import describe_exit
 
 __all__ = ["TRIAL_SECONDS", "try_handler"]

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.services import open_proto
 from ovmstrio.runtimes.handlers.handler_class import import_folders, on_sys_path
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
@@ -42,8 +42,8 @@ async def _check(project: ProjectSpec, supplies: Supplies) -> None:
     code = HandlerCode(project.name, project.directory)
     with on_sys_path(import_folders(project)), HandlerBuilder(project, supplies, code, threads) as builder:
         async with trio.open_nursery() as nursery:
-            await nursery.start(threads.run)
             try:
+                await nursery.start(threads.run)
                 await builder.load()
             except ConfigError as error:
                 # Raised outside, so that it does not come in a group.

@@ -14,7 +14,7 @@ import trio
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
 from ovmstrio.runtimes.ops.examining import problem_of_model
-from ovmstrio.runtimes.ops.executor.processes.source import Loaded, Source
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.scripts import MAIN, find_service
 
@@ -108,7 +108,7 @@ class PreparedService:
         client = op.client_config if not op.client_config else str(self.folder / op.client_config)
         return replace(op, local_service_conf=local, client_config=client)
 
-    def source(self) -> Source | None:
+    def source(self) -> PipelineSource | None:
         """Tell how worker processes make the pipeline; None if there is no script."""
         if self.script is None:
             return None
@@ -119,7 +119,7 @@ class PreparedService:
             "config": self.config,
             "folder": None if self.folder is None else str(self.folder),
         }
-        return Source(f"{__name__}:{load_in_worker.__name__}", json.dumps(argument))
+        return PipelineSource(f"{__name__}:{load_in_worker.__name__}", json.dumps(argument))
 
 
 def _ports_of(where: dict[str, Any]) -> list[str]:
@@ -133,7 +133,7 @@ def _ports_of(where: dict[str, Any]) -> list[str]:
     return [key for key, port in given.items() if port is not None]
 
 
-def load_in_worker(argument: str) -> Loaded:
+def load_in_worker(argument: str) -> LoadedPipeline:
     """Make a service's pipeline in a worker process: run its script up to where it would serve.
 
     Raises:
@@ -148,4 +148,4 @@ def load_in_worker(argument: str) -> Loaded:
     service = find_service(script, known["name"])
     prepared = PreparedService(service, known["config"], script, None if folder is None else Path(folder))
     settings = prepared.settings()
-    return Loaded(service.graph(), settings, prepared.predictor_maker(settings))
+    return LoadedPipeline(service.graph(), settings, prepared.predictor_maker(settings))

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.config.documents import CONFIG_VARIABLE
+from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.web_service import set_service_runner
 from ovmstrio.work.user_code.importing import HandlerPackage
 

@@ -18,7 +18,7 @@ from ovmstrio.registry import Registry
 from ovmstrio.runtimes.graphs.calculator import ContractError
 from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.calculators.session import Session
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
 from ovmstrio.runtimes.models import load_model
 from pyovms import Tensor

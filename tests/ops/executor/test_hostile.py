@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from ovmstrio.runtimes.ops import Op, PipelineRequest, PipelineResponse
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.settings import OpSettings
 from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.hostile_ops import (
     ASYNC_DEEDS,

@@ -15,7 +15,7 @@ from ovmstrio.runtimes.graphs.calculator import (
     NodeContract,
 )
 from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, options_of
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse

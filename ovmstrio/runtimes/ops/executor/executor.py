@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import structlog
 import trio
 
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.admission import Admission
 from ovmstrio.runtimes.ops.executor.copying import Copier
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.package_hooks import PROFILE_KEY, PackageHooks, failed, without_profile
 from ovmstrio.runtimes.ops.executor.request import RequestRun
@@ -25,7 +26,6 @@ from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
 from ovmstrio.runtimes.ops.observing.samples import working_on
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
-from ovmstrio.runtimes.ops.settings import PipelineSettings
 from ovmstrio.runtimes.ops.values import ChannelData, PipelineRequest, PipelineResponse
 
 __all__ = ["LONGEST_SECONDS", "Executor"]
@@ -46,7 +46,7 @@ class Executor:
         hooks: are told of requests.
         stall_detector: knows what moves.
         numbers: the numbers that requests get.
-        calls: runs async hooks of the graph's ends.
+        nursery: hosts hooks of the graph's ends, and copies.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Executor:
         hooks: OpHooks,
         stall_detector: StallDetector,
         numbers: Iterator[int],
-        calls: LoopCalls,
+        nursery: trio.Nursery,
     ) -> None:
         self.graph = graph
         self._dag = settings.dag
@@ -67,12 +67,21 @@ class Executor:
         self._stall_detector = stall_detector
         self._numbers = numbers
         self._admission = Admission(settings.worker_num, settings.dag.max_queue)
-        self._package_hooks = PackageHooks(graph, 2 * settings.worker_num, calls)
+        self._package_hooks = PackageHooks(graph, 2 * settings.worker_num, nursery)
         self._copier = Copier(2 * settings.worker_num)
+        self._nursery = nursery
         self._running: set[trio.CancelScope] = set()
         self._asked = 0
         self._is_cut = False
         self._idle = trio.Event()
+
+    async def start(self) -> None:
+        """Have threads, which end with the nursery; those that are busy then are left to themselves.
+
+        Cancellation: at once.
+        """
+        for threads in (self._package_hooks.threads, self._copier.threads):
+            await self._nursery.start(partial(threads.run, is_shielded=False))
 
     # State
 

@@ -12,10 +12,11 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
+from ovmstrio.runtimes.ops.config.precedence import settings_of
 from ovmstrio.runtimes.ops.executor.executor import Executor
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_instance import init_failed
-from ovmstrio.runtimes.ops.executor.processes import ProcessWorker, Source
+from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.samples import Worker
 from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
@@ -25,7 +26,6 @@ from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
-from ovmstrio.runtimes.ops.settings import OpSettings, PipelineSettings, settings_of
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_on_loop, is_async
 
 __all__ = ["GRACE_SECONDS", "open_executor", "refuse_unpredictable"]
@@ -56,7 +56,7 @@ class _Opening:
     settings: PipelineSettings
     make_predictor: MakePredictor | None
     hooks: OpHooks
-    source: Source | None
+    source: PipelineSource | None
     nursery: trio.Nursery
     stall_detector: StallDetector
     workers: list[_Startable] = field(default_factory=list)
@@ -90,9 +90,9 @@ class _Opening:
         self.nursery.start_soon(self.stall_detector.watch)
         executor = Executor(
             self.graph, self.settings, runners,
-            hooks=self.hooks, stall_detector=self.stall_detector,
-            numbers=_in_turn(numbers), calls=LoopCalls(self.nursery),
+            hooks=self.hooks, stall_detector=self.stall_detector, numbers=_in_turn(numbers), nursery=self.nursery,
         )  # fmt: skip
+        await executor.start()
         self.hooks.opened(list(self.graph.ops), executor.channels)
         log.info("pipeline is open", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
         return executor
@@ -148,7 +148,7 @@ async def _init_end(end: Op) -> None:
     Cancellation: where it waits.
     """
     try:
-        await call_on_loop(end.init_op, ())
+        await call_on_loop(end.init_op)
     except UserCodeRaisedError as raised:
         raise init_failed(end, raised) from raised.error
 
@@ -160,7 +160,7 @@ async def open_executor(
     *,
     make_predictor: MakePredictor | None = None,
     hooks: OpHooks = NULL,
-    source: Source | None = None,
+    source: PipelineSource | None = None,
     numbers: Iterable[int] = range(_LAST_NUMBER),
     grace_seconds: float = GRACE_SECONDS,
 ) -> AsyncIterator[Executor]:
@@ -220,7 +220,7 @@ async def _close_all(workers: Sequence[_Startable]) -> None:
                 nursery.start_soon(worker.aclose)
 
 
-def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: Source | None) -> None:
+def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: PipelineSource | None) -> None:
     """Refuse processes of which it is not said how they make their Ops.
 
     Raises:

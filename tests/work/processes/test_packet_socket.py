@@ -1,0 +1,106 @@
+"""Packets between processes, and the files in memory that go with them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+
+from ovmstrio.work.processes.memory import make_file, map_file
+from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
+from ovmstrio.work.processes.program import describe_end
+
+
+def _ends() -> tuple[PacketSocket, PacketSocket]:
+    ours, theirs = packet_pair()
+    return PacketSocket(ours), PacketSocket(theirs)
+
+
+async def test_packets_keep_their_borders() -> None:
+    """However many are sent before the first is received."""
+    one, other = _ends()
+    for packet in (b"first", bytearray(b"second")):
+        await one.send(packet)
+    assert [await other.receive(64), await other.receive(64)] == [(b"first", []), (b"second", [])]
+    one.close()
+    other.close()
+
+
+async def test_a_file_goes_with_a_packet() -> None:
+    """What was written is read on the other side, when the sender has closed its own descriptor long since."""
+    one, other = _ends()
+    file = make_file("test", 8, lambda mapped: mapped.write(b"contents"))
+    await one.send(b"x", [file])
+    os.close(file)
+    received = await other.receive(1)
+    assert received is not None
+    packet, (theirs,) = received
+    with map_file(theirs) as mapped:
+        assert (packet, mapped[:]) == (b"x", b"contents")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(theirs)
+    one.close()
+    other.close()
+
+
+async def test_a_mapped_file_cannot_shrink() -> None:
+    """Memory that is in use stays, whatever its writer does."""
+    file = make_file("test", mmap.PAGESIZE, lambda mapped: None)
+    with map_file(os.dup(file)), pytest.raises(PermissionError):
+        os.ftruncate(file, 0)
+    os.close(file)
+
+
+def test_a_file_that_cannot_be_written_is_closed() -> None:
+    """No descriptor is lost."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    def fill(mapped: mmap.mmap) -> None:
+        mapped.write(b"more than there is room for")
+
+    with pytest.raises(ValueError, match="out of range"):
+        make_file("test", 1, fill)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_what_was_sent_is_received_after_the_end() -> None:
+    """Then None, as often as it is asked."""
+    one, other = _ends()
+    await one.send(b"last")
+    one.finish()
+    assert [await other.receive(9), await other.receive(9), await other.receive(9)] == [(b"last", []), None, None]
+    await other.send(b"answer")
+    assert await one.receive(9) == (b"answer", [])
+    one.close()
+    other.close()
+
+
+async def test_an_end_that_is_gone_is_told() -> None:
+    """To senders as an error, to receivers as the end."""
+    one, other = _ends()
+    other.close()
+    with pytest.raises(trio.BrokenResourceError):
+        await one.send(b"x")
+    assert await one.receive(1) is None
+    one.close()
+    with pytest.raises(trio.BrokenResourceError):
+        await one.send(b"x")
+    assert await one.receive(1) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "ended with status 0"),
+        (3, "ended with status 3"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-99, "was killed by signal 99"),
+    ],
+)
+def test_the_end_of_a_process_is_told_in_words(status: int, words: str) -> None:
+    """Signals by their names, where they have one."""
+    assert describe_end(status) == words
