@@ -125,7 +125,7 @@ def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
 
 def _spec(given: InferInput) -> TensorSpec:
     datatype = BY_NAME.get(given.datatype)
-    if datatype is None or any(size < 0 for size in given.shape):
+    if datatype is None or min(given.shape, default=0) < 0:
         raise InvalidRequest(
             f"input {given.name}: expected one of {', '.join(BY_NAME)} and sizes of at least 0, "
             f"got {given.datatype} {list(given.shape)}"

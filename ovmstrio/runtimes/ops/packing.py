@@ -17,11 +17,14 @@ __all__ = ["as_response", "holds_arrays", "pack"]
 
 def holds_arrays(output: Mapping[str, Any]) -> bool:
     """Tell whether every value is an array, or a list of texts that is not empty."""
-    return all(isinstance(value, np.ndarray) or _is_texts(value) for value in output.values())
+    for value in output.values():
+        if not isinstance(value, np.ndarray) and not (isinstance(value, list) and _are_texts(value)):
+            return False
+    return True
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+def _are_texts(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(one, str) for one in values)
 
 
 def pack(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:

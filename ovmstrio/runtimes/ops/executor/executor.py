@@ -62,6 +62,7 @@ class Executor:
     ) -> None:
         self.graph = graph
         self._dag = settings.dag
+        self._longest_seconds = settings.dag.request_timeout_seconds or LONGEST_SECONDS
         self._runners = runners
         self._hooks = hooks
         self._stall_detector = stall_detector
@@ -122,7 +123,7 @@ class Executor:
 
         Cancellation: at once, which is how a caller leaves; what workers still do is waited for elsewhere.
         """
-        limit = min(deadline, trio.current_time() + (self._dag.request_timeout_seconds or LONGEST_SECONDS))
+        limit = min(deadline, trio.current_time() + self._longest_seconds)
         self._asked += 1
         try:
             if not self._admission.enter_now():
@@ -147,7 +148,9 @@ class Executor:
 
     async def _admitted(self, request: PipelineRequest, limit: float) -> PipelineResponse:
         data_id, begin, code, message = next(self._numbers), time.perf_counter(), None, ""
-        request, wants_profile = without_profile(request)
+        wants_profile = False
+        if PROFILE_KEY in request.keys:
+            request, wants_profile = without_profile(request)
         self._stall_detector.enter()
         self._hooks.request_started(data_id, request.logid, profile=wants_profile)
         try:

@@ -163,7 +163,9 @@ class _Batch:
         self.results[position] = Result(failure=failure)
 
     def _tell(self, stage: Stage, positions: Sequence[int], begin: float) -> None:
-        ids = [self.samples[position].data_id for position in positions]
+        samples = self.samples
+        # Most batches are of one sample.
+        ids = [samples[0].data_id] if len(positions) == len(samples) == 1 else [samples[at].data_id for at in positions]
         self.spans.append((stage, ids, (begin, time.perf_counter())))
 
     async def _process(self) -> None:

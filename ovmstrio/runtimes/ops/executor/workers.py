@@ -194,7 +194,7 @@ class WorkerPool:
                 self._release(worker)
 
     def _tell(self, worker: Worker, samples: Sequence[Sample]) -> None:
-        data_ids = [sample.data_id for sample in samples]
+        data_ids = [samples[0].data_id] if len(samples) == 1 else [sample.data_id for sample in samples]
         self._hooks.batch(self._name, worker.index, data_ids)
         waited = (self._free_since[worker.index], time.perf_counter())
         self._hooks.stage(self._name, worker.index, "in", data_ids, waited)
