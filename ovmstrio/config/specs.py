@@ -211,14 +211,15 @@ class HandlerSpec(ServableSpec):
 class OpPipelineSpec(ServableSpec):
     """A pipeline of Ops, which has the one version 1.
 
-    ``config`` is its ``config.yml`` and ``script`` the Python file that makes its service, both absolute;
-    ``base_path`` is the folder of the former.
+    ``config`` is its ``config.yml``, in place of the one that the script names, and ``script`` the Python file that runs
+    its service; both are absolute.  Without a script a running one has handed its service over.  ``base_path`` is the
+    folder of the configuration.
     """
 
     kind: ClassVar[str] = "op pipeline"
 
-    config: Path
-    script: Path
+    config: Path | None = None
+    script: Path | None = None
 
 
 class NodeInput(_Spec):

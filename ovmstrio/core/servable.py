@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HttpRoutes",
+    "Drainable",
     "InferStream",
     "LeaseServable",
     "LeasedServable",
@@ -75,6 +76,24 @@ class HttpRoutes(Protocol):
 
         Ownership: a stream in the answer is the caller's to close.
         Cancellation: at any checkpoint; what the request held is given back.
+        """
+        ...
+
+
+@runtime_checkable
+class Drainable(Service, Protocol):
+    """A service with requests of its own that wait, which it answers itself when the server drains."""
+
+    @property
+    def cut(self) -> int:
+        """How many requests the drain has cut, or will as soon as whoever waits for them is cancelled."""
+        ...
+
+    def drain(self, deadline: float) -> None:
+        """Take nothing new, and refuse what waits; what is worked on goes on.
+
+        Args:
+            deadline: from when on, on trio's clock, a request that is cancelled was cut and not left by its client.
         """
         ...
 

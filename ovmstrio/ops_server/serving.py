@@ -10,63 +10,39 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from ovmstrio.api.grpc_codec import Codec
+from ovmstrio.api.infer_lane import InferRoutes
 from ovmstrio.api.paddle.grpc import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
-from ovmstrio.api.paddle.http.pipeline_routes import metrics_router
-from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
-from ovmstrio.config.specs import OpPipelineSpec
+from ovmstrio.api.paddle.http import make_application, make_metrics_application
+from ovmstrio.config.specs import ModelSpec, OpPipelineSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
-from ovmstrio.repository.versions import ONLY_VERSION, Listing
-from ovmstrio.runtimes.kind import Kind, Takes
-from ovmstrio.runtimes.ops.op_servable import OpPipelineServable, PipelineDoor
-from ovmstrio.runtimes.table import table_of
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.core.servable import Service
-    from ovmstrio.runtimes.kind import LoadContext
+    from ovmstrio.core.servable import Servable
+    from ovmstrio.runtimes.ops.op_service import OpService
     from ovmstrio.runtimes.ops.ports import Ports
-    from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
+    from ovmstrio.wire.http.lane_head import Head
 
-__all__ = ["MAX_MESSAGE_BYTES", "Listening", "PipelineExecutor", "RunningPipeline", "serve_pipeline"]
+__all__ = ["MAX_MESSAGE_BYTES", "Listening", "RunningPipeline", "serve_pipeline"]
 
 log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 256 * 2**20
-_NAMELESS: Final = "pipeline"
-"""What KServe v2 calls a service without a name."""
-
-
-class PipelineExecutor(Protocol):
-    """A running pipeline."""
-
-    async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Answer one request; raises nothing but cancellation."""
-        ...
-
-    def obstacle(self) -> str:
-        """Tell why requests cannot be answered now, such as a worker that died; empty if they can."""
-        ...
-
-    def close(self) -> None:
-        """Answer with 3001 what waits for its turn, and whatever still comes; what is worked on goes on."""
-        ...
 
 
 def _every_host() -> tuple[str, ...]:
@@ -91,9 +67,7 @@ class Listening:
         http_hosts: those for HTTP, if they are others.
         http_status: whether HTTP tells failures by its status.
         drain_seconds: how long requests get when the server ends.
-        render_metrics: prints what scrapers get; None for nothing.
         metrics_port: a port for scrapers alone; None for none, HTTP's port serves them too.
-        snapshot: gives the figures for a live view; None for none.
     """
 
     ports: Ports
@@ -101,9 +75,7 @@ class Listening:
     http_hosts: Sequence[str] | None = None
     http_status: bool = False
     drain_seconds: float = 30.0
-    render_metrics: Callable[[], bytes] | None = None
     metrics_port: int | None = None
-    snapshot: Callable[[], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +90,7 @@ class RunningPipeline:
 
 
 async def serve_pipeline(
-    name: str | None,
-    executor: PipelineExecutor,
+    service: OpService,
     listening: Listening,
     *,
     task_status: trio.TaskStatus[RunningPipeline] = trio.TASK_STATUS_IGNORED,
@@ -131,16 +102,14 @@ async def serve_pipeline(
     Raises:
         OSError: a port cannot be bound.
 
-    Ownership: everything but the executor is closed when this returns.
+    Ownership: the service is closed when this returns.
 
     Cancellation: ends everything at once, without drain.
     """
-    server = _Server(name, executor, listening)
+    server = _Server(service, listening)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.registry.run)
-        await server.registry.apply(
-            [OpPipelineSpec(name=server.name, base_path=Path.cwd(), config=Path.cwd(), script=Path.cwd())]
-        )
+        await server.registry.apply([OpPipelineSpec(name=service.name, base_path=Path.cwd())])
         drain = partial(server.drain, nursery.cancel_scope)
         grpc = await nursery.start(server.grpc.serve)
         http = [] if server.http is None else await nursery.start(server.http.serve)
@@ -154,108 +123,62 @@ def _addresses(hosts: Sequence[str], port: int) -> list[str]:
     return [f"{host}:{port}" for host in hosts]
 
 
-class _CutRequests:
-    """Passes requests on to a pipeline, and counts those that a drain has cut off."""
+class _NoRoutes:
+    """Leaves every request to the application."""
 
-    def __init__(self, executor: PipelineExecutor) -> None:
-        self._executor = executor
-        self._ends = math.inf
-        self._open = self._ended = 0
+    prefixes: Final = ()
 
-    @property
-    def count(self) -> int:
-        """How many are cut, or will be as soon as whoever waits for them is cancelled."""
-        return self._open + self._ended
-
-    def count_after(self, when: float) -> None:
-        """Count what is cancelled from a time on, of trio's clock, when it is no client that leaves."""
-        self._ends = when
-
-    async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Answer one request.
-
-        Raises: nothing but cancellation.
-
-        Cancellation: as the pipeline's.
-        """
-        self._open += 1
-        is_answered = False
-        try:
-            response = await self._executor.infer(request, deadline)
-            is_answered = True
-        finally:
-            self._open -= 1
-            self._ended += not is_answered and trio.current_time() >= self._ends
-        return response
-
-
-class _RunningKind(Kind[OpPipelineSpec]):
-    """The one service, which runs already, with no files that could change."""
-
-    name = OpPipelineSpec.kind
-    spec = OpPipelineSpec
-    takes = frozenset({Takes.TENSORS})
-
-    def __init__(self, servable: OpPipelineServable) -> None:
-        self._servable = servable
-
-    def list_versions(self, spec: OpPipelineSpec) -> Listing:
-        """Give the one version there is."""
-        return Listing({ONLY_VERSION: spec.base_path})
-
-    def files_mark(self, spec: OpPipelineSpec, directory: Path) -> str:
-        """Look at nothing."""
-        del spec, directory
-        return ""
-
-    async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> Service:
-        """Give what runs; it is called again by nothing but a request's look-up."""
-        del spec, version, directory, context
-        return self._servable
+    def route(self, head: Head) -> None:
+        """Find nothing."""
 
 
 class _Server:
     """The parts of one server, wired to each other."""
 
-    def __init__(self, name: str | None, executor: PipelineExecutor, listening: Listening) -> None:
-        self.name = name or _NAMELESS
+    def __init__(self, service: OpService, listening: Listening) -> None:
         self.drained = False
+        self._service = service
         self._listening = listening
-        self._executor = executor
-        self._cut = _CutRequests(executor)
-        self._calls = PipelineCalls(name, self._cut)
-        door = PipelineDoor(
-            calls=self._calls,
-            http_status=listening.http_status,
-            render_metrics=listening.render_metrics,
-            snapshot=listening.snapshot,
-        )
-        kind = _RunningKind(OpPipelineServable(self.name, self._cut.infer, door))
-        self.registry = Registry(table_of(kind), poll_seconds=0)
-        self.plane = DataPlane(self.registry, obstacle=executor.obstacle)
+        self.registry = Registry(self._load, poll_seconds=0)
+        self.plane = DataPlane(self.registry, obstacle=service.obstacle)
         self.grpc = GrpcFrontEnd(
             self.plane,
             _addresses(listening.hosts, listening.ports.rpc),
             limits=TransportLimits(
                 max_receive_message_bytes=MAX_MESSAGE_BYTES, max_send_message_bytes=MAX_MESSAGE_BYTES
             ),
-            services=[PipelineService(self._calls)],
+            services=[PipelineService(service)],
             codec=Codec(PIPELINE_DECODERS, PIPELINE_ENCODERS),
         )
         self.http = None if listening.ports.http is None else self._http(listening.ports.http)
         self.metrics = self._metrics()
 
-    def _http(self, port: int) -> RestFrontEnd:
-        return RestFrontEnd(self.plane, self._http_addresses(port), max_body_bytes=MAX_MESSAGE_BYTES, root=self.name)
+    def _http(self, port: int) -> HttpFrontEnd:
+        application = make_application(
+            self._service,
+            self.plane,
+            max_body_bytes=MAX_MESSAGE_BYTES,
+            render_metrics=self._service.render_metrics,
+            snapshot=self._service.snapshot,
+            http_status=self._listening.http_status,
+        )
+        routes = InferRoutes(self.plane)
+        return HttpFrontEnd(self._http_addresses(port), routes, application, max_body_bytes=MAX_MESSAGE_BYTES)
 
     def _metrics(self) -> HttpFrontEnd | None:
-        port, render = self._listening.metrics_port, self._listening.render_metrics
+        port, render = self._listening.metrics_port, self._service.render_metrics
         if render is None or port is None:
             return None
-        return HttpFrontEnd(self._http_addresses(port), metrics_router(self.plane, render))
+        application = make_metrics_application(self.plane, render)
+        return HttpFrontEnd(self._http_addresses(port), _NoRoutes(), application)
 
     def _http_addresses(self, port: int) -> list[str]:
         return _addresses(self._listening.http_hosts or self._listening.hosts, port)
+
+    async def _load(self, spec: ModelSpec, version: int, directory: Path) -> Servable:
+        """Give what runs already; it is called again by nothing but a request's look-up."""
+        del spec, version, directory
+        return self._service
 
     async def drain(self, everything: trio.CancelScope) -> None:
         """End gently: what waits is answered 3001, what is worked on gets its time, and ``everything`` is cancelled.
@@ -265,16 +188,14 @@ class _Server:
         Cancellation: leaves the drain where it is.
         """
         self.plane.begin_drain()
-        self._calls.close()
-        self._executor.close()
-        self._cut.count_after(trio.current_time() + self._listening.drain_seconds)
+        self._service.drain(trio.current_time() + self._listening.drain_seconds)
         async with trio.open_nursery() as nursery:
             for end in (self.grpc, self.http, self.metrics):
                 if end is not None:
                     nursery.start_soon(end.drain, self._listening.drain_seconds)
-        if self._cut.count:
-            log.warning("requests cut", count=self._cut.count, drain_seconds=self._listening.drain_seconds)
+        if self._service.cut:
+            log.warning("requests cut", count=self._service.cut, drain_seconds=self._listening.drain_seconds)
         else:
             log.info("drained")
-        self.drained = not self._cut.count
+        self.drained = not self._service.cut
         everything.cancel()

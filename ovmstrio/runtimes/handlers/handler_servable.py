@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import trio
-
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
@@ -21,7 +20,7 @@ __all__ = ["HandlerServable"]
 _PLATFORM: Final = "handler"
 
 
-class HandlerServable:
+class HandlerServable(ResidentService):
     """A loaded project as the registry has it.
 
     Args:
@@ -35,14 +34,13 @@ class HandlerServable:
     def __init__(
         self, name: str, handler: LoadedHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: Models
     ) -> None:
+        super().__init__()
         self.handler = handler
         self.models = models
         self.limit = limit
         self.grpc = grpc
         self._name = name
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
-        self.closing = trio.Event()
-        self.closed = trio.Event()
 
     @property
     def metadata(self) -> ServableMetadata:
@@ -58,11 +56,3 @@ class HandlerServable:
         del request
         way = f"call it at /{self._name}" if self.grpc is None else "call its own gRPC service"
         raise NotSupported(f"{self._name!r} is a handler, which takes no tensors; {way}")
-
-    async def aclose(self) -> None:
-        """End the handler and its models.
-
-        Cancellation: nothing is left behind; the handler goes on ending.
-        """
-        self.closing.set()
-        await self.closed.wait()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS
 from ovmstrio.runtimes.handlers.clients import open_clients
 from ovmstrio.runtimes.handlers.concurrency import LocalLimit
@@ -18,6 +18,7 @@ from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.runtimes.resident import host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -113,57 +114,29 @@ async def load_project(
 
     Cancellation: while it loads; nothing is left.
     """
-    loading = _Loading(project, batch_hooks, is_alone=is_alone)
-    servable: HandlerServable | None = await tasks.start(loading.run)
-    if servable is None:
-        raise loading.failure or ModelFailure(f"the handler {project.name!r} could not be loaded")
-    return servable
+    opened = _opened(project, batch_hooks, is_alone=is_alone)
+    return await host(tasks, opened, kind=HandlerSpec.kind, name=project.name)
 
 
-class _Loading:
-    """The task in which a project lives; its failures never reach the tasks beside it."""
-
-    def __init__(self, project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool) -> None:
-        self._project = project
-        self._is_alone = is_alone
-        self._batch_hooks = batch_hooks
-        self.failure: ServerError | None = None
-
-    async def run(self, *, task_status: trio.TaskStatus[HandlerServable | None]) -> None:
-        """Host the project until its servable is closed; reports the servable, or None if it cannot be loaded."""
-        servable: HandlerServable | None = None
-        try:
-            async with self._opened() as servable:
-                task_status.started(servable)
-                await servable.closing.wait()
-        except* Exception as group:  # the border of one project
-            if servable is None:
-                self.failure = _first_of(group)
-            else:
-                log.exception("a handler has ended", handler=self._project.name)
-        finally:
-            if servable is not None:
-                servable.closed.set()
-        if servable is None:
-            task_status.started(None)
-
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[HandlerServable]:
-        project = self._project
-        _export(project)
-        limit = LocalLimit(project.max_concurrency)
-        async with open_clients(project) as models:
-            if project.protobuf_path is not None:
-                grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
-                    project, clients=models.clients, limit=limit, is_alone=self._is_alone
-                )
-                async with grpc as opened:
-                    yield HandlerServable(project.name, opened.handler, limit, opened, models)
-                return
-            async with open_handler(
-                project, clients=models.clients, batch_hooks=self._batch_hooks, is_alone=self._is_alone
-            ) as handler:
-                yield HandlerServable(project.name, handler, limit, None, models)
+@asynccontextmanager
+async def _opened(
+    project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool
+) -> AsyncIterator[HandlerServable]:
+    """Host a project until the block ends."""
+    _export(project)
+    limit = LocalLimit(project.max_concurrency)
+    async with open_clients(project) as models:
+        if project.protobuf_path is not None:
+            grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
+                project, clients=models.clients, limit=limit, is_alone=is_alone
+            )
+            async with grpc as opened:
+                yield HandlerServable(project.name, opened.handler, limit, opened, models)
+            return
+        async with open_handler(
+            project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone
+        ) as handler:
+            yield HandlerServable(project.name, handler, limit, None, models)
 
 
 def _export(project: ProjectSpec) -> None:
@@ -171,13 +144,3 @@ def _export(project: ProjectSpec) -> None:
     for name, value in project.environment.items():
         if os.environ.setdefault(name, value) != value:
             log.warning("the environment has another value already", handler=project.name, variable=name)
-
-
-def _first_of(group: BaseExceptionGroup[Any]) -> ServerError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, ServerError):
-        return error
-    log.error("a handler could not be loaded", exc_info=error)
-    return ModelFailure(f"{type(error).__name__}: {error}")

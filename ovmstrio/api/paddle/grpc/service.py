@@ -14,7 +14,7 @@ from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
+    from ovmstrio.runtimes.ops.op_service import OpService
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["PIPELINE_DECODERS", "PIPELINE_ENCODERS", "PipelineService", "host_of"]
@@ -23,8 +23,8 @@ __all__ = ["PIPELINE_DECODERS", "PIPELINE_ENCODERS", "PipelineService", "host_of
 class PipelineService:
     """The service over one pipeline."""
 
-    def __init__(self, calls: PipelineCalls) -> None:
-        self._calls = calls
+    def __init__(self, service: OpService) -> None:
+        self._pipeline = service
 
     def __mapping__(self) -> Mapping[str, Handler]:
         """Give the handler by path."""
@@ -41,7 +41,7 @@ class PipelineService:
         request: PipelineRequest = await call.recv_message()
         if not request.clientip:
             request.clientip = host_of(call.peer.address)
-        response = await self._calls.answer(request, call.deadline)
+        response = await self._pipeline.answer(request, call.deadline)
         if response.is_overload:
             raise Overloaded(response.err_msg)
         await call.send_message(response)

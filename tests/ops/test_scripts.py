@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.ops_server.scripts import load, run_as_main
+from ovmstrio.runtimes.ops.prepared_service import load_in_worker
+from ovmstrio.runtimes.ops.scripts import run_as_main
 
 SCRIPT = """
 import sys
@@ -34,14 +35,16 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _argument(script: Path, name: str = "uci", config: str | None = None) -> str:
-    return json.dumps({"script": str(script), "argv": [str(script), "a"], "name": name, "config": config})
+    return json.dumps(
+        {"script": str(script), "argv": [str(script), "a"], "name": name, "config": config, "folder": None}
+    )
 
 
 def test_a_worker_process_makes_the_same_pipeline(tmp_path: Path) -> None:
     """The script is run with the arguments of the server, as far as to where it would serve."""
     script = tmp_path / "web_service.py"
     script.write_text(SCRIPT)
-    loaded = load(_argument(script))
+    loaded = load_in_worker(_argument(script))
     assert list(loaded.graph.ops) == ["a"]
     assert loaded.settings.op("a").retry == 3
     assert not loaded.settings.dag.is_thread_op
@@ -55,7 +58,7 @@ def test_a_file_of_the_command_line_goes_before_that_of_the_script(tmp_path: Pat
     script.write_text(body)
     other = tmp_path / "other.yml"
     other.write_text("rpc_port: 0\nop: {a: {retry: 5}}\n")
-    assert load(_argument(script, config=str(other))).settings.op("a").retry == 5
+    assert load_in_worker(_argument(script, config=str(other))).settings.op("a").retry == 5
 
 
 def test_a_script_that_does_not_run_the_service_again(tmp_path: Path) -> None:
@@ -63,7 +66,7 @@ def test_a_script_that_does_not_run_the_service_again(tmp_path: Path) -> None:
     script = tmp_path / "web_service.py"
     script.write_text(SCRIPT.replace('raise RuntimeError("a service ends its script")', ""))
     with pytest.raises(ConfigError, match="runs no service named 'other' in a worker process"):
-        load(_argument(script, name="other"))
+        load_in_worker(_argument(script, name="other"))
 
 
 def test_a_script_is_the_main_module(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.op import RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.packing import as_response
+from ovmstrio.runtimes.ops.tensors import ArrayTensor
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.calls import call_in_thread, is_async, text_of
 from ovmstrio.work.user_code.loop_calls import LoopCalls
 
-__all__ = ["PACK_SECONDS", "PROFILE_KEY", "Ends", "failed", "without_profile"]
+__all__ = ["PACK_SECONDS", "PROFILE_KEY", "PackageHooks", "failed", "without_profile"]
 
 PROFILE_KEY: Final = "pipeline.profile"
 """The key by which a request asks for its timeline, and under which it gets it."""
@@ -34,6 +35,9 @@ _HOOKS: Final = "hooks of the RequestOp or the ResponseOp"
 
 _MOST_ELEMENTS_HERE: Final = 4096
 """How many numbers are read or printed on the loop at most."""
+
+_MOST_BYTES_HERE: Final = 1 << 20
+"""How many bytes of arrays are copied on the loop at most."""
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +64,7 @@ def without_profile(request: PipelineRequest) -> tuple[PipelineRequest, bool]:
     return replace(request, keys=keys, values=values), is_wanted
 
 
-class Ends:
+class PackageHooks:
     """Calls the hooks of the RequestOp and the ResponseOp.
 
     They run in threads if a service overrides them, or if there is much to read or to print.
@@ -79,8 +83,26 @@ class Ends:
         refusal = failures.refusal(threads / 2, _HOOKS)
         self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
         self._calls = LoopCalls(nursery, failures.closed, failures.refusal(threads, _HOOKS))
+        self._unpacks_here = _is_plain(graph.request.unpack_request_package, RequestOp.unpack_request_package)
+        self._packs_here = _is_plain(graph.response.pack_response_package, ResponseOp.pack_response_package)
         self._packing: set[trio.CancelScope] = set()
         self._is_hurried = False
+
+    def unpack_here(self, request: PipelineRequest) -> tuple[dict[str, Any], int] | None:
+        """Give the same as :meth:`unpack` if it takes next to no time, None if it may take some.
+
+        Raises:
+            OpFailure: as there.
+        """
+        if not self._unpacks_here:
+            return None
+        try:
+            if request.tensors and not _is_little(request):
+                return None
+            data, log_id, _, _ = self._request.unpack_request_package(request)
+        except Exception as error:  # whatever the request holds
+            raise _package_error(error) from error
+        return data, log_id
 
     async def unpack(self, request: PipelineRequest) -> tuple[dict[str, Any], int]:
         """Give the first Ops' input, and the client's number of the request.
@@ -90,10 +112,8 @@ class Ends:
 
         Cancellation: where the hook waits; at once if it is in a thread, which goes on.
         """
-        is_default = type(self._request).unpack_request_package is RequestOp.unpack_request_package
-        is_quick = is_default and sum(math.prod(one.shape) for one in request.tensors) <= _MOST_ELEMENTS_HERE
         try:
-            returned = await self._call(self._request.unpack_request_package, request, is_quick=is_quick)
+            returned = await self._call(self._request.unpack_request_package, request)
             data, log_id, code, info = _four(returned, request)
         except Exception as error:  # the border of user code
             raise _package_error(error) from error
@@ -101,27 +121,35 @@ class Ends:
             raise failures.of_product(code, info)
         return data, log_id
 
+    def pack_here(self, data: ChannelData) -> PipelineResponse | None:
+        """Make the answer if that takes next to no time, None if it may take some."""
+        if not self._packs_here:
+            return None
+        try:
+            if data.npdata and _elements(data) > _MOST_ELEMENTS_HERE:
+                return None
+            return as_response(self._response.pack_response_package(data))
+        except Exception as error:  # noqa: BLE001 - whatever the output holds
+            return _failed_response(_package_error(error))
+
     async def pack(self, data: ChannelData, deadline: float) -> PipelineResponse:
         """Make the answer.
 
         Cancellation: as :meth:`unpack`.
         """
-        is_default = type(self._response).pack_response_package is ResponseOp.pack_response_package
         soon = trio.current_time() + PACK_SECONDS
         scope = trio.CancelScope(deadline=soon if self._is_hurried else max(deadline, soon))
         self._packing.add(scope)
         try:
             with scope:
-                return await self._packed(data, is_default=is_default)
+                return await self._packed(data)
         finally:
             self._packing.discard(scope)
         return _failed_response(failures.out_of_time())
 
-    async def _packed(self, data: ChannelData, *, is_default: bool) -> PipelineResponse:
+    async def _packed(self, data: ChannelData) -> PipelineResponse:
         try:
-            is_quick = is_default and _elements(data) <= _MOST_ELEMENTS_HERE
-            packed = await self._call(self._response.pack_response_package, data, is_quick=is_quick)
-            return as_response(packed)
+            return as_response(await self._call(self._response.pack_response_package, data))
         except Exception as error:  # noqa: BLE001 - the border of user code
             return _failed_response(_package_error(error))
 
@@ -132,10 +160,22 @@ class Ends:
         for scope in self._packing:
             scope.deadline = min(scope.deadline, soon)
 
-    async def _call(self, hook: Callable[[Any], Any], argument: Any, *, is_quick: bool) -> Any:
+    async def _call(self, hook: Callable[[Any], Any], argument: Any) -> Any:
         if is_async(hook):
             return await self._calls.call(hook, argument)
-        return hook(argument) if is_quick else await call_in_thread(self.threads, hook, argument)
+        return await call_in_thread(self.threads, hook, argument)
+
+
+def _is_plain(hook: Any, default: Callable[..., Any]) -> bool:
+    """Tell whether a hook is the one that the Op would have if no service overrode it."""
+    return getattr(hook, "__func__", None) is default
+
+
+def _is_little(request: PipelineRequest) -> bool:
+    """Tell whether a request's tensors are read soon; arrays are at most copied."""
+    arrays = sum(one.array.nbytes for one in request.tensors if isinstance(one, ArrayTensor))
+    others = sum(math.prod(one.shape) for one in request.tensors if not isinstance(one, ArrayTensor))
+    return arrays <= _MOST_BYTES_HERE and others <= _MOST_ELEMENTS_HERE
 
 
 def _elements(data: ChannelData) -> int:

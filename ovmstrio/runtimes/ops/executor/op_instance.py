@@ -20,13 +20,13 @@ from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread, is_async
 from ovmstrio.work.user_code.loop_calls import LoopCalls
 
-__all__ = ["Instance", "hooks_of", "init_failed", "start_instance"]
+__all__ = ["OpInstance", "hooks_of", "init_failed", "start_instance"]
 
 _MOST_ATTEMPTS: Final = 64
 """How many attempts of one batch may go on though they are late."""
 
 
-class Instance:
+class OpInstance:
     """One copy of an Op, with ``init_op`` done; made by :func:`start_instance`.
 
     Attributes:
@@ -149,7 +149,7 @@ def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
 
 async def start_instance(
     template: Op, settings: OpSettings, index: int, make_predictor: MakePredictor | None, nursery: trio.Nursery
-) -> Instance:
+) -> OpInstance:
     """Make a worker's copy of an Op, with its model, and run its ``init_op``.
 
     Args:
@@ -171,7 +171,7 @@ async def start_instance(
     op.concurrency_idx = index
     op.client_type = settings.client_type
     op._fetch_names = settings.fetch_list  # noqa: SLF001 - an attribute that services read
-    instance = Instance(op, settings, nursery)
+    instance = OpInstance(op, settings, nursery)
     try:
         await instance.start(nursery)
         if settings.has_model and make_predictor is not None:
@@ -184,7 +184,7 @@ async def start_instance(
     return instance
 
 
-async def _init(instance: Instance) -> None:
+async def _init(instance: OpInstance) -> None:
     op = instance.op
     try:
         if type(op).init_op is not Op.init_op:

@@ -1,4 +1,4 @@
-"""A pipeline of Ops as a servable, so that KServe v2 reaches it, too.
+"""Calls of KServe v2 as requests of a pipeline of Ops, and its answers as theirs.
 
 ``BYTES`` inputs of one element are the request's keys and values; every other input is one of its tensors.  Answers
 go the same way: texts are ``BYTES`` tensors of one element.  An answer with an error becomes an error of the server.
@@ -6,10 +6,8 @@ go the same way: texts are ``BYTES`` tensors of one element.  An answer with an 
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,11 +21,12 @@ from ovmstrio.core.errors import (
     Overloaded,
     ServerError,
 )
-from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models.contents import to_array
 from ovmstrio.runtimes.models.strings import elements_of
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode as Code
+from ovmstrio.runtimes.ops.tensors import STRINGS, ArrayTensor
 from ovmstrio.runtimes.ops.tensors import to_array as array_of
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse, PipelineTensor
 
@@ -36,12 +35,9 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
 
-__all__ = ["OpPipelineServable", "PipelineDoor", "PipelineInfer"]
+__all__ = ["infer_response", "pipeline_request"]
 
-_PLATFORM: Final = "ovmstrio_ops"
 _VERSION: Final = "1"
-_STRINGS: Final = 12
-_NPY: Final = 13
 
 _ERRORS: Final[Mapping[int, type[ServerError]]] = {
     Code.NOT_IMPLEMENTED.value: NotSupported,
@@ -54,99 +50,46 @@ _ERRORS: Final[Mapping[int, type[ServerError]]] = {
 """What an ``err_no`` is to the callers of other protocols; all others are failures of the pipeline."""
 
 
-class PipelineInfer(Protocol):
-    """Answers requests of a pipeline; its failures are in the answer."""
+def pipeline_request(request: InferRequest) -> PipelineRequest:
+    """Give a call as a request; arrays stay arrays, over the call's buffers where these have their elements.
 
-    async def __call__(self, request: PipelineRequest, deadline: float, /) -> PipelineResponse:
-        """Answer one request; raises nothing but cancellation."""
-        ...
-
-
-class NamedCalls(Protocol):
-    """A pipeline as its own protocols call it, by the service's name."""
-
-    name: str | None
-
-    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        """Answer one request; raises nothing but cancellation."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineDoor:
-    """What a pipeline's own HTTP paths lead to.
-
-    Attributes:
-        calls: its requests.
-        http_status: whether requests that failed have a status of their own, instead of 200.
-        render_metrics: prints what scrapers get; None for nothing.
-        snapshot: gives the figures for a live view; None for none.
+    Raises:
+        InvalidRequest: an input is not what it says it is.
     """
-
-    calls: NamedCalls
-    http_status: bool = False
-    render_metrics: Callable[[], bytes] | None = None
-    snapshot: Callable[[], dict[str, Any]] | None = None
-
-
-class OpPipelineServable:
-    """One running pipeline.
-
-    Args:
-        name: under which it is served.
-        infer: answers its requests; whoever opened the pipeline closes it.
-        door: what its own HTTP paths lead to.
-    """
-
-    def __init__(self, name: str, infer: PipelineInfer, door: PipelineDoor | None = None) -> None:
-        self._name = name
-        self._infer = infer
-        self.door = door
-        self.metadata = ServableMetadata(name, _PLATFORM, (), ())
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call.
-
-        The caller owns the request, whose buffers must stay unchanged until this returns.
-
-        Raises:
-            InvalidRequest: an input is not what it says it is, or the pipeline refused it.
-            ServerError: of the kind that the pipeline's ``err_no`` stands for.
-
-        Cancellation: at any checkpoint; the pipeline gives back what the call held.
-        """
-        response = await self._infer(_read(request), request.deadline)
-        if response.is_overload:
-            raise Overloaded(response.err_msg)
-        if response.err_no:
-            error = _ERRORS.get(response.err_no, ModelFailure)
-            raise error(f"{self._name}: err_no {response.err_no}: {response.err_msg}")
-        outputs = _outputs(response)
-        wanted = [output.name for output in request.outputs]
-        unknown = [name for name in wanted if name not in outputs]
-        if unknown:
-            raise InvalidRequest(f"outputs: expected some of {', '.join(outputs) or 'none'}, got {', '.join(unknown)}")
-        chosen: list[Any] = [outputs[name] for name in wanted or outputs]
-        return InferResponse(self._name, _VERSION, chosen, request.id)
-
-    async def aclose(self) -> None:
-        """Do nothing: the pipeline belongs to whoever opened it."""
-
-
-def _read(request: InferRequest) -> PipelineRequest:
-    made = PipelineRequest(name=request.model_name, method="infer", logid=_log_id(request))
+    made = PipelineRequest(name=request.model_name, method="infer", logid=_log_id(request), keeps_arrays=True)
     for index, given in enumerate(request.inputs):
         raw = request.raw_inputs[index] if index < len(request.raw_inputs) else None
         if given.datatype != BYTES.name:
-            made.tensors.append(PipelineTensor(given.name, _NPY, list(given.shape), byte_data=_npy(_array(given, raw))))
+            made.tensors.append(ArrayTensor(given.name, _array(given, raw)))
             continue
         texts = _texts(given, raw)
         if len(texts) == 1:
             made.keys.append(given.name)
             made.values.append(texts[0])
         else:
-            made.tensors.append(PipelineTensor(given.name, _STRINGS, list(given.shape), str_data=texts))
+            made.tensors.append(PipelineTensor(given.name, STRINGS, list(given.shape), str_data=texts))
     return made
+
+
+def infer_response(name: str, request: InferRequest, response: PipelineResponse) -> InferResponse:
+    """Give a pipeline's answer as that of a call.
+
+    Raises:
+        InvalidRequest: the call wants an output that the answer does not have, or the pipeline refused it.
+        ServerError: of the kind that the pipeline's ``err_no`` stands for.
+    """
+    if response.is_overload:
+        raise Overloaded(response.err_msg)
+    if response.err_no:
+        error = _ERRORS.get(response.err_no, ModelFailure)
+        raise error(f"{name}: err_no {response.err_no}: {response.err_msg}")
+    outputs = _outputs(response)
+    wanted = [output.name for output in request.outputs]
+    unknown = [one for one in wanted if one not in outputs]
+    if unknown:
+        raise InvalidRequest(f"outputs: expected some of {', '.join(outputs) or 'none'}, got {', '.join(unknown)}")
+    chosen: list[Any] = [outputs[one] for one in wanted or outputs]
+    return InferResponse(name, _VERSION, chosen, request.id)
 
 
 def _log_id(request: InferRequest) -> int:
@@ -182,18 +125,12 @@ def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
 
 def _spec(given: InferInput) -> TensorSpec:
     datatype = BY_NAME.get(given.datatype)
-    if datatype is None or any(size < 0 for size in given.shape):
+    if datatype is None or min(given.shape, default=0) < 0:
         raise InvalidRequest(
             f"input {given.name}: expected one of {', '.join(BY_NAME)} and sizes of at least 0, "
             f"got {given.datatype} {list(given.shape)}"
         )
     return TensorSpec(given.name, datatype, tuple(map(Dim.fixed, given.shape)))
-
-
-def _npy(array: np.ndarray[Any, Any]) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
 
 
 def _outputs(response: PipelineResponse) -> dict[str, Tensor]:
@@ -209,9 +146,9 @@ def _outputs(response: PipelineResponse) -> dict[str, Tensor]:
 
 
 def _tensor(tensor: PipelineTensor) -> Tensor:
-    if tensor.elem_type == _STRINGS:
+    if tensor.elem_type == STRINGS:
         return _bytes_tensor(tensor.name, tensor.str_data)
-    array = array_of(tensor)
+    array = tensor.array if isinstance(tensor, ArrayTensor) else array_of(tensor)
     dtype = array.dtype.newbyteorder("<")
     datatype = next(known for known in BY_NAME.values() if known.numpy == dtype)
     return Tensor(tensor.name, datatype, array)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import trio
 
-__all__ = ["Traffic"]
+__all__ = ["StallDetector"]
 
 
-class Traffic:
+class StallDetector:
     """Counts what moves.
 
     Args:

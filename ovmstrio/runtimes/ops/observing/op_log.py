@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import OpHooks, Span
 from ovmstrio.runtimes.ops.observing.samples import working_on
 
-__all__ = ["RequestLog"]
+__all__ = ["OpLog"]
 
 _log = structlog.get_logger(__name__)
 
 
-class RequestLog:
+class OpLog(OpHooks):
     """Logs what the executor reports, with the ids of the samples; an observer of one pipeline."""
 
     def __init__(self) -> None:
         self._log_ids: dict[int, int] = {}
 
-    def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
-        """Log nothing: the executor tells of its graph."""
-
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002
         """Remember the ids that belong together."""
         self._log_ids[data_id] = log_id
-
-    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
-        """Log nothing: the tracer tells of stages."""
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
         """Log which samples went together; a single one is not worth a line."""
@@ -39,10 +33,6 @@ class RequestLog:
     def worker_died(self, op: str, worker: int, reason: str) -> None:
         """Log a worker that ended by itself."""
         _log.error("worker ended by itself, another takes its place", op=op, worker=worker, reason=reason)
-
-    def timeline(self, data_id: int) -> str:  # noqa: ARG002
-        """Give none: timelines are another observer's."""
-        return ""
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
         """Log a request's end; one that failed is a warning."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure, NotReady, Overloaded, ServerError
 from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.ops.op_servable import OpPipelineServable
-from ovmstrio.runtimes.ops.tensors import from_array, unpack
-from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
+from ovmstrio.runtimes.ops.op_service import OpService
+from ovmstrio.runtimes.ops.packing import pack
+from ovmstrio.runtimes.ops.tensors import ArrayTensor, from_array, unpack
+from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 
 
 class _Pipeline:
@@ -21,9 +24,20 @@ class _Pipeline:
         self.answer = answer or PipelineResponse()
         self.requests: list[PipelineRequest] = []
 
-    async def __call__(self, request: PipelineRequest, deadline: float, /) -> PipelineResponse:
+    async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
         self.requests.append(request)
         return self.answer
+
+    def obstacle(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def service_of(pipeline: _Pipeline) -> OpService:
+    """Give the service of a pipeline."""
+    return OpService("uci", pipeline, None, PipelineSettings())
 
 
 def asking(*inputs: tuple[InferInput, bytes], outputs: tuple[str, ...] = (), **parameters: Any) -> InferRequest:
@@ -48,9 +62,7 @@ async def test_texts_are_keys_and_arrays_are_tensors() -> None:
     pipeline = _Pipeline()
     array = np.array([[1, 2]], np.float16)
     given = InferInput("t", "FP16", (1, 2))
-    await OpPipelineServable("uci", pipeline).infer(
-        asking(text("k", b"v"), text("s", b"a", b"b"), (given, array.tobytes()), log_id=7)
-    )
+    await service_of(pipeline).infer(asking(text("k", b"v"), text("s", b"a", b"b"), (given, array.tobytes()), log_id=7))
     (request,) = pipeline.requests
     assert (request.keys, request.values, request.name, request.logid) == (["k"], ["v"], "uci", 7)
     found = unpack(request)
@@ -63,7 +75,7 @@ async def test_answers_are_tensors_by_name() -> None:
     """Keys are BYTES, tensors are what they are with their offsets beside them, and callers may choose."""
     tensor = from_array("t", np.array([[1], [2]], np.int64), [0, 2])
     answer = PipelineResponse(keys=["k"], values=["v"], tensors=[tensor])
-    servable = OpPipelineServable("uci", _Pipeline(answer))
+    servable = service_of(_Pipeline(answer))
     response = await servable.infer(asking())
     assert [each.name for each in response.outputs] == ["k", "t", "t.lod"]
     assert [np.asarray(each.array).tolist() for each in response.outputs if isinstance(each, Tensor)] == [
@@ -93,7 +105,7 @@ async def test_answers_are_tensors_by_name() -> None:
 async def test_codes_are_errors(answer: PipelineResponse, error: type[ServerError]) -> None:
     """What a pipeline says in its answer is an error of its kind in other protocols."""
     with pytest.raises(error, match="why"):
-        await OpPipelineServable("uci", _Pipeline(answer)).infer(asking())
+        await service_of(_Pipeline(answer)).infer(asking())
 
 
 @pytest.mark.parametrize(
@@ -111,5 +123,38 @@ async def test_inputs_that_are_not_what_they_say(given: tuple[InferInput, bytes]
     """An input that cannot be read is refused, and the pipeline is not asked."""
     pipeline = _Pipeline()
     with pytest.raises(InvalidRequest, match=words):
-        await OpPipelineServable("uci", pipeline).infer(asking(given))
+        await service_of(pipeline).infer(asking(given))
     assert pipeline.requests == []
+
+
+async def test_arrays_stay_arrays() -> None:
+    """An array is over the caller's bytes until it is unpacked, and is a file only for those who ask for one."""
+    pipeline = _Pipeline()
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    raw = array.tobytes()
+    await service_of(pipeline).infer(asking((InferInput("x", "FP32", (2, 3)), raw)))
+    (request,) = pipeline.requests
+    (tensor,) = request.tensors
+    assert isinstance(tensor, ArrayTensor)
+    assert np.shares_memory(tensor.array, np.frombuffer(raw, np.float32))
+    unpacked = unpack(request)["x"]
+    unpacked += 1
+    assert tensor.array.tolist() == array.tolist()
+    assert (tensor.elem_type, tensor.shape, tensor.float_data) == (13, [2, 3], [])
+    np.testing.assert_array_equal(np.load(io.BytesIO(tensor.byte_data)), array)
+
+
+async def test_arrays_of_answers_stay_arrays() -> None:
+    """An output that is packed as a tensor is not spelled out on its way to a caller that takes arrays."""
+    array = np.array([[1.5, 2.5]], np.float32)
+    data = ChannelData(ChannelDataType.CHANNEL_NPDATA.value, npdata={"x": array}, keeps_arrays=True)
+    answer = pack(data, as_tensors=True)
+    array[:] = 0
+    response = await service_of(_Pipeline(answer)).infer(asking())
+    (tensor,) = answer.tensors
+    assert isinstance(tensor, ArrayTensor)
+    (output,) = response.outputs
+    assert isinstance(output, Tensor)
+    assert output.array is tensor.array
+    assert output.array.tolist() == [[1.5, 2.5]]
+    assert (tensor.elem_type, tensor.float_data, tensor.int_data, tensor.byte_data) == (1, [1.5, 2.5], [], b"")
