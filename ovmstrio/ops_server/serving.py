@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 import trio
 
-from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.api.infer_lane import InferRoutes
-from ovmstrio.api.paddle.grpc import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
 from ovmstrio.api.paddle.http import make_application, make_metrics_application
 from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
 from ovmstrio.config.specs import ModelSpec, OpPipelineSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
-from ovmstrio.runtimes.ops.op_servable import OpPipelineServable
+from ovmstrio.runtimes.ops.op_servable import OpPipelineServable, PipelineInfer
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.http_server import HttpFrontEnd
@@ -193,6 +191,24 @@ class _CutRequests:
         return response
 
 
+class _AnsweringPipeline(OpPipelineServable):
+    """The pipeline with all its protocols."""
+
+    def __init__(self, name: str, infer: PipelineInfer, calls: PipelineCalls) -> None:
+        super().__init__(name, infer)
+        self.name = name
+        self._calls = calls
+
+    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request of Paddle Serving's own protocols.
+
+        Raises: nothing but cancellation.
+
+        Cancellation: as the pipeline's.
+        """
+        return await self._calls.answer(request, deadline)
+
+
 class _Server:
     """The parts of one server, wired to each other."""
 
@@ -211,8 +227,6 @@ class _Server:
             limits=TransportLimits(
                 max_receive_message_bytes=MAX_MESSAGE_BYTES, max_send_message_bytes=MAX_MESSAGE_BYTES
             ),
-            services=[PipelineService(self._calls)],
-            codec=Codec(PIPELINE_DECODERS, PIPELINE_ENCODERS),
         )
         self.http = None if listening.ports.http is None else self._http(listening.ports.http)
         self.metrics = self._metrics()
@@ -241,7 +255,7 @@ class _Server:
     async def _load(self, spec: ModelSpec, version: int, directory: Path) -> Servable:
         """Give what runs already; it is called again by nothing but a request's look-up."""
         del spec, version, directory
-        return OpPipelineServable(self.name, self._cut.infer)
+        return _AnsweringPipeline(self.name, self._cut.infer, self._calls)
 
     async def drain(self, everything: trio.CancelScope) -> None:
         """End gently: what waits is answered 3001, what is worked on gets its time, and ``everything`` is cancelled.

@@ -37,7 +37,7 @@ class Marks:
     """
 
     def __init__(self, models: Mapping[str, ModelRecord]) -> None:
-        self._models = models
+        self.models = models
 
     async def list(self, spec: ServableSpec) -> Listing:
         """List the versions that could be loaded.
@@ -66,7 +66,7 @@ class Marks:
         return "".join(f"\n{name}:{version}:{self._loaded(name, version, spec)}" for name, version in called)
 
     def _loaded(self, name: str, version: int, caller: ServableSpec) -> str:
-        model = self._models.get(name)
+        model = self.models.get(name)
         if model is None or model.kind.rank >= kind_of(caller).rank:
             return ""
         return model.loaded(version)

@@ -12,6 +12,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.core.servable import Servable
+from ovmstrio.registry.grpc_names import check_grpc_names
 from ovmstrio.registry.leases import Instance
 from ovmstrio.registry.records import Failure
 from ovmstrio.work.backoff import Backoff
@@ -66,6 +67,7 @@ class VersionLoader:
                 if spec.errors:
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 servable = await self._load(spec, version, directory)
+                await self._check_grpc_names(spec.name, servable)
             except Exception as error:  # noqa: BLE001 - the servable border
                 _log_failure(record, spec, error)
                 failure = _next_failure(record, spec, files)
@@ -74,6 +76,14 @@ class VersionLoader:
             seconds = perf_counter() - started
             log.info("available", kind=spec.kind, name=model.name, version=version, load_seconds=round(seconds, 3))
             return model.load_succeeds(record, Instance(spec, version, servable, files), seconds)
+
+    async def _check_grpc_names(self, name: str, servable: Servable) -> None:
+        """Close what brings a gRPC service that something else has; no checkpoint for what does not."""
+        try:
+            check_grpc_names(name, servable, self._marks.models.values())
+        except ConfigError:
+            await servable.aclose()
+            raise
 
 
 def _next_failure(record: VersionRecord, spec: ServableSpec, files: str) -> Failure:

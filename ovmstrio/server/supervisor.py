@@ -23,7 +23,7 @@ import trio
 
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import GraphSpec, HandlerSpec, PipelineSpec, ServerSpec
-from ovmstrio.core.errors import ConfigError, FailedPrecondition, NotReady, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, NULL_GRAPH_HOOKS
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import BatchMetrics, Metrics
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.core.servable import Servable
-    from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
-    from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
     from ovmstrio.server.settings import ServeSettings
 
 __all__ = ["Running", "serve"]
@@ -120,7 +118,7 @@ async def serve(
         if handle_signals:
             drain = partial(server.drain, nursery.cancel_scope)
             await nursery.start(obey_signals, drain, nursery.cancel_scope)
-        await server.open_front_ends()
+        server.open_front_ends()
         addresses = {name: await nursery.start(end.serve) for name, end in server.front_ends.items()}
         server.plane.begin_serving()
         nursery.start_soon(server.first_load)
@@ -177,7 +175,6 @@ class _Server:
             reload = self._source.reload
         self.plane = DataPlane(self.registry, reload=reload, observers=(RequestLog(),), metrics=self._metrics)
         self._tls = {protocol: _tls(settings, protocol) for protocol in (_HTTP, _HTTP2)}
-        self._grpc_handlers: dict[str, HandlerServable | ServerError] = {}
         self.front_ends: dict[str, FrontEnd] = {}
 
     async def run_registry(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -192,24 +189,15 @@ class _Server:
             finally:
                 self._background.cancel_scope.cancel()
 
-    async def open_front_ends(self) -> None:
-        """Make the front end of each protocol that has a port; handlers with services of their own are loaded before.
-
-        Those that cannot be loaded are a state of the registry later.
-
-        Raises:
-            ConfigError: several have the same service.
-
-        Cancellation: while handlers are loaded.
-        """
+    def open_front_ends(self) -> None:
+        """Make the front end of each protocol that has a port."""
         settings = self._settings
-        projects = await self._open_services()
         size = settings.max_message_size
         grpc = listen_addresses(settings.grpc_bind_address, settings.port)
         if grpc:
             limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
             tls = self._tls[_HTTP2]
-            self.front_ends["gRPC"] = GrpcFrontEnd(self.plane, grpc, tls=tls, limits=limits, projects=projects)
+            self.front_ends["gRPC"] = GrpcFrontEnd(self.plane, grpc, tls=tls, limits=limits)
         rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
         if rest:
             self.front_ends["REST"] = RestFrontEnd(
@@ -221,39 +209,14 @@ class _Server:
                 shows_details=settings.debug,
             )
 
-    async def _open_services(self) -> list[GrpcProject]:
-        projects = []
-        for spec in self._spec.handlers:
-            # As with graphs.
-            from ovmstrio.runtimes.handlers.mounting import is_grpc, load_handler  # noqa: PLC0415
-
-            if self._background is None or not await is_grpc(spec):
-                continue
-            try:
-                servable = await load_handler(spec, tasks=self._background)
-            except ServerError as error:
-                self._grpc_handlers[spec.name] = error
-            else:
-                self._grpc_handlers[spec.name] = servable
-                projects += [servable.grpc] if servable.grpc is not None else []
-        return projects
-
     async def _load_handler(self, spec: HandlerSpec) -> Servable:
         # As with graphs.
         from ovmstrio.runtimes.handlers.mounting import load_handler  # noqa: PLC0415
 
         if self._background is None:
             raise NotReady("the server is not running")
-        opened = self._grpc_handlers.pop(spec.name, None)
-        if isinstance(opened, ServerError):
-            raise opened
         hooks: BatchHooks = NULL_BATCH_HOOKS if self._metrics is None else BatchMetrics(self._metrics, spec.name, "1")
-        servable = opened or await load_handler(spec, tasks=self._background, batch_hooks=hooks)
-        if opened is None and servable.grpc is not None:
-            await servable.aclose()
-            text = f"the gRPC service of {spec.name!r} can only be loaded when the server starts; restart it"
-            raise FailedPrecondition(text)
-        return servable
+        return await load_handler(spec, tasks=self._background, batch_hooks=hooks)
 
     async def _load(
         self, spec: ModelSpec | PipelineSpec | GraphSpec | HandlerSpec, version: int, directory: Path

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import grpc
 import trio
-
 from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
+
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc import GrpcProject, UserService, open_grpc_project
 from tests.support.protos import written

@@ -8,15 +8,17 @@ import trio
 
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.core.servable import GrpcDeclaration
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.runtimes.handlers.clients import Models
-    from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
+    from ovmstrio.runtimes.handlers.grpc.services import UserProto
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
 
-__all__ = ["HandlerServable"]
+__all__ = ["HandlerServable", "declaration_of"]
 
 _PLATFORM: Final = "handler"
 
@@ -30,15 +32,19 @@ class HandlerServable:
         limit: how many requests may be in flight.
         grpc: its services; None if it is called over HTTP.
         models: of the project.
+
+    Attributes:
+        declaration: the services that it brings, None if it is called over HTTP.
     """
 
     def __init__(
-        self, name: str, handler: LoadedHandler, limit: LocalLimit, grpc: GrpcProject | None, models: Models
+        self, name: str, handler: LoadedHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: Models
     ) -> None:
         self.handler = handler
         self.models = models
         self.limit = limit
         self.grpc = grpc
+        self.declaration = None if grpc is None else declaration_of(grpc.proto)
         self._name = name
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
         self.closing = trio.Event()
@@ -66,3 +72,8 @@ class HandlerServable:
         """
         self.closing.set()
         await self.closed.wait()
+
+
+def declaration_of(proto: UserProto) -> GrpcDeclaration:
+    """Give what the server has to know of the services of a project."""
+    return GrpcDeclaration(tuple(service.name for service in proto.services), str(proto.source), proto.files)

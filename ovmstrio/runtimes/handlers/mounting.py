@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
 
-__all__ = ["is_grpc", "load_handler", "read_mounted"]
+__all__ = ["load_handler", "read_mounted"]
 
 log = structlog.get_logger(__name__)
 
@@ -48,18 +48,6 @@ def read_mounted(spec: HandlerSpec) -> ProjectSpec:
         way = "leave it out, or serve the project alone: ovms serve FILE"
         raise ConfigError([replace(problem, expected="1", found=str(project.processes), suggestion=way)])
     return project
-
-
-async def is_grpc(spec: HandlerSpec) -> bool:
-    """Tell whether a project has a service of its own; false for one that cannot be read.
-
-    Cancellation: while its file is read.
-    """
-    try:
-        project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    except ConfigError:
-        return False
-    return project.protobuf_path is not None
 
 
 async def load_handler(

@@ -14,8 +14,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-
 from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
+
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 import trio
-
 from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
+
 from tests.support.handler_grpc import TIMEOUT_SECONDS, ServedProject, opened, served
 from tests.support.protos import FOUR_KINDS
 
