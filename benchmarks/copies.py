@@ -22,6 +22,7 @@ from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
+from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 
 TENSOR_BYTES: Final = 1 << 20
 _FRAME: Final = 5
@@ -52,7 +53,13 @@ async def main(spec: PipelineSpec, library: Path) -> None:
     copied = _counter(ctypes.CDLL(None), "copied_bytes")
     before_node = _counter(ctypes.CDLL(str(library)), "copied_before_node")
     _check(copied)
-    pipeline = await load_pipeline(spec, lease=_nothing)
+    async with trio.open_nursery() as tasks:
+        await _measure(spec, await load_pipeline(spec, lease=_nothing, tasks=tasks), copied, before_node)
+
+
+async def _measure(
+    spec: PipelineSpec, pipeline: DagServable, copied: Callable[[], int], before_node: Callable[[], int]
+) -> None:
     message = framed_infer_request(spec.name, "x", np.zeros((1, TENSOR_BYTES // 4), np.float32))[_FRAME:]
     ways = []
     for _ in range(3):

@@ -55,8 +55,13 @@ class _Report:
 
 async def _probe(report: _Report, library: Path, params: Mapping[str, str]) -> None:
     report.write("open")
+    async with trio.open_nursery() as tasks:
+        await _open_and_close(report, library, params, tasks)
+
+
+async def _open_and_close(report: _Report, library: Path, params: Mapping[str, str], tasks: trio.Nursery) -> None:
     try:
-        node = await open_custom_node(library, "node", params)
+        node = await open_custom_node(library, "node", params, tasks=tasks)
     except ConfigError as error:
         # What the log said of it says the same again.
         report.problems = [problem for problem in report.problems if problem.severity == "warning"]

@@ -13,7 +13,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
 from ovmstrio.runtimes.ops.examining import problem_of_model
-from ovmstrio.runtimes.ops.executor.processes.source import Loaded, Source
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.web_service import set_service_runner
 
@@ -85,16 +85,16 @@ def placed(service: WebService, config: str | None, problems: Sequence[Problem])
     return ConfigError([examined.place(problem) for problem in problems])
 
 
-def source_of(service: WebService, config: str | None) -> Source | None:
+def source_of(service: WebService, config: str | None) -> PipelineSource | None:
     """Tell how worker processes make a service's pipeline: from the main script; None if there is none."""
     script = getattr(sys.modules[_MAIN], "__file__", None)
     if script is None:
         return None
     argument = {"script": str(Path(script).resolve()), "argv": sys.argv, "name": service.name, "config": config}
-    return Source(f"{__name__}:{load.__name__}", json.dumps(argument))
+    return PipelineSource(f"{__name__}:{load.__name__}", json.dumps(argument))
 
 
-def load(argument: str) -> Loaded:
+def load(argument: str) -> LoadedPipeline:
     """Make a service's pipeline in a worker process: run its script up to where it would serve.
 
     Raises:
@@ -105,7 +105,7 @@ def load(argument: str) -> Loaded:
     sys.argv = known["argv"]
     service = _find(Path(known["script"]), known["name"])
     settings = settings_of_service(service, known["config"])
-    return Loaded(service.graph(), settings, predictor_maker(service, known["config"], settings))
+    return LoadedPipeline(service.graph(), settings, predictor_maker(service, known["config"], settings))
 
 
 def _find(script: Path, name: str) -> WebService:

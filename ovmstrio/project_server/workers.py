@@ -7,11 +7,6 @@ could serve at once.  A process that dies is started again, after a pause that g
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -20,11 +15,12 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.project_server.front_ends import make_tls
 from ovmstrio.project_server.listening import open_project_listeners, port_of
-from ovmstrio.project_server.passing import DRAIN, pass_connection
 from ovmstrio.project_server.readiness import ReadinessFile
 from ovmstrio.project_server.worker import WorkerTask
 from ovmstrio.runtimes.handlers.concurrency import Board
 from ovmstrio.wire.listeners import address_of
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.processes import KeptProcess
 from ovmstrio.work.user_code.exits import signal_name
 
 if TYPE_CHECKING:
@@ -32,11 +28,13 @@ if TYPE_CHECKING:
 
     from ovmstrio.project_server.settings import ProjectSettings
     from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.work.processes import WorkerProcess
 
 __all__ = ["Workers"]
 
 log = structlog.get_logger(__name__)
 
+_PROGRAM: Final = "ovmstrio.project_server.worker"
 _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 60.0
@@ -45,18 +43,6 @@ _GENTLE: Final = frozenset({0, -signal.SIGINT, -signal.SIGTERM})
 """How processes end that are told to."""
 _END_SECONDS: Final = 15.0
 """What a process gets to end, besides the grace of its requests."""
-
-
-@dataclass(eq=False)
-class _Worker:
-    """A process that lives; ``given`` counts the connections that it got."""
-
-    row: int
-    process: trio.Process
-    control: trio.socket.SocketType
-    is_ready: bool = False
-    given: int = 0
-    ended: trio.Event = field(default_factory=trio.Event)
 
 
 class Workers:
@@ -72,10 +58,10 @@ class Workers:
         self._settings = settings
         self._readiness = ReadinessFile(settings.readiness_file)
         self._board = Board.create(project.processes)
-        self._alive: dict[int, _Worker] = {}
         self._changed = trio.Event()
         self._accepting = trio.CancelScope()
         self._draining = trio.Event()
+        self._kept = [self._place(row) for row in range(project.processes)]
         self._has_been_ready = False
         self.drained = False
 
@@ -97,8 +83,8 @@ class Workers:
                 open_project_listeners(self._project, self._settings) as listeners,
                 trio.open_nursery() as nursery,
             ):
-                for row in range(self._project.processes):
-                    nursery.start_soon(self._keep, row)
+                for kept in self._kept:
+                    nursery.start_soon(kept.keep)
                 await self._until_ready()
                 if not self._draining.is_set():
                     report([address_of(listener) for listener in listeners])
@@ -118,10 +104,10 @@ class Workers:
         self._accepting.cancel()
         self._tell_change()
         with trio.move_on_after(self._settings.drain_seconds + _END_SECONDS):
-            for worker in list(self._alive.values()):
-                await _dismiss(worker)
-            for worker in list(self._alive.values()):
-                await worker.ended.wait()
+            for kept in self._kept:
+                kept.dismiss()
+            while any(kept.process for kept in self._kept):
+                await self._changed.wait()
             log.info("drained")
             return True
         return False
@@ -132,110 +118,65 @@ class Workers:
         """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
         try:
             while True:
-                worker = self._least_busy()
-                if worker is None:
+                kept = self._least_busy()
+                if kept is None:
                     if self._draining.is_set():
                         return
                     await self._changed.wait()
-                    continue
-                worker.given += 1
-                with suppress(OSError):
-                    await pass_connection(worker.control, stream.socket.fileno())
+                elif await kept.give(stream.socket.fileno()):
                     return
-                worker.is_ready = False
         finally:
             await trio.aclose_forcefully(stream)
 
-    def _least_busy(self) -> _Worker | None:
-        ready = [worker for worker in self._alive.values() if worker.is_ready]
+    def _least_busy(self) -> KeptProcess | None:
+        ready = [kept for kept in self._kept if kept.is_ready]
         return min(ready, key=self._connections, default=None)
 
-    def _connections(self, worker: _Worker) -> tuple[int, int]:
-        return worker.given - self._board.closed_connections(worker.row), worker.given
+    def _connections(self, kept: KeptProcess) -> tuple[int, int]:
+        return kept.given - self._board.closed_connections(kept.row), kept.given
 
     # Processes
 
-    async def _keep(self, row: int) -> None:
-        """Run a process, and another one after it, until the server drains."""
-        pause = _FIRST_PAUSE_SECONDS
-        while not self._draining.is_set():
-            started = trio.current_time()
-            code = await self._run_one(row)
-            if self._draining.is_set():
-                return
-            if not self._has_been_ready:
-                text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
-                raise ConfigError([Problem(text, file=str(self._project.file))])
-            if trio.current_time() - started > _STABLE_SECONDS:
-                pause = _FIRST_PAUSE_SECONDS
-            log.warning("starting another worker process", row=row, seconds=pause)
-            with trio.move_on_after(pause):
-                await self._draining.wait()
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+    def _place(self, row: int) -> KeptProcess:
+        port = port_of(self._project, self._settings)
+        task = WorkerTask(
+            file=self._project.file, settings=self._settings, port=port, rows=self._board.rows, row=row
+        )  # fmt: skip
+        return KeptProcess(
+            row,
+            _PROGRAM,
+            task.model_dump(mode="json"),
+            self._board.descriptor,
+            backoff=Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STABLE_SECONDS),
+            stopping=self._draining,
+            changed=self._tell_change,
+            ended=self._notice_end,
+        )
 
-    async def _run_one(self, row: int) -> int:
-        """Run a process to its end, and give its exit code."""
-        worker = await self._start(row)
-        self._alive[row] = worker
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._listen_to, worker)
-                code = await worker.process.wait()
-                nursery.cancel_scope.cancel()
-            if not self._draining.is_set() or (worker.is_ready and code not in _GENTLE):
-                self._log_end(worker, code)
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._bury(worker)
-        self._board.clear(row)
-        return code
+    def _notice_end(self, kept: KeptProcess, process: WorkerProcess) -> None:
+        """Tell of a process that has ended by itself, and clear what it had taken.
 
-    async def _start(self, row: int) -> _Worker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            task = WorkerTask(
-                file=self._project.file,
-                settings=self._settings,
-                port=port_of(self._project, self._settings),
-                control=theirs.fileno(),
-                board=self._board.descriptor,
-                rows=self._board.rows,
-                row=row,
-            )
-            # Without -P, modules of the current directory would come before the server's.
-            command = [sys.executable, "-P", "-m", "ovmstrio.project_server.worker", task.model_dump_json()]
-            descriptors = (task.control, task.board)
-            # In a group of their own, so that a terminal's Ctrl-C is for the parent, which lets them finish.
-            process = await trio.lowlevel.open_process(
-                command, stdin=subprocess.DEVNULL, pass_fds=descriptors, process_group=0
-            )
-        return _Worker(row, process, trio.socket.from_stdlib_socket(ours))
+        Raises:
+            ConfigError: not all have been ready yet.
+        """
+        code = process.status or 0
+        is_draining = self._draining.is_set()
+        if not is_draining or (kept.is_ready and code not in _GENTLE):
+            self._log_end(kept.row, process.pid, code)
+        self._board.clear(kept.row)
+        if not (is_draining or self._has_been_ready):
+            text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
+            raise ConfigError([Problem(text, file=str(self._project.file))])
 
-    async def _listen_to(self, worker: _Worker) -> None:
-        with suppress(OSError):
-            if await worker.control.recv(1):
-                worker.is_ready = True
-                self._tell_change()
-
-    async def _bury(self, worker: _Worker) -> None:
-        self._alive.pop(worker.row, None)
-        worker.is_ready = False
-        self._tell_change()
-        if worker.process.returncode is None:
-            worker.process.kill()
-            await worker.process.wait()
-        worker.control.close()
-        worker.ended.set()
-
-    def _log_end(self, worker: _Worker, code: int) -> None:
+    def _log_end(self, row: int, pid: int | None, code: int) -> None:
         log.error(
             "a worker process has ended",
             project=self._project.name,
-            pid=worker.process.pid,
+            pid=pid,
             cause=_cause(code),
             signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
-            requests_lost=self._board.in_flight(worker.row),
+            requests_lost=self._board.in_flight(row),
         )
 
     # Readiness
@@ -246,27 +187,13 @@ class Workers:
 
     def _tell_change(self) -> None:
         """Wake whoever waits for processes, and let readiness be the truth."""
-        alive = self._alive.values()
-        if (
-            not self._draining.is_set()
-            and len(alive) == self._project.processes
-            and all(each.is_ready for each in alive)
-        ):
+        if not self._draining.is_set() and all(kept.is_ready for kept in self._kept):
             self._has_been_ready = True
             self._readiness.create()
         else:
             self._readiness.remove()
         self._changed.set()
         self._changed = trio.Event()
-
-
-async def _dismiss(worker: _Worker) -> None:
-    """Let a process finish its requests; one that is not ready has none, and its constructor may take long."""
-    if not worker.is_ready:
-        worker.process.kill()
-        return
-    with suppress(OSError):
-        await worker.control.send(DRAIN)
 
 
 def _cause(code: int) -> str:

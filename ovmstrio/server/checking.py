@@ -257,14 +257,14 @@ class _Check:
                     for handler in spec.handlers:
                         nursery.start_soon(self.handler, handler, _place(file, places.get(handler.name)))
                 for pipeline in _callees_first(spec.pipelines):
-                    await self.pipeline(pipeline, _place(file, places.get(pipeline.name)))
+                    await self.pipeline(pipeline, _place(file, places.get(pipeline.name)), tasks)
             finally:
                 with trio.CancelScope(shield=True):
                     for kept in reversed(self._kept):
                         await kept.servable.aclose()
             tasks.cancel_scope.cancel()
 
-    async def pipeline(self, spec: PipelineSpec, place: _Place) -> None:
+    async def pipeline(self, spec: PipelineSpec, place: _Place, tasks: trio.Nursery) -> None:
         """Check a pipeline's settings, and load it with the models that it calls if nothing is wrong with them."""
         # As with graphs.
         from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline  # noqa: PLC0415
@@ -275,7 +275,7 @@ class _Check:
         if spec.errors:
             return
         try:
-            servable = await load_pipeline(spec, lease=self._lease_kept)
+            servable = await load_pipeline(spec, lease=self._lease_kept, tasks=tasks)
         except ServerError as error:
             self.add(*(each if each.file else place.of(each) for each in _problems_of(error)))
         else:

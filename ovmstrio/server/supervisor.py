@@ -257,13 +257,12 @@ class _Server:
 
         if self._background is None:
             raise NotReady("the server is not running")
-        if self._metrics is not None:
-            isolated = self._settings.custom_node_isolation == "process"
         return await load_pipeline(
             spec,
             lease=self.registry.lease,
+            tasks=self._background,
             hide_errors=self._settings.hide_errors,
-            processes=self._background if isolated else None,
+            is_isolated=self._settings.custom_node_isolation == "process",
         )
 
     async def first_load(self) -> None:

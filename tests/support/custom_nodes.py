@@ -10,6 +10,7 @@ from textwrap import dedent
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode, open_builtin
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
 from ovmstrio.runtimes.pipelines.custom_nodes.python import open_python_node
+from tests.support.tasks import hosting
 
 __all__ = ["DOUBLER", "opened_builtin", "opened_python", "write_node"]
 
@@ -40,11 +41,13 @@ async def opened_python(
     folder: Path, source: str = DOUBLER, *, hide_errors: bool = False, **params: str
 ) -> AsyncIterator[CustomNode]:
     """Open a Python node called ``node`` of this source."""
-    node = await open_python_node(write_node(folder, source), "node", params, hide_errors=hide_errors)
-    try:
-        yield node
-    finally:
-        await node.aclose()
+    file = write_node(folder, source)
+    async with hosting() as tasks:
+        node = await open_python_node(file, "node", params, tasks=tasks, hide_errors=hide_errors)
+        try:
+            yield node
+        finally:
+            await node.aclose()
 
 
 async def opened_builtin(builtin: str, **params: object) -> BuiltinNode:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ovmstrio.runtimes.ops import Op
-from ovmstrio.runtimes.ops.executor import Loaded, Source
+from ovmstrio.runtimes.ops.executor import LoadedPipeline, PipelineSource
 from ovmstrio.runtimes.ops.settings import DagSettings, OpSettings, PipelineSettings
 from tests.support.ops import single
 
@@ -113,7 +113,7 @@ class Dead(Op):
 _OPS: dict[str, type[Op]] = {one.__name__: one for one in (Told, Stuck, Arrays, Unprepared, Dead)}
 
 
-def load(argument: str) -> Loaded:
+def load(argument: str) -> LoadedPipeline:
     """Make the pipeline ``Name concurrency batch_size``, in the server and in each worker."""
     name, concurrency, batch_size = argument.split()
     settings = OpSettings(
@@ -124,15 +124,15 @@ def load(argument: str) -> Loaded:
         timeout=100 if name == "Stuck" else -1,
     )
     dag = DagSettings(is_thread_op=False)
-    return Loaded(single(_OPS[name]), PipelineSettings(worker_num=20, dag=dag, ops={"op": settings}))
+    return LoadedPipeline(single(_OPS[name]), PipelineSettings(worker_num=20, dag=dag, ops={"op": settings}))
 
 
-def loaded(name: str, concurrency: int = 1, batch_size: int = 1) -> tuple[Loaded, Source]:
+def loaded(name: str, concurrency: int = 1, batch_size: int = 1) -> tuple[LoadedPipeline, PipelineSource]:
     """Give a pipeline, and how its workers make it."""
     argument = f"{name} {concurrency} {batch_size}"
     return load(argument), source(argument)
 
 
-def source(argument: str) -> Source:
+def source(argument: str) -> PipelineSource:
     """Tell how workers make a pipeline."""
-    return Source("tests.support.ops_processes:load", argument)
+    return PipelineSource("tests.support.ops_processes:load", argument)

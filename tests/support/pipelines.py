@@ -19,6 +19,7 @@ from ovmstrio.core.tensor import Tensor
 from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from tests.support.servables import raw_request
+from tests.support.tasks import hosting
 
 __all__ = ["ARITHMETIC", "answers", "call", "make_node", "make_pipeline", "serving_pipeline", "write_library"]
 
@@ -136,11 +137,12 @@ async def serving_pipeline(spec: PipelineSpec, **servables: Servable) -> AsyncIt
             raise NotFound("Model with requested name is not found")
         return nullcontext(_Held(servables[name]))
 
-    pipeline = await load_pipeline(spec, lease=lease)
-    try:
-        yield pipeline
-    finally:
-        await pipeline.aclose()
+    async with hosting() as tasks:
+        pipeline = await load_pipeline(spec, lease=lease, tasks=tasks)
+        try:
+            yield pipeline
+        finally:
+            await pipeline.aclose()
 
 
 async def call(pipeline: DagServable, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:

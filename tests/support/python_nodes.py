@@ -18,14 +18,14 @@ from ovmstrio.work.threads.worker_threads import WorkerThreads
 from pyovms import Tensor
 from tests.support.graph_nodes import no_servables, options, refs
 
-__all__ = ["LOOP", "Call", "Nodes", "make_node", "nodes"]
+__all__ = ["LOOP", "Nodes", "PythonNodeCall", "make_node", "nodes"]
 
 LOOP = Port("LOOPBACK", 0)
 _IN = Port("IN", 0)
 
 
 @dataclass
-class Call:
+class PythonNodeCall:
     """One run of a node: what it is given and what it emits."""
 
     node: NodeConfig
@@ -119,7 +119,7 @@ class Node:
     async def opened(self, deadline: float = float("inf"), **parameters: Any) -> AsyncIterator[Opened]:
         """Open an instance, and close it at the end."""
         instance = InstanceContext("graph", parameters, "request-1", deadline)
-        calculator = await self.resources.open(Call(self.config, instance))
+        calculator = await self.resources.open(PythonNodeCall(self.config, instance))
         opened = Opened(self.config, instance, calculator)
         try:
             yield opened
@@ -142,29 +142,29 @@ class Opened:
         self.calculator: Any = calculator
         self._is_closed = False
 
-    async def run(self, text: bytes = b"", timestamp: int = 0, **tensors: Any) -> Call:
+    async def run(self, text: bytes = b"", timestamp: int = 0, **tensors: Any) -> PythonNodeCall:
         """Run the node with a tensor ``in``, or with those given by tag."""
         values = {Port(tag, 0): Tensor(tag.lower(), value) for tag, value in sorted(tensors.items())}
         return await self.process(timestamp, values or {_IN: Tensor("in", text)})
 
-    async def again(self, timestamp: int) -> Call:
+    async def again(self, timestamp: int) -> PythonNodeCall:
         """Run the node for its loopback."""
         return await self.process(timestamp, {LOOP: True})
 
-    async def process(self, timestamp: int, values: Mapping[Port, Any]) -> Call:
+    async def process(self, timestamp: int, values: Mapping[Port, Any]) -> PythonNodeCall:
         """Run the node."""
-        call = Call(self.config, self.instance, timestamp, values)
+        call = PythonNodeCall(self.config, self.instance, timestamp, values)
         await self.calculator.process(call)
         return call
 
-    async def generate(self, text: bytes = b"", timestamp: int = 0) -> list[Call]:
+    async def generate(self, text: bytes = b"", timestamp: int = 0) -> list[PythonNodeCall]:
         """Run the node until it does not ask for another run."""
         calls = [await self.run(text, timestamp)]
         while calls[-1].loopback is not None:
             calls.append(await self.again(calls[-1].loopback))
         return calls
 
-    async def go_on(self, call: Call) -> None:
+    async def go_on(self, call: PythonNodeCall) -> None:
         """Run the node again as soon as it asks for it."""
         while call.loopback is not None:
             call = await self.again(call.loopback)
@@ -173,7 +173,7 @@ class Opened:
         """Close the node, once."""
         if not self._is_closed:
             self._is_closed = True
-            await self.calculator.close(Call(self.config, self.instance))
+            await self.calculator.close(PythonNodeCall(self.config, self.instance))
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.methods import GRPC_ARGUMENTS, HTTP_ARGUMENTS, VERBS, HandlerMethod
 from ovmstrio.runtimes.handlers.signatures import HandlerContract, check_handler, constructor_parameters
 from ovmstrio.work.threads.worker_threads import WorkerThreads
-from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_here
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread
 from ovmstrio.work.user_code.importing import HandlerPackage
 from ovmstrio.work.user_code.places import describe, missing_module_fix, place_in
 
@@ -116,12 +116,12 @@ class HandlerBuilder:
         return instance, self._methods(instance)
 
     async def _run(self, step: str, function: Any, *args: Any) -> Any:
-        result = await self._threads.call(call_here, function, args, may_leave=True)
-        if not isinstance(result, UserCodeRaisedError):
-            return result
-        if isinstance(result.error, ConfigError):
-            raise result.error from None
-        raise self._failed(result.error, step) from result.error
+        try:
+            return await call_in_thread(self._threads, function, *args)
+        except UserCodeRaisedError as raised:
+            if isinstance(raised.error, ConfigError):
+                raise raised.error from None
+            raise self._failed(raised.error, step) from raised.error
 
     def _failed(self, error: BaseException, step: str) -> ConfigError:
         self._code.report(error, step)

@@ -46,8 +46,8 @@ class Callbacks:
         """
         try:
             async with trio.open_nursery() as threads_nursery:
-                await threads_nursery.start(self._threads.run)
                 try:
+                    await threads_nursery.start(self._threads.run)
                     await self._host(task_status)
                 finally:
                     with trio.CancelScope(shield=True):

@@ -15,7 +15,7 @@ from ovmstrio.runtimes.handlers.request_ids import current_request_id
 from ovmstrio.runtimes.handlers.streams import UserStream
 from ovmstrio.work.batching import Batcher
 from ovmstrio.work.threads.worker_threads import WorkerThreads
-from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_here
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread
 
 __all__ = ["LoadedHandler"]
 
@@ -124,9 +124,10 @@ class LoadedHandler:
 
         Cancellation: as a plain method's.
         """
-        result: _T | UserCodeRaisedError = await self._threads.call(call_here, function, args, may_leave=True)
-        if isinstance(result, UserCodeRaisedError):
-            raise result.error
+        try:
+            result: _T = await call_in_thread(self._threads, function, *args)
+        except UserCodeRaisedError as raised:
+            raise raised.error from None
         return result
 
     def run_after(self, callbacks: Iterable[Callback]) -> None:

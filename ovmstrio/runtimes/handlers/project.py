@@ -72,8 +72,8 @@ async def open_handler(
     failure: ConfigError | None = None
     with _path(project, is_alone=is_alone), builder:
         async with trio.open_nursery() as nursery:
-            await nursery.start(threads.run)
             try:
+                await nursery.start(threads.run)
                 await nursery.start(callbacks.run)
                 instance, methods = await builder.build()
                 batcher = await _start_batcher(nursery, project, methods, threads=threads, code=code, hooks=batch_hooks)

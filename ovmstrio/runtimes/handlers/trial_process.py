@@ -42,8 +42,8 @@ async def _check(project: ProjectSpec, supplies: Supplies) -> None:
     code = HandlerCode(project.name, project.directory)
     with on_sys_path(import_folders(project)), HandlerBuilder(project, supplies, code, threads) as builder:
         async with trio.open_nursery() as nursery:
-            await nursery.start(threads.run)
             try:
+                await nursery.start(threads.run)
                 await builder.load()
             except ConfigError as error:
                 # Raised outside, so that it does not come in a group.

@@ -40,17 +40,18 @@ async def load_pipeline(
     spec: PipelineSpec,
     *,
     lease: LeaseServable,
+    tasks: trio.Nursery,
     hide_errors: bool = False,
-    processes: trio.Nursery | None = None,
+    is_isolated: bool = False,
 ) -> DagServable:
     """Load a pipeline; the caller owns the servable and closes it.
 
     Args:
         spec: how it was configured.
         lease: how nodes call what else is served; what they call must be there by now.
+        tasks: hosts threads and processes of custom nodes; must outlive the servable.
         hide_errors: tell clients only the type of what user code raises.
-        processes: if given, shared libraries run in processes of their own, hosted by this nursery, which must outlive
-            the servable.
+        is_isolated: whether shared libraries run in processes of their own.
 
     Raises:
         ConfigError: the nodes do not fit together, or one of them cannot be used; lists everything that is wrong.
@@ -61,7 +62,8 @@ async def load_pipeline(
     if structure is None:
         raise ConfigError(problems)
     async with AsyncExitStack() as opened:
-        nodes = _Nodes(spec, lease, partial(open_custom_node, hide_errors=hide_errors, processes=processes), opened)
+        open_node = partial(open_custom_node, tasks=tasks, hide_errors=hide_errors, is_isolated=is_isolated)
+        nodes = _Nodes(spec, lease, open_node, opened)
         for node in structure.nodes.values():
             await nodes.add(node)
         problems += nodes.problems + check_nodes(structure, nodes.signatures)

@@ -1,15 +1,26 @@
-"""Processes of our own that run what belongs to users, and how the server talks with them."""
+"""Worker processes, which run what belongs to users beside the server: one part, whoever uses it.
 
-from ovmstrio.work.processes.memory import make_file, map_file
-from ovmstrio.work.processes.packets import PacketSocket, packet_pair
-from ovmstrio.work.processes.program import describe_end, serve_descriptor, start_program
+::
+
+    server                                       worker process
+    KeptProcess   starts one after the other
+    WorkerProcess ── requests under numbers ──>  run_program ── WorkRequests, each a task
+                  <── answers in any order ────
+            MessageChannel: plain data and arrays, small ones in a packet, large ones as a file in memory
+"""
+
+from ovmstrio.work.processes.kept_process import KeptProcess
+from ovmstrio.work.processes.message_channel import NO_MESSAGE
+from ovmstrio.work.processes.worker_process import WorkerEnded, WorkerProcess
+from ovmstrio.work.processes.worker_program import WorkRequest, WorkRequests, leave, run_program
 
 __all__ = [
-    "PacketSocket",
-    "describe_end",
-    "make_file",
-    "map_file",
-    "packet_pair",
-    "serve_descriptor",
-    "start_program",
+    "NO_MESSAGE",
+    "KeptProcess",
+    "WorkRequest",
+    "WorkRequests",
+    "WorkerEnded",
+    "WorkerProcess",
+    "leave",
+    "run_program",
 ]

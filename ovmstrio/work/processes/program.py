@@ -1,25 +1,30 @@
-"""Programs of the server's own that run in processes beside it: their start, their main function and their end."""
+"""Programs of the server's own that run in processes beside it: their start and their end."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 import trio
 
-__all__ = ["describe_end", "serve_descriptor", "start_program"]
+from ovmstrio.work.user_code.exits import signal_name
+
+__all__ = ["describe_end", "start_program"]
 
 _ROOT: Final = Path(__file__).parents[3]
 
 
-async def start_program(module: str, theirs: socket.socket) -> trio.Process:
+async def start_program(module: str, theirs: socket.socket, *, own_group: bool = False) -> trio.Process:
     """Start a module as a program, with the descriptor of a socket as its argument.
+
+    Args:
+        module: what is run.
+        theirs: the program's end.
+        own_group: whether signals from a terminal are not for the program, nor for what it starts.
 
     Raises:
         OSError: no process can be started.
@@ -28,39 +33,24 @@ async def start_program(module: str, theirs: socket.socket) -> trio.Process:
 
     Cancellation: none happens while it starts.
     """
-    search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     # Without -P, modules of the current directory would come before the server's.
     return await trio.lowlevel.open_process(
         [sys.executable, "-P", "-m", module, str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=(theirs.fileno(),),
-        env={**os.environ, "PYTHONPATH": search_path},
+        env=_environment(),
+        process_group=0 if own_group else None,
     )
 
 
-def serve_descriptor(serve: Callable[[socket.socket], Awaitable[None]]) -> None:
-    """Be such a program: serve the socket whose descriptor is the first argument, and exit when that returns.
-
-    Signals that are meant for the whole group of processes have no effect: they must not take the program from a server
-    that is still serving.
-    """
-    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(meant_for_the_server, _leave_it_to_the_server)
-    trio.run(serve, socket.socket(fileno=int(sys.argv[1])))
-    sys.stdout.flush()
-    # Threads may still be in what belongs to users, whose exit handlers had better not run beside them.
-    os._exit(0)
-
-
-def _leave_it_to_the_server(*_: object) -> None:
-    """Do nothing; an ignored signal would be ignored by processes that users' code starts, too."""
+def _environment() -> dict[str, str] | None:
+    """Have the program find the server, which it does by itself if that is installed."""
+    if _ROOT.name in {"site-packages", "dist-packages"}:
+        return None
+    search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": search_path}
 
 
 def describe_end(status: int) -> str:
     """Say in words how a process ended, whose status is below 0 for a signal."""
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
+    return f"ended with status {status}" if status >= 0 else f"was killed by {signal_name(-status)}"

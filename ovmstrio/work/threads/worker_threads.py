@@ -7,7 +7,8 @@
 A worker is a loop inside ``trio.to_thread.run_sync``, hosted by a task of the pool, so that no thread lives outside
 the tree of tasks.  Workers are started when there is more to do than there are workers, and end when they have had
 nothing to do for some seconds.  One that does not come back although its caller has left is given up: it counts as
-stuck, another takes its place, and the pool ends without it.
+stuck, another takes its place, and the pool ends without it.  Or callers leave their calls at once: these are counted
+as abandoned, what they give is discarded once, and so many of them may be reason to refuse others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast
 import structlog
 import trio
 
-__all__ = ["GRACE_SECONDS", "Job", "WorkerThreads"]
+__all__ = ["GRACE_SECONDS", "Refusal", "ThreadCall", "WorkerThreads"]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -37,8 +38,11 @@ GRACE_SECONDS: Final = 2.0
 _LIMIT: Final = 64
 _IDLE_SECONDS: Final = 10.0
 
+Refusal = Callable[[int], Exception | None]
+"""Gives why there can be no further call while so many go on whose callers have left; None if there can."""
 
-class _Worker:
+
+class _PoolThread:
     """One thread; ``is_abandoned`` once nobody waits for what it does."""
 
     __slots__ = ("is_abandoned",)
@@ -47,17 +51,20 @@ class _Worker:
         self.is_abandoned = False
 
 
-class Job:
+class ThreadCall:
     """One call that was handed to the pool."""
 
     __slots__ = (
         "args",
         "claim",
         "context",
+        "discard",
         "error",
         "fn",
         "is_abandoned",
         "is_done",
+        "is_left",
+        "meeting",
         "on_done",
         "value",
         "waiter",
@@ -70,25 +77,35 @@ class Job:
         args: tuple[Any, ...],
         context: contextvars.Context,
         on_done: Callable[[], None] | None,
+        discard: Callable[[Any], object] | None,
     ) -> None:
         self.fn: Callable[..., Any] = fn
         self.args = args
         self.context = context
         self.on_done = on_done
+        self.discard = discard
         self.claim = threading.Lock()
+        self.meeting = None if discard is None else threading.Lock()
         self.value: Any = None
         self.error: BaseException | None = None
-        self.worker: _Worker | None = None
+        self.worker: _PoolThread | None = None
         self.waiter: trio.lowlevel.Task | None = None
         self.is_done = False
+        self.is_left = False
         self.is_abandoned = False
 
     def run(self) -> None:
         """Make the call, in a worker thread; whatever it raises is kept for whoever waits, ``SystemExit`` too."""
         try:
             self.value = self.context.run(self.fn, *self.args)
+            self.meet()
         except BaseException as error:  # noqa: BLE001 - as said
             self.error = error
+
+    def meet(self) -> None:
+        """Discard what the call gave, if the other one has been here: the thread that made it, or who left it."""
+        if self.discard is not None and self.meeting is not None and not self.meeting.acquire(blocking=False):
+            self.discard(self.value)
 
 
 class WorkerThreads:
@@ -100,9 +117,12 @@ class WorkerThreads:
         idle_seconds: after how long without work a thread ends; None for never.
         is_strict: whether a thread that does not come back keeps its place, so that there are never more threads than
             ``limit``, and always the same ones if none goes idle.
+        refusal: says whether there may be another call, after callers have left theirs.
+        told_of_leaving: is told how many calls go on whose callers have left, whenever one more does.
 
     Attributes:
         stuck: threads that were given up and still run; with them there are at most twice ``limit``.
+        abandoned: calls that go on although their callers have left them.
     """
 
     def __init__(
@@ -112,13 +132,18 @@ class WorkerThreads:
         idle_seconds: float | None = _IDLE_SECONDS,
         *,
         is_strict: bool = False,
+        refusal: Refusal | None = None,
+        told_of_leaving: Callable[[int], object] | None = None,
     ) -> None:
         self.stuck = 0
+        self.abandoned = 0
+        self._refusal = refusal
+        self._told_of_leaving = told_of_leaving
         self._is_strict = is_strict
         self._limit = limit
         self.grace_seconds = grace_seconds
         self._idle_seconds = idle_seconds
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ThreadCall | None] = queue.SimpleQueue()
         self._finished: deque[Callable[[], None]] = deque()
         self._is_waking = False
         self._open_jobs = 0
@@ -128,6 +153,20 @@ class WorkerThreads:
         self._limiter = trio.CapacityLimiter(math.inf)
         self._closing = trio.Event()
         self._closed = trio.Event()
+        self._waiting_for_idle = trio.lowlevel.ParkingLot()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call has not ended, with those whose callers have left."""
+        return self._open_jobs > 0
+
+    async def idle(self) -> None:
+        """Wait until every call has ended.
+
+        Cancellation: at once.
+        """
+        while self._open_jobs:
+            await self._waiting_for_idle.park()
 
     @property
     def is_crowded(self) -> bool:
@@ -136,40 +175,48 @@ class WorkerThreads:
 
     # Life
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Host the threads until :meth:`aclose`; to be started with ``nursery.start``.
+    async def run(
+        self, *, is_shielded: bool = True, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Host the threads until :meth:`close`; to be started with ``nursery.start``.
 
         Ownership: all threads of the pool; those that are stuck ``grace_seconds`` after the end are left behind.
 
         Cancellation: shielded, because those who are cancelled need threads for cleaning up; whoever starts this must
-        call :meth:`aclose`.
+        close the pool.  Unless it ``is_shielded`` it ends at once, and leaves threads behind that are busy.
         """
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope() as scope:
             try:
                 async with trio.open_nursery() as nursery:
                     self._loop = trio.lowlevel.current_trio_token()
                     self._nursery = nursery
                     task_status.started()
-                    await self._closing.wait()
-                    self._nursery = None
+                    # Whoever was cancelled while this started knows nothing of it, and would not close it.
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    scope.shield = is_shielded
+                    try:
+                        await self._closing.wait()
+                    finally:
+                        self._nursery = None
+                        for _ in range(self._workers + self.stuck):
+                            self._queue.put(None)
                     nursery.cancel_scope.deadline = trio.current_time() + self.grace_seconds
-                    self._dismiss()
             finally:
                 self._nursery = None
                 self._closed.set()
+
+    def close(self) -> None:
+        """Take no more calls and let :meth:`run` end, without waiting for that."""
+        self._closing.set()
 
     async def aclose(self) -> None:
         """End all threads, and return when :meth:`run` has ended.  May be called twice, and before :meth:`run`.
 
         Cancellation: at once; the threads end all the same.
         """
-        self._closing.set()
+        self.close()
         if self._loop is not None:
             await self._closed.wait()
-
-    def _dismiss(self) -> None:
-        for _ in range(self._workers + self.stuck):
-            self._queue.put(None)
 
     # Calls
 
@@ -180,6 +227,7 @@ class WorkerThreads:
         on_cancel: Callable[[], None] | None = None,
         context: contextvars.Context | None = None,
         may_leave: bool = False,
+        discard: Callable[[_T], object] | None = None,
     ) -> _T:
         """Call ``fn`` in a thread and give what it returns.
 
@@ -188,10 +236,11 @@ class WorkerThreads:
             args: its arguments.
             on_cancel: called when the caller is cancelled while ``fn`` runs; should make ``fn`` end.
             may_leave: whether a caller that is cancelled leaves ``fn`` running in its thread, and its result to nobody.
+            discard: gets what a call gives whose caller has left it, once: in its thread, or here if that is done.
             context: the context that ``fn`` runs in, a copy of the caller's by default.
 
         Raises:
-            BaseException: whatever ``fn`` raises.
+            BaseException: whatever ``fn`` raises; or what the pool's ``refusal`` gives.
             RuntimeError: the pool does not run.
 
         Ownership: the call; it has ended, or its thread was given up, when this returns, unless it ``may_leave``.
@@ -200,18 +249,26 @@ class WorkerThreads:
         ``grace_seconds``, or left.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        job = self.start(fn, *args, context=context)
+        if self._refusal is not None and (refused := self._refusal(self.abandoned)) is not None:
+            raise refused
+        job = self.start(fn, *args, context=context, discard=discard)
         try:
             await self._wait(job)
         except BaseException:
             if not self._withdraw(job):
                 if on_cancel is not None:
                     on_cancel()
-                if not may_leave:
+                if may_leave:
+                    self._leave(job)
+                else:
                     await self.finish(job)
             raise
         if job.error is not None:
-            raise job.error
+            try:
+                raise job.error
+            finally:
+                # The error's traceback has this frame, which must not have the error.
+                del job
         return cast("_T", job.value)
 
     def start(
@@ -220,7 +277,8 @@ class WorkerThreads:
         *args: *_Ts,
         on_done: Callable[[], None] | None = None,
         context: contextvars.Context | None = None,
-    ) -> Job:
+        discard: Callable[[Any], object] | None = None,
+    ) -> ThreadCall:
         """Hand a call over without waiting for it; the caller must see to its end with :meth:`finish`.
 
         ``on_done`` is called on the event loop when the call has ended, unless it was given up.
@@ -230,13 +288,13 @@ class WorkerThreads:
         """
         if self._nursery is None:
             raise RuntimeError("the worker threads do not run: what they belong to is not loaded yet, or was closed")
-        job = Job(fn, args, contextvars.copy_context() if context is None else context, on_done)
+        job = ThreadCall(fn, args, contextvars.copy_context() if context is None else context, on_done, discard)
         self._open_jobs += 1
         self._queue.put(job)
         self._hire()
         return job
 
-    async def finish(self, job: Job, seconds: float | None = None) -> bool:
+    async def finish(self, job: ThreadCall, seconds: float | None = None) -> bool:
         """Wait for a call to end; give its thread up after ``seconds`` (``grace_seconds`` by default) and say False.
 
         Cancellation: shielded, for it is bounded.
@@ -259,7 +317,7 @@ class WorkerThreads:
 
     # On the event loop
 
-    async def _wait(self, job: Job) -> None:
+    async def _wait(self, job: ThreadCall) -> None:
         if job.is_done:
             await trio.lowlevel.checkpoint()
             return
@@ -278,31 +336,45 @@ class WorkerThreads:
         while finished:
             finished.popleft()()
 
-    def _settle(self, job: Job) -> None:
+    def _settle(self, job: ThreadCall) -> None:
         if job.is_abandoned:
             return
-        self._open_jobs -= 1
         job.is_done = True
+        self._forget()
+        if job.is_left:
+            self.abandoned -= 1
         waiter, job.waiter = job.waiter, None
         if waiter is not None:
             trio.lowlevel.reschedule(waiter)
         if job.on_done is not None:
             job.on_done()
 
-    def _withdraw(self, job: Job) -> bool:
+    def _withdraw(self, job: ThreadCall) -> bool:
         """Take back a call that no thread has begun; it stays in the queue, and whoever finds it there drops it."""
         if not job.claim.acquire(blocking=False):
             return False
-        self._open_jobs -= 1
         job.is_abandoned = True
+        self._forget()
         job.fn, job.args = _nothing, ()
         return True
 
-    def _give_up(self, job: Job) -> None:
+    def _leave(self, job: ThreadCall) -> None:
+        job.is_left = True
+        self.abandoned += 1
+        if self._told_of_leaving is not None:
+            self._told_of_leaving(self.abandoned)
+        job.meet()
+
+    def _forget(self) -> None:
+        self._open_jobs -= 1
+        if not self._open_jobs and self._waiting_for_idle:
+            self._waiting_for_idle.unpark_all()
+
+    def _give_up(self, job: ThreadCall) -> None:
         if job.is_done or self._withdraw(job) or self._is_strict:
             return
         job.is_abandoned = True
-        self._open_jobs -= 1
+        self._forget()
         worker = job.worker
         if worker is not None and not worker.is_abandoned:
             worker.is_abandoned = True
@@ -317,9 +389,9 @@ class WorkerThreads:
             return
         if self._workers < self._limit and self._workers + self.stuck < 2 * self._limit:
             self._workers += 1
-            nursery.start_soon(self._host, _Worker(), name="worker thread of user code")
+            nursery.start_soon(self._host, _PoolThread(), name="worker thread of user code")
 
-    async def _host(self, worker: _Worker) -> None:
+    async def _host(self, worker: _PoolThread) -> None:
         """Own one thread.
 
         Cancellation: at once; only stuck threads are left then, and they end with what they do.
@@ -334,7 +406,7 @@ class WorkerThreads:
 
     # In the threads
 
-    def _work(self, worker: _Worker) -> None:
+    def _work(self, worker: _PoolThread) -> None:
         while not worker.is_abandoned:
             try:
                 job = self._queue.get(timeout=self._idle_seconds)
@@ -345,11 +417,8 @@ class WorkerThreads:
             if job.claim.acquire(blocking=False):
                 job.worker = worker
                 job.run()
-                self._report(job)
+                self.wake(partial(self._settle, job))
             del job
-
-    def _report(self, job: Job) -> None:
-        self.wake(partial(self._settle, job))
 
 
 def _nothing() -> None:

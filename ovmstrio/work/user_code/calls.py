@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
+from types import MappingProxyType
 from typing import Any, Final
 
 import trio
 
-__all__ = ["UserCodeRaisedError", "call_here", "call_on_loop", "is_async", "text_of"]
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+
+__all__ = [
+    "UserCodeRaisedError",
+    "call_here",
+    "call_in_thread",
+    "call_on_loop",
+    "call_user_code",
+    "is_async",
+    "text_of",
+]
 
 _OF_THE_LOOP: Final = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
 """What passes through user code without being its own, alone or in groups."""
+
+_NO_KEYWORDS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 _ASYNC_CODE: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -38,15 +53,84 @@ def is_async(method: Any) -> bool:
     return code is not None and bool(code.co_flags & _ASYNC_CODE)
 
 
-def call_here(method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+async def call_user_code(
+    threads: WorkerThreads,
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    keywords: Mapping[str, Any] = _NO_KEYWORDS,
+    *,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    context: Context | None = None,
+    on_cancel: Callable[[], None] | None = None,
+    may_leave: bool = False,
+) -> Any:
+    """Call a function where it belongs: in a thread, or on the event loop if it is ``async def`` or gives an awaitable.
+
+    Args:
+        threads: where plain functions run.
+        function: the user's.
+        args: its arguments.
+        keywords: those by name.
+        around: gives what the code runs in, wherever that is.
+        context: stands for ``around`` in a thread: the contextvars of which a plain function sees a copy.
+        on_cancel: as :meth:`WorkerThreads.call`, as the next.
+        may_leave: whether a plain function that runs is left when the caller is cancelled.
+
+    Raises:
+        UserCodeRaisedError: it raised.
+
+    Cancellation: of a plain function as :meth:`WorkerThreads.call`; other code is cancelled where it waits.
+    """
+    if is_async(function):
+        with around():
+            return await call_on_loop(function, args, keywords)
+    inside = around if context is None else nullcontext
+    own = None if context is None else context.copy()
+    result = await threads.call(
+        call_here, function, args, keywords, inside, on_cancel=on_cancel, context=own, may_leave=may_leave
+    )
+    if isinstance(result, UserCodeRaisedError):
+        raise result
+    if inspect.isawaitable(result):
+        with around():
+            return await call_on_loop(lambda: result)
+    return result
+
+
+async def call_in_thread(threads: WorkerThreads, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a plain function in a thread, and leave it there if the caller is cancelled.
+
+    Raises:
+        UserCodeRaisedError: it raised.
+        Exception: the pool refuses the call.
+
+    Ownership: the arguments until the call has ended, which may be after this has been cancelled.
+
+    Cancellation: at once; a call that has begun goes on.
+    """
+    result = await threads.call(call_here, function, args, may_leave=True)
+    if isinstance(result, UserCodeRaisedError):
+        raise result
+    return result
+
+
+def call_here(
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any] = _NO_KEYWORDS,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Any:
     """Call a plain function in a thread of its own; what it raises is given back as a ``UserCodeRaisedError``."""
     try:
-        return method(*args)
+        with around():
+            return method(*args, **keywords)
     except BaseException as error:  # noqa: BLE001 - the border of user code
         return UserCodeRaisedError(error)
 
 
-async def call_on_loop(method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+async def call_on_loop(
+    method: Callable[..., Any], args: tuple[Any, ...] = (), keywords: Mapping[str, Any] = _NO_KEYWORDS
+) -> Any:
     """Call a function on the event loop, and await what it gives if that can be awaited.
 
     Raises:
@@ -55,7 +139,7 @@ async def call_on_loop(method: Callable[..., Any], args: tuple[Any, ...]) -> Any
     Cancellation: where the user code waits.
     """
     try:
-        result = method(*args)
+        result = method(*args, **keywords)
         return await result if inspect.isawaitable(result) else result
     except BaseExceptionGroup as group:
         of_the_loop = group.subgroup(_OF_THE_LOOP)

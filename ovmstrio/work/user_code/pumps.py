@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
-from ovmstrio.work.threads.worker_threads import Job, WorkerThreads
+from ovmstrio.work.threads.worker_threads import ThreadCall, WorkerThreads
 
 __all__ = ["CREDIT", "AsyncPump", "End", "Failed", "Pump", "ThreadPump"]
 
@@ -82,7 +82,7 @@ class ThreadPump(Generic[_T]):
         self._threads = threads
         self._context = context
         self._items: deque[_T | End | Failed] = deque()
-        self._turn: Job | None = None
+        self._turn: ThreadCall | None = None
         self._waiter: trio.lowlevel.Task | None = None
         self._is_awaited = False
         self._is_ended = False

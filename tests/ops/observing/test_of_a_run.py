@@ -19,8 +19,8 @@ from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops import Op, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.executor.processes import Source
-from ovmstrio.runtimes.ops.executor.processes.source import Loaded
+from ovmstrio.runtimes.ops.executor.processes import PipelineSource
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.analyst import Analyst
 from ovmstrio.runtimes.ops.observing.observing import Observing, open_observing
@@ -111,17 +111,17 @@ async def test_line_of_a_batch_lists_its_samples(directory: Path) -> None:
     assert seen["batches"] == {"3": 1}
 
 
-def load(argument: str) -> Loaded:
+def load(argument: str) -> LoadedPipeline:
     """Make the pipeline of a worker process."""
     del argument
-    return Loaded(text_graph("a<@", make=Plain), settings(is_thread_op=False))
+    return LoadedPipeline(text_graph("a<@", make=Plain), settings(is_thread_op=False))
 
 
 async def test_lines_of_worker_processes(directory: Path) -> None:
     """What hooks log in processes of their own is in the same file, with its ids."""
     of = settings(is_thread_op=False)
     async with open_observing(of) as observing:
-        source = Source(f"{__name__}:load")
+        source = PipelineSource(f"{__name__}:load")
         graph = text_graph("a<@", make=Plain)
         async with open_executor(graph, of, hooks=observing.hooks, source=source) as executor:
             await _ask(executor, "x", 33)

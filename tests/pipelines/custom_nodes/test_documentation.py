@@ -9,6 +9,7 @@ import numpy as np
 
 from ovmstrio.runtimes.pipelines.custom_nodes.opening import open_custom_node
 from tests.support.native_nodes import compiled
+from tests.support.tasks import hosting
 
 PAGE = Path(__file__).parents[3] / "docs" / "custom_nodes.md"
 X = {"x": np.array([[0.25, 1.0]], np.float32)}
@@ -25,9 +26,10 @@ async def test_the_node_in_c_computes(tmp_path: Path) -> None:
     source = tmp_path / "threshold.c"
     source.write_text(example("c"))
     library = compiled(source, tmp_path / "threshold.so", "-Wall", "-Werror")
-    node = await open_custom_node(library, "node", {"limit": "0.5"})
-    assert (await node.execute(X))["y"].tolist() == [[0, 1]]
-    await node.aclose()
+    async with hosting() as tasks:
+        node = await open_custom_node(library, "node", {"limit": "0.5"}, tasks=tasks)
+        assert (await node.execute(X))["y"].tolist() == [[0, 1]]
+        await node.aclose()
 
 
 async def test_the_node_in_python_computes(tmp_path: Path) -> None:
@@ -35,6 +37,7 @@ async def test_the_node_in_python_computes(tmp_path: Path) -> None:
     file = tmp_path / "scale.py"
     file.write_text(example("python"))
     for params, expected in (({}, [[0.5, 2]]), ({"factor": "4"}, [[1, 4]])):
-        node = await open_custom_node(file, "node", params)
-        assert (await node.execute(X))["y"].tolist() == expected
-        await node.aclose()
+        async with hosting() as tasks:
+            node = await open_custom_node(file, "node", params, tasks=tasks)
+            assert (await node.execute(X))["y"].tolist() == expected
+            await node.aclose()

@@ -16,29 +16,33 @@ from ovmstrio.runtimes.pipelines.custom_nodes.opening import open_custom_node
 from ovmstrio.runtimes.pipelines.custom_nodes.python import PythonNode
 from tests.support.custom_nodes import write_node
 from tests.support.native_nodes import copy_of_fixture
+from tests.support.tasks import hosting
 
 X = {"x": np.array([[1.0, 2.0]], np.float32)}
 
 
 async def test_files_and_names_open_what_they_are(tmp_path: Path) -> None:
     """Each keeps to the same port."""
-    python = await open_custom_node(write_node(tmp_path), "node", {"factor": "3"})
-    native = await open_custom_node(copy_of_fixture(tmp_path), "node", {})
-    add_one = await open_custom_node(Path("add_one"), "node", {})
-    in_container = await open_custom_node(Path("/ovms/lib/custom_nodes/libcustom_node_add_one.so"), "node", {})
-    kinds = [type(node) for node in (python, native, add_one, in_container)]
-    assert kinds == [PythonNode, NativeNode, BuiltinNode, BuiltinNode]
-    assert (await python.execute(X))["y"].tolist() == [[3, 6]]
-    assert (await native.execute(X))["y"].tolist() == [[1, 2]]
-    for node in (python, native, add_one, in_container):
-        await node.aclose()
+    async with hosting() as tasks:
+        python = await open_custom_node(write_node(tmp_path), "node", {"factor": "3"}, tasks=tasks)
+        native = await open_custom_node(copy_of_fixture(tmp_path), "node", {}, tasks=tasks)
+        add_one = await open_custom_node(Path("add_one"), "node", {}, tasks=tasks)
+        in_container = await open_custom_node(
+            Path("/ovms/lib/custom_nodes/libcustom_node_add_one.so"), "node", {}, tasks=tasks
+        )
+        kinds = [type(node) for node in (python, native, add_one, in_container)]
+        assert kinds == [PythonNode, NativeNode, BuiltinNode, BuiltinNode]
+        assert (await python.execute(X))["y"].tolist() == [[3, 6]]
+        assert (await native.execute(X))["y"].tolist() == [[1, 2]]
+        for node in (python, native, add_one, in_container):
+            await node.aclose()
 
 
 async def test_shared_libraries_may_run_in_processes(tmp_path: Path) -> None:
-    """Where there is a nursery for them; Python files stay."""
+    """Where they are to be isolated; Python files stay."""
     async with trio.open_nursery() as nursery:
-        native = await open_custom_node(copy_of_fixture(tmp_path), "node", {}, processes=nursery)
-        python = await open_custom_node(write_node(tmp_path), "node", {}, processes=nursery)
+        native = await open_custom_node(copy_of_fixture(tmp_path), "node", {}, tasks=nursery, is_isolated=True)
+        python = await open_custom_node(write_node(tmp_path), "node", {}, tasks=nursery, is_isolated=True)
         assert [type(node) for node in (native, python)] == [IsolatedNode, PythonNode]
         assert (await native.execute(X))["y"].tolist() == [[1, 2]]
         await native.aclose()
@@ -48,11 +52,12 @@ async def test_shared_libraries_may_run_in_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "text"), [("none.so", "there is no such file"), (".", "it is a folder")])
 async def test_what_is_no_file_is_named_with_what_is_built_in(tmp_path: Path, name: str, text: str) -> None:
     """A short name that is misspelt ends here too."""
-    with pytest.raises(ConfigError) as raised:
-        await open_custom_node(tmp_path / name, "node", {})
-    (problem,) = raised.value.problems
-    assert text in problem.message
-    assert "add_one, east_ocr" in problem.suggestion
+    async with hosting() as tasks:
+        with pytest.raises(ConfigError) as raised:
+            await open_custom_node(tmp_path / name, "node", {}, tasks=tasks)
+        (problem,) = raised.value.problems
+        assert text in problem.message
+        assert "add_one, east_ocr" in problem.suggestion
 
 
 async def test_errors_of_python_files_can_be_hidden(tmp_path: Path) -> None:
@@ -64,8 +69,9 @@ async def test_errors_of_python_files_can_be_hidden(tmp_path: Path) -> None:
         def execute(inputs, params):
             raise ValueError("secret")
     """
-    node = await open_custom_node(write_node(tmp_path, source), "node", {}, hide_errors=True)
-    with pytest.raises(RuntimeError) as raised:
-        await node.execute(X)
-    await node.aclose()
-    assert "secret" not in str(raised.value)
+    async with hosting() as tasks:
+        node = await open_custom_node(write_node(tmp_path, source), "node", {}, tasks=tasks, hide_errors=True)
+        with pytest.raises(RuntimeError) as raised:
+            await node.execute(X)
+        await node.aclose()
+        assert "secret" not in str(raised.value)

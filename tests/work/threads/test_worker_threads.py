@@ -6,15 +6,16 @@ import contextvars
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from ovmstrio.work.threads.worker_threads import Job, WorkerThreads
+from ovmstrio.work.threads.worker_threads import ThreadCall, WorkerThreads
 from tests.support.threads import until
 
 
@@ -159,7 +160,7 @@ async def test_a_call_that_does_not_end_is_given_up() -> None:
     await until(lambda: busy_threads() == 0)
 
 
-async def give_up(threads: WorkerThreads, job: Job) -> None:
+async def give_up(threads: WorkerThreads, job: ThreadCall) -> None:
     """Lose patience with a call that runs."""
     await until(lambda: job.worker is not None)
     assert not await threads.finish(job)
@@ -306,3 +307,115 @@ async def test_threads_may_never_go_idle() -> None:
         await trio.sleep(0.05)
         assert await threads.call(threading.get_ident) == one
         assert busy_threads() == 1
+
+
+async def left_alone(threads: WorkerThreads, work: Callable[[], Any], **options: Any) -> None:
+    """Begin a call and leave it."""
+    began = threading.Event()
+
+    def begin() -> Any:
+        began.set()
+        return work()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(threads.call, begin, may_leave=True, **options))
+        await until(began.is_set)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_call_gives_whose_caller_has_left_is_discarded_once() -> None:
+    """In its thread; what a caller takes is not discarded, nor is there anything if the call fails."""
+    gate = threading.Event()
+    discarded: list[Any] = []
+
+    def discard(value: object) -> None:
+        discarded.append((value, threading.get_ident() != here))
+
+    def fail() -> None:
+        gate.wait(5)
+        raise ValueError
+
+    here = threading.get_ident()
+    async with pool() as threads:
+        assert await threads.call(lambda: "taken", may_leave=True, discard=discard) == "taken"
+        await left_alone(threads, lambda: gate.wait(5), discard=discard)
+        await left_alone(threads, fail, discard=discard)
+        assert (threads.abandoned, discarded) == (2, [])
+        gate.set()
+        with trio.fail_after(5):
+            await threads.idle()
+    assert (threads.abandoned, discarded) == (0, [(True, True)])
+
+
+async def test_what_is_made_while_the_caller_leaves_is_discarded_once() -> None:
+    """Whichever of the two comes first, however often it is tried."""
+    kept: set[int] = set()
+    made: list[int] = []
+    discarded: list[int] = []
+
+    def make(number: int) -> int:
+        made.append(number)
+        return number
+
+    async def take(number: int, scope: trio.CancelScope) -> None:
+        with scope:
+            kept.add(await threads.call(make, number, may_leave=True, discard=discarded.append))
+
+    async with pool(limit=2) as threads:
+        for number in range(300):
+            scope = trio.CancelScope()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take, number, scope)
+                for _ in range(number % 3):
+                    await trio.lowlevel.checkpoint()
+                if number % 5:
+                    while number not in made and number % 3:
+                        await trio.lowlevel.checkpoint()
+                scope.cancel()
+        await threads.idle()
+    assert sorted([*discarded, *kept]) == sorted(made)
+
+
+async def test_calls_are_refused_while_too_many_go_on_without_callers() -> None:
+    """In the words of the pool's user, who is told of each that is left; those that wait for a place are not."""
+    gate = threading.Event()
+    told: list[int] = []
+
+    def refusal(abandoned: int) -> Exception | None:
+        return TimeoutError(f"{abandoned} do not end") if abandoned >= 2 else None
+
+    async with pool(limit=2, is_strict=True, refusal=refusal, told_of_leaving=told.append) as threads:
+        for _ in range(2):
+            await left_alone(threads, gate.wait)
+        assert (told, threads.abandoned, threads.is_busy) == ([1, 2], 2, True)
+        with pytest.raises(TimeoutError, match="2 do not end"):
+            await threads.call(print)
+        gate.set()
+        with trio.fail_after(5):
+            await threads.idle()
+        assert (threads.abandoned, threads.is_busy) == (0, False)
+        assert await threads.call(lambda: 7) == 7
+
+
+async def test_a_pool_may_end_with_its_owner() -> None:
+    """It leaves a thread behind that is busy, which ends with what it does."""
+    gate = threading.Event()
+    async with trio.open_nursery() as nursery:
+        threads = WorkerThreads(idle_seconds=None)
+        await nursery.start(partial(threads.run, is_shielded=False))
+        await threads.call(print)
+        await left_alone(threads, gate.wait)
+        nursery.cancel_scope.cancel()
+    assert busy_threads() >= 1
+    gate.set()
+    await until(lambda: busy_threads() == 0)
+
+
+async def test_who_is_cancelled_while_a_pool_starts_need_not_close_it() -> None:
+    """It has not begun to outlive anybody."""
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await nursery.start(WorkerThreads().run)
+            assert scope.cancelled_caught

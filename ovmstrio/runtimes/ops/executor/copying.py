@@ -10,9 +10,9 @@ import numpy as np
 
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.bounded_threads import BoundedThreads
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.work.user_code.calls import text_of
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.work.user_code.calls import call_in_thread, text_of
 
 __all__ = ["Copier"]
 
@@ -26,10 +26,14 @@ class Copier:
 
     Args:
         threads: how many threads there may be.
+
+    Attributes:
+        threads: where large ones are copied, which somebody has to host.
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = BoundedThreads(threads, "copies of outputs")
+        refusal = failures.refusal(threads / 2, "copies of outputs")
+        self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
 
     async def copies(self, output: dict[str, Any], count: int) -> list[dict[str, Any]]:
         """Give each of several takers an output of its own; the last one gets the original.
@@ -46,7 +50,7 @@ class Copier:
         try:
             if _is_small(output):
                 return [*_copied(output, count - 1), output]
-            return [*await self._threads.call(_copied, output, count - 1), output]
+            return [*await call_in_thread(self.threads, _copied, output, count - 1), output]
         except Exception as error:
             text = f"an output that several need cannot be copied: {text_of(failures.cause_of(error))}"
             raise OpFailure(CustomExceptionCode.UNKNOW.value, text) from error

@@ -13,14 +13,14 @@ import trio
 
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.bounded_threads import BoundedThreads
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.op import RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.packing import as_response
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
-from ovmstrio.work.user_code.calls import is_async, text_of
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.work.user_code.calls import call_in_thread, is_async, text_of
+from ovmstrio.work.user_code.loop_calls import LoopCalls
 
 __all__ = ["PACK_SECONDS", "PROFILE_KEY", "Ends", "failed", "without_profile"]
 
@@ -68,14 +68,17 @@ class Ends:
     Args:
         graph: has both.
         threads: how many threads there may be, and how many calls on the loop that do not end.
-        calls: runs hooks on the loop.
+        nursery: hosts hooks on the loop.
+
+    Attributes:
+        threads: where they run, which somebody has to host.
     """
 
-    def __init__(self, graph: OpGraph, threads: int, calls: LoopCalls) -> None:
+    def __init__(self, graph: OpGraph, threads: int, nursery: trio.Nursery) -> None:
         self._request, self._response = graph.request, graph.response
-        self._threads = BoundedThreads(threads, _HOOKS)
-        self._most_left_alone = threads
-        self._calls = calls
+        refusal = failures.refusal(threads / 2, _HOOKS)
+        self.threads = WorkerThreads(threads, is_strict=True, refusal=refusal)
+        self._calls = LoopCalls(nursery, failures.closed, failures.refusal(threads, _HOOKS))
         self._packing: set[trio.CancelScope] = set()
         self._is_hurried = False
 
@@ -131,10 +134,8 @@ class Ends:
 
     async def _call(self, hook: Callable[[Any], Any], argument: Any, *, is_quick: bool) -> Any:
         if is_async(hook):
-            if self._calls.left_alone >= self._most_left_alone:
-                raise TimeoutError(f"{self._calls.left_alone} {_HOOKS} do not end")
             return await self._calls.call(hook, argument)
-        return hook(argument) if is_quick else await self._threads.call(hook, argument)
+        return hook(argument) if is_quick else await call_in_thread(self.threads, hook, argument)
 
 
 def _elements(data: ChannelData) -> int:

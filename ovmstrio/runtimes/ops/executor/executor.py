@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -15,7 +16,6 @@ from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.admission import Admission
 from ovmstrio.runtimes.ops.executor.copying import Copier
 from ovmstrio.runtimes.ops.executor.ends import PROFILE_KEY, Ends, failed, without_profile
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.request import RequestRun
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
@@ -46,7 +46,7 @@ class Executor:
         hooks: are told of requests.
         traffic: knows what moves.
         numbers: the numbers that requests get.
-        calls: runs async hooks of the graph's ends.
+        nursery: hosts hooks of the graph's ends, and copies.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Executor:
         hooks: OpHooks,
         traffic: Traffic,
         numbers: Iterator[int],
-        calls: LoopCalls,
+        nursery: trio.Nursery,
     ) -> None:
         self.graph = graph
         self._dag = settings.dag
@@ -67,12 +67,21 @@ class Executor:
         self._traffic = traffic
         self._numbers = numbers
         self._admission = Admission(settings.worker_num, settings.dag.max_queue)
-        self._ends = Ends(graph, 2 * settings.worker_num, calls)
+        self._ends = Ends(graph, 2 * settings.worker_num, nursery)
         self._copier = Copier(2 * settings.worker_num)
+        self._nursery = nursery
         self._running: set[trio.CancelScope] = set()
         self._asked = 0
         self._is_cut = False
         self._idle = trio.Event()
+
+    async def start(self) -> None:
+        """Have threads, which end with the nursery; those that are busy then are left to themselves.
+
+        Cancellation: at once.
+        """
+        for threads in (self._ends.threads, self._copier.threads):
+            await self._nursery.start(partial(threads.run, is_shielded=False))
 
     # State
 

@@ -11,12 +11,14 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
+from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.hooks import Hook
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.runtimes.ops.settings import OpSettings
-from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_here, is_async
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread, is_async
+from ovmstrio.work.user_code.loop_calls import LoopCalls
 
 __all__ = ["Instance", "hooks_of", "init_failed", "start_instance"]
 
@@ -33,16 +35,17 @@ class Instance:
         preprocess: its hook of that name, as the others.
     """
 
-    def __init__(self, op: Op, settings: OpSettings, calls: LoopCalls) -> None:
+    def __init__(self, op: Op, settings: OpSettings, nursery: trio.Nursery) -> None:
         self.op = op
         self.settings = settings
         self.preprocess, self.process, self.postprocess = hooks_of(op)
-        self._calls = calls
+        self._calls = LoopCalls(nursery, failures.closed)
         # A thread whose caller has gone still runs, and nothing else of its batch may have to wait for it; but where
         # very many attempts are made, the last of them do rather than that there is no end of threads.
         attempts = settings.batch_size * max(1, settings.retry)
-        self._attempts = trio.CapacityLimiter(min(attempts, _MOST_ATTEMPTS) + 1)
-        self._threads = trio.CapacityLimiter(2)
+        self._attempts = WorkerThreads(min(attempts, _MOST_ATTEMPTS) + 1, is_strict=True)
+        self._threads = WorkerThreads(2, is_strict=True)
+        self._places = self._threads, self._attempts, self._calls
 
     @property
     def is_processing(self) -> bool:
@@ -52,16 +55,15 @@ class Instance:
     @property
     def is_busy(self) -> bool:
         """Whether a hook still runs."""
-        return bool(self._threads.borrowed_tokens or self._attempts.borrowed_tokens or self._calls.running)
+        return any(place.is_busy for place in self._places)
 
     async def idle(self) -> None:
         """Wait until no hook runs any more.
 
         Cancellation: at once.
         """
-        await _until_free(self._threads)
-        await _until_free(self._attempts)
-        await self._calls.idle()
+        for place in self._places:
+            await place.idle()
 
     async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run code of the Op that may block, and that nobody else waits for.
@@ -71,7 +73,7 @@ class Instance:
 
         Cancellation: at once; the thread goes on, and the instance is busy until it has ended.
         """
-        return await _in_thread(self._threads, function, args)
+        return await call_in_thread(self._threads, function, *args)
 
     async def on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
         """Run code of the Op on the loop.
@@ -101,7 +103,7 @@ class Instance:
         call = partial(self.process, [dict(feed)], data_id=data_id, log_id=data_id)
         if self.process.is_async:
             return await self.on_loop(call)
-        return await _in_thread(self._attempts, call, ())
+        return await call_in_thread(self._attempts, call)
 
     async def ask(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call another method of the Op where it belongs.
@@ -116,8 +118,18 @@ class Instance:
             return await self.on_loop(method, *args)
         return await self.in_thread(method, *args)
 
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Have threads, which end with :meth:`close` or the nursery; those that are busy then are left to themselves.
+
+        Cancellation: at once.
+        """
+        for threads in (self._threads, self._attempts):
+            await nursery.start(partial(threads.run, is_shielded=False))
+
     def close(self) -> None:
-        """Let go of the model."""
+        """Let go of the model and the threads."""
+        self._threads.close()
+        self._attempts.close()
         if self.op.client is not None:
             self.op.client.close()
 
@@ -135,26 +147,8 @@ def hooks_of(op: Op) -> tuple[Hook, Hook, Hook]:
     )
 
 
-async def _in_thread(limiter: trio.CapacityLimiter, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    result = await trio.to_thread.run_sync(call_here, function, args, abandon_on_cancel=True, limiter=limiter)
-    if isinstance(result, UserCodeRaisedError):
-        raise result
-    return result
-
-
-async def _until_free(limiter: trio.CapacityLimiter) -> None:
-    tokens = [object() for _ in range(int(limiter.total_tokens))]
-    try:
-        for token in tokens:
-            await limiter.acquire_on_behalf_of(token)
-    finally:
-        for token in tokens:
-            if token in limiter.statistics().borrowers:
-                limiter.release_on_behalf_of(token)
-
-
 async def start_instance(
-    template: Op, settings: OpSettings, index: int, make_predictor: MakePredictor | None, calls: LoopCalls
+    template: Op, settings: OpSettings, index: int, make_predictor: MakePredictor | None, nursery: trio.Nursery
 ) -> Instance:
     """Make a worker's copy of an Op, with its model, and run its ``init_op``.
 
@@ -163,7 +157,7 @@ async def start_instance(
         settings: what holds for it.
         index: the worker's number.
         make_predictor: makes what runs its model.
-        calls: runs its async hooks, and those of no other copy.
+        nursery: hosts its hooks.
 
     Raises:
         ConfigError: its hooks cannot be called, its model cannot be loaded, or ``init_op`` raised, whose traceback the
@@ -177,11 +171,12 @@ async def start_instance(
     op.concurrency_idx = index
     op.client_type = settings.client_type
     op._fetch_names = settings.fetch_list  # noqa: SLF001 - an attribute that services read
-    instance = Instance(op, settings, calls)
-    if settings.has_model and make_predictor is not None:
-        op.client = await make_predictor(settings, index)
-        op.with_serving = True
+    instance = Instance(op, settings, nursery)
     try:
+        await instance.start(nursery)
+        if settings.has_model and make_predictor is not None:
+            op.client = await make_predictor(settings, index)
+            op.with_serving = True
         await _init(instance)
     except BaseException:
         instance.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.ops.codes import CustomException, CustomExceptionCode, product_number
 from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
+from ovmstrio.work.threads.worker_threads import Refusal
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, text_of
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "lost",
     "of_product",
     "out_of_time",
+    "refusal",
     "returned_by_process",
     "unforeseen",
 ]
@@ -36,6 +38,11 @@ class OpFailure(Exception):
         self.info = info
         self.is_product = is_product
         self.is_overload = is_overload
+
+
+def refusal(most: float, what: str) -> Refusal:
+    """Refuse calls while so many do not end though their callers have left."""
+    return lambda left: TimeoutError(f"{left} {what} do not end") if left >= most else None
 
 
 def of_product(code: object, info: object) -> OpFailure:

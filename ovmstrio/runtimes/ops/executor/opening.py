@@ -14,8 +14,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.instance import init_failed
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
-from ovmstrio.runtimes.ops.executor.processes import ProcessWorker, Source
+from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.samples import Worker
 from ovmstrio.runtimes.ops.executor.state import kept_by_preprocess
@@ -56,7 +55,7 @@ class _Opening:
     settings: PipelineSettings
     make_predictor: MakePredictor | None
     hooks: OpHooks
-    source: Source | None
+    source: PipelineSource | None
     nursery: trio.Nursery
     traffic: Traffic
     workers: list[_Startable] = field(default_factory=list)
@@ -90,8 +89,9 @@ class _Opening:
         self.nursery.start_soon(self.traffic.watch)
         executor = Executor(
             self.graph, self.settings, runners,
-            hooks=self.hooks, traffic=self.traffic, numbers=_in_turn(numbers), calls=LoopCalls(self.nursery),
+            hooks=self.hooks, traffic=self.traffic, numbers=_in_turn(numbers), nursery=self.nursery,
         )  # fmt: skip
+        await executor.start()
         self.hooks.opened(list(self.graph.ops), executor.channels)
         log.info("pipeline is open", ops=list(self.graph.ops), inputs=dict(self.graph.inputs))
         return executor
@@ -147,7 +147,7 @@ async def _init_end(end: Op) -> None:
     Cancellation: where it waits.
     """
     try:
-        await call_on_loop(end.init_op, ())
+        await call_on_loop(end.init_op)
     except UserCodeRaisedError as raised:
         raise init_failed(end, raised) from raised.error
 
@@ -159,7 +159,7 @@ async def open_executor(
     *,
     make_predictor: MakePredictor | None = None,
     hooks: OpHooks = NULL,
-    source: Source | None = None,
+    source: PipelineSource | None = None,
     numbers: Iterable[int] = range(_LAST_NUMBER),
     grace_seconds: float = GRACE_SECONDS,
 ) -> AsyncIterator[Executor]:
@@ -219,7 +219,7 @@ async def _close_all(workers: Sequence[_Startable]) -> None:
                 nursery.start_soon(worker.aclose)
 
 
-def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: Source | None) -> None:
+def _refuse_unmade(graph: OpGraph, settings: PipelineSettings, source: PipelineSource | None) -> None:
     """Refuse processes of which it is not said how they make their Ops.
 
     Raises:

@@ -14,7 +14,6 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.instance import Instance, start_instance
-from ovmstrio.runtimes.ops.executor.loop_calls import LoopCalls
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold, Worker
 from ovmstrio.runtimes.ops.executor.stages import run_batch
@@ -22,6 +21,7 @@ from ovmstrio.runtimes.ops.observing.hooks import OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.runtimes.ops.settings import OpSettings
+from ovmstrio.work.backoff import Backoff
 
 __all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]
 
@@ -49,7 +49,7 @@ class InstanceWorker:
         index: the worker's number.
         make_predictor: makes what runs the Op's model.
         told: is told of stages.
-        nursery: hosts the calls of async hooks.
+        nursery: hosts the hooks.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class InstanceWorker:
 
         Cancellation: as ``start_instance``.
         """
-        calls = LoopCalls(self._nursery)
-        self._instance = await start_instance(self._op, self._settings, self.index, self._make_predictor, calls)
+        make = self._make_predictor
+        self._instance = await start_instance(self._op, self._settings, self.index, make, self._nursery)
 
     @property
     def is_spoiled(self) -> bool:
@@ -224,15 +224,14 @@ class WorkerPool:
 
         Cancellation: at once.
         """
-        delay = _FIRST_DELAY
+        backoff = Backoff(_FIRST_DELAY, _LONGEST_DELAY)
         while True:
             try:
                 await self._patiently(worker)
             except Exception as error:  # whatever a model or a script does, the other Ops go on
                 log.exception("worker cannot be started again", op=self._name, worker=worker.index)
                 self._fail(worker, (str(error) or type(error).__name__).splitlines()[0])
-                await trio.sleep(delay)
-                delay = min(2 * delay, _LONGEST_DELAY)
+                await trio.sleep(backoff.seconds_after())
             else:
                 self._release(worker)
                 return

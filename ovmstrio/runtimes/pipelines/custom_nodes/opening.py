@@ -26,8 +26,9 @@ async def open_custom_node(
     name: str,
     params: Mapping[str, str],
     *,
+    tasks: trio.Nursery,
     hide_errors: bool = False,
-    processes: trio.Nursery | None = None,
+    is_isolated: bool = False,
 ) -> CustomNode:
     """Open a library for one node of a pipeline; the caller owns the node and closes it.
 
@@ -35,9 +36,9 @@ async def open_custom_node(
         library: a shared library, a Python file, or the short name of a node that is built in.
         name: of the node in its pipeline.
         params: its parameters as they are configured.
+        tasks: hosts the node's threads or processes; must outlive the node.
         hide_errors: tell clients only the type of what a Python file raises.
-        processes: if given, a shared library runs in a process of its own, which this nursery hosts; it outlives the
-            node.
+        is_isolated: whether a shared library runs in a process of its own.
 
     Raises:
         ConfigError: there is no such library, it cannot be used, or not with these parameters.
@@ -51,10 +52,10 @@ async def open_custom_node(
     if problem is not None:
         raise ConfigError([problem])
     if library.suffix == _PYTHON:
-        return await open_python_node(library, name, params, hide_errors=hide_errors)
-    if processes is not None:
-        return await open_isolated_node(library, name, params, nursery=processes)
-    return await open_native_node(library, name, params)
+        return await open_python_node(library, name, params, tasks=tasks, hide_errors=hide_errors)
+    if is_isolated:
+        return await open_isolated_node(library, name, params, nursery=tasks)
+    return await open_native_node(library, name, params, tasks=tasks)
 
 
 def _find_problem(library: Path, name: str) -> Problem | None:

@@ -16,7 +16,7 @@ from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.values import Port
 from ovmstrio.work.user_code.pumps import CREDIT
-from tests.support.python_nodes import LOOP, Call, Nodes, make_node, nodes
+from tests.support.python_nodes import LOOP, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.python_nodes import Node as LoadedNode
 from tests.support.threads import until
 
@@ -33,7 +33,7 @@ async def load(made: Nodes, body: str, prefix: str = "", head: str = "import tri
     return await made.load(make_node(outputs=["OUT:out", "END:end"], generative=True), generator(body, prefix, head))
 
 
-def said(calls: list[Call]) -> list[tuple[int, str, str]]:
+def said(calls: list[PythonNodeCall]) -> list[tuple[int, str, str]]:
     """Give everything that runs have said."""
     return [each for call in calls for each in call.said]
 

@@ -14,7 +14,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
-from ovmstrio.runtimes.ops.executor import Executor, Source, open_executor
+from ovmstrio.runtimes.ops.executor import Executor, PipelineSource, open_executor
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks, Several
 from ovmstrio.runtimes.ops.tensors import from_array, to_array
 from tests.support.ops import asking, settings, single
@@ -153,7 +153,7 @@ async def test_an_output_that_cannot_be_sent_fails_alone() -> None:
 
 async def test_a_caller_that_leaves_a_hook_that_never_ends_costs_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is replaced after a while, and the next request is answered."""
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.worker.GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.process_worker.GRACE_SECONDS", 0.05)
     async with opened("Told") as executor:
         before = parts(await executor.infer(asking()))
         assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
@@ -169,7 +169,7 @@ async def test_a_worker_whose_hook_is_late_gets_nothing_before_it_has_recovered(
         assert (await executor.infer(asking("wait"))).err_no == 6000
         pids = {(await executor.infer(asking())).values[0] for _ in range(4)}
         assert len(pids) == 1
-        monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.worker.GRACE_SECONDS", 0.05)
+        monkeypatch.setattr("ovmstrio.runtimes.ops.executor.processes.process_worker.GRACE_SECONDS", 0.05)
 
 
 def tensor_request(array: Any) -> PipelineRequest:
@@ -221,7 +221,7 @@ async def test_processes_need_a_source() -> None:
 async def test_a_loader_that_gives_nothing_is_refused() -> None:
     """The message tells what it should have given."""
     pipeline, _ = loaded("Told")
-    source = Source("builtins:str", "x")
-    with pytest.raises(ConfigError, match="should return Loaded, got str"):
+    source = PipelineSource("builtins:str", "x")
+    with pytest.raises(ConfigError, match="should return LoadedPipeline, got str"):
         async with open_executor(pipeline.graph, pipeline.settings, source=source):
             raise AssertionError("it was opened")

@@ -37,14 +37,15 @@ def parameters() -> Iterator[dict[str, str]]:
 
 async def one(library: Path, params: dict[str, str]) -> None:
     """Open a node, call it twice at once, and close it."""
-    with suppress(ConfigError):
-        node = await open_native_node(library, "n", params)
-        try:
-            async with trio.open_nursery() as nursery:
-                for _ in range(2):
-                    nursery.start_soon(call, node.execute)
-        finally:
-            await node.aclose()
+    async with trio.open_nursery() as tasks:
+        with suppress(ConfigError):
+            node = await open_native_node(library, "n", params, tasks=tasks)
+            try:
+                async with trio.open_nursery() as nursery:
+                    for _ in range(2):
+                        nursery.start_soon(call, node.execute)
+            finally:
+                await node.aclose()
 
 
 async def call(execute: object) -> None:
@@ -64,7 +65,9 @@ async def everything(library: Path, *, leaks: bool) -> None:
         await one(library, params)
         count += 1
     if leaks:
-        await open_native_node(library, "n", {})
+        async with trio.open_nursery() as tasks:
+            node = await open_native_node(library, "n", {}, tasks=tasks)
+            node._threads.close()
     print(f"{count} nodes were called")  # noqa: T201 - the test reads it
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.runtimes.pipelines.custom_nodes.native import open_native_node
 from tests.support.native_nodes import FIXTURE_SOURCE, Account, compiled, copy_of_fixture
+from tests.support.tasks import hosting
 
 GOOD: Final = frozenset("gzca")
 PROGRAM: Final = Path(__file__).with_name("memory_program.py")
@@ -35,26 +36,27 @@ def test_every_mix_of_outputs_is_released_once(library: Path, letters: str, kept
     """Good and bad ones in any order; arrays may be dropped in any order too."""
 
     async def example() -> None:
-        node = await open_native_node(library, "n", {"execute": "outputs", "outputs": letters})
-        account = Account(library)
-        try:
-            outputs = await node.execute({})
-        except CustomNodeFailure:
-            assert not set(letters) <= GOOD
+        async with hosting() as tasks:
+            node = await open_native_node(library, "n", {"execute": "outputs", "outputs": letters}, tasks=tasks)
+            account = Account(library)
+            try:
+                outputs = await node.execute({})
+            except CustomNodeFailure:
+                assert not set(letters) <= GOOD
+                account.check()
+            else:
+                assert set(letters) <= GOOD
+                held = [array for name, array in outputs.items() if int(name[1:]) in kept]
+                expected = [array.copy() for array in held]
+                outputs.clear()
+                for array, values in zip(held, expected, strict=True):
+                    np.testing.assert_array_equal(array, values)
+                held.clear()
+            # What is left are references in variables of this function.
+            outputs = array = None  # type: ignore[assignment]
+            await node.aclose()
             account.check()
-        else:
-            assert set(letters) <= GOOD
-            held = [array for name, array in outputs.items() if int(name[1:]) in kept]
-            expected = [array.copy() for array in held]
-            outputs.clear()
-            for array, values in zip(held, expected, strict=True):
-                np.testing.assert_array_equal(array, values)
-            held.clear()
-        # What is left are references in variables of this function.
-        outputs = array = None  # type: ignore[assignment]
-        await node.aclose()
-        account.check()
-        assert account.count("initialized") == account.count("deinitialized")
+            assert account.count("initialized") == account.count("deinitialized")
 
     trio.run(example)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Overloaded
 from ovmstrio.runtimes.pipelines.custom_nodes.native import NativeNode, open_native_node
 from ovmstrio.runtimes.pipelines.custom_nodes.native import native_node as node
+from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from tests.support.native_nodes import Account, copy_of_fixture
+from tests.support.tasks import hosting
 from tests.support.threads import until
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
@@ -32,15 +35,14 @@ def library(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(
-    library: Path, threads: trio.CapacityLimiter | None = None, **params: str
-) -> AsyncIterator[NativeNode]:
+async def opened(library: Path, calls_at_once: int = CALLS_AT_ONCE, **params: str) -> AsyncIterator[NativeNode]:
     """Open a node and close it."""
-    custom_node = await open_native_node(library, "n", params, threads=threads)
-    try:
-        yield custom_node
-    finally:
-        await custom_node.aclose()
+    async with hosting() as tasks:
+        custom_node = await open_native_node(library, "n", params, tasks=tasks, calls_at_once=calls_at_once)
+        try:
+            yield custom_node
+        finally:
+            await custom_node.aclose()
 
 
 async def test_a_node_describes_itself(library: Path) -> None:
@@ -172,7 +174,7 @@ async def test_an_array_that_outlives_its_node_deinitialises_it(library: Path, m
 )
 async def test_what_cannot_be_used_fails_the_call(library: Path, params: dict[str, str], code: str) -> None:
     """Of several faults the first is told; every buffer is released once before the error is raised."""
-    async with opened(library, None, **{"execute": "outputs", **params}) as custom_node:
+    async with opened(library, CALLS_AT_ONCE, **{"execute": "outputs", **params}) as custom_node:
         with pytest.raises(CustomNodeFailure) as caught:
             await custom_node.execute({"x": X})
         assert caught.value.message.endswith(code) or code in caught.value.message
@@ -223,7 +225,8 @@ async def test_odd_outputs_are_taken(library: Path, letters: str, shapes: list[t
 async def test_a_node_that_cannot_be_opened_leaves_nothing(library: Path, params: dict[str, str], code: str) -> None:
     """What it gave is released, and it is deinitialised if it was initialised."""
     with pytest.raises(ConfigError) as caught:
-        await open_native_node(library, "n", params)
+        async with hosting() as tasks:
+            await open_native_node(library, "n", params, tasks=tasks)
     (problem,) = caught.value.problems
     assert code in problem.message
     assert problem.file == str(library)
@@ -236,7 +239,7 @@ async def test_who_leaves_while_a_node_is_opened_does_not_wait(library: Path) ->
     """The thread goes on; it releases what the node gives and deinitialises it."""
     account = Account(library)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(open_native_node, library, "n", {"initialize": "wait"})
+        nursery.start_soon(partial(open_native_node, library, "n", {"initialize": "wait"}, tasks=nursery))
         await until(lambda: account.count("waiting") == 1)
         nursery.cancel_scope.cancel()
     account.open()
@@ -254,7 +257,7 @@ async def test_nodes_of_one_library_have_managers_of_their_own(library: Path) ->
 
 async def test_calls_run_side_by_side(library: Path) -> None:
     """As many as the limiter has, others wait; results go to their own callers."""
-    async with opened(library, threads=trio.CapacityLimiter(3), execute="wait") as custom_node:
+    async with opened(library, calls_at_once=3, execute="wait") as custom_node:
         account = Account(library)
         results: dict[int, Any] = {}
 
@@ -289,7 +292,7 @@ async def test_a_client_that_leaves_does_not_wait(library: Path) -> None:
 async def test_threads_that_never_end_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Further calls are refused, and closing leaves the node to the last of the threads."""
     monkeypatch.setattr(node, "GRACE_SECONDS", 0.01)
-    async with opened(library, threads=trio.CapacityLimiter(2), execute="wait") as custom_node:
+    async with opened(library, calls_at_once=2, execute="wait") as custom_node:
         account = Account(library)
         async with trio.open_nursery() as nursery:
             for _ in range(3):
@@ -307,9 +310,10 @@ async def test_threads_that_never_end_are_bounded(library: Path, monkeypatch: py
 
 async def test_closing_is_done_although_the_closer_is_cancelled(library: Path) -> None:
     """A node is deinitialised once, however often it is closed."""
-    custom_node = await open_native_node(library, "n", {})
-    with trio.CancelScope() as scope:
-        scope.cancel()
+    async with hosting() as tasks:
+        custom_node = await open_native_node(library, "n", {}, tasks=tasks)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await custom_node.aclose()
         await custom_node.aclose()
-    await custom_node.aclose()
-    assert Account(library).count("deinitialized") == 1
+        assert Account(library).count("deinitialized") == 1

@@ -16,6 +16,7 @@ from ovmstrio.core.errors import CustomNodeFailure, Overloaded
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.python import open_python_node
 from tests.support.custom_nodes import DOUBLER, opened_python, write_node
+from tests.support.tasks import hosting
 
 INFOS = """
     import numpy as np
@@ -205,18 +206,19 @@ async def test_a_call_that_is_left_ends_before_deinitialize(tmp_path: Path) -> N
             order.append("execute")
             return inputs
     """
-    node = await open_python_node(write_node(tmp_path, source), "node", {})
-    began, goes_on, order = node._manager
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(node.execute, X)
-        await trio.to_thread.run_sync(began.wait)
-        nursery.cancel_scope.cancel()
-    assert order == []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(node.aclose)
-        await trio.testing.wait_all_tasks_blocked()
-        goes_on.set()
-    assert order == ["execute", "deinitialize"]
+    async with hosting() as tasks:
+        node = await open_python_node(write_node(tmp_path, source), "node", {}, tasks=tasks)
+        began, goes_on, order = node._manager
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.execute, X)
+            await trio.to_thread.run_sync(began.wait)
+            nursery.cancel_scope.cancel()
+        assert order == []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.aclose)
+            await trio.testing.wait_all_tasks_blocked()
+            goes_on.set()
+        assert order == ["execute", "deinitialize"]
 
 
 async def test_a_failing_deinitialize_is_logged(tmp_path: Path) -> None:

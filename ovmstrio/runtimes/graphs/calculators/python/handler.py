@@ -16,9 +16,9 @@ from ovmstrio.runtimes.graphs.calculator import DefinitionScope, NodeContext
 from ovmstrio.runtimes.graphs.calculators.python.contract import has_loopback
 from ovmstrio.runtimes.graphs.calculators.python.instance import PythonCalculator
 from ovmstrio.runtimes.graphs.calculators.python.outputs import output_ports
-from ovmstrio.runtimes.graphs.calculators.python.python_calls import UserCodeRaisedError, call_user_code
 from ovmstrio.runtimes.graphs.calculators.python.python_failures import UserCode
 from ovmstrio.runtimes.graphs.config.values import NodeConfig
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 from ovmstrio.work.user_code.places import Place, describe, missing_module_fix
 

@@ -14,6 +14,7 @@ import trio
 
 from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeFailure
 from ovmstrio.runtimes.graphs.calculators.python.contract import LOOPBACK
+from ovmstrio.runtimes.graphs.calculators.python.node_context import node_context
 from ovmstrio.runtimes.graphs.calculators.python.outputs import (
     Outputs,
     WrongOutputError,
@@ -21,7 +22,7 @@ from ovmstrio.runtimes.graphs.calculators.python.outputs import (
     routed_yield,
     unexpected_result,
 )
-from ovmstrio.runtimes.graphs.calculators.python.python_calls import UserCodeRaisedError, call_user_code, node_context
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.places import place_of
 from ovmstrio.work.user_code.pumps import AsyncPump, End, Failed, Pump, ThreadPump
 from pyovms import Context
@@ -178,7 +179,10 @@ class PythonCalculator:
     async def _call(self, step: str, method: Callable[..., Any], *args: Any) -> Any:
         handler = self._handler
         try:
-            return await call_user_code(handler.threads, method, *args, context=self._variables, on_cancel=self._stop)
+            return await call_user_code(
+                handler.threads, method, args,
+                around=partial(node_context, self._variables), context=self._variables, on_cancel=self._stop,
+            )  # fmt: skip
         except UserCodeRaisedError as raised:
             raise self._failure(raised.error, step, method) from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,11 +13,12 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
-from ovmstrio.runtimes.pipelines.custom_nodes.isolation.memory_files import Message
-from ovmstrio.runtimes.pipelines.custom_nodes.isolation.process import WorkerEnded, WorkerProcess
 from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import refuse_unknown_types
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "IsolatedNode", "open_isolated_node"]
 
@@ -27,6 +29,8 @@ GRACE_SECONDS: Final = 5.0
 
 _SECONDS_BETWEEN_STARTS: Final = 1.0
 """How long calls fail at once after a process could not be started, before the next call tries again."""
+
+_PROGRAM: Final = "ovmstrio.runtimes.pipelines.custom_nodes.isolation.node_program"
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +61,7 @@ class IsolatedNode:
         self._is_closed = False
         self._failure = ""
         self._next_start = 0.0
+        self._backoff = Backoff(_SECONDS_BETWEEN_STARTS, _SECONDS_BETWEEN_STARTS)
 
     @property
     def pid(self) -> int | None:
@@ -81,15 +86,19 @@ class IsolatedNode:
         while True:
             worker = await self._usable_worker()
             try:
-                answer, outputs = await worker.execute(inputs)
+                outputs: str | dict[str, Ndarray] = await worker.call(dict(inputs))
             except WorkerEnded as end:
                 if end.was_called:
                     raise CustomNodeFailure(self._crashed(end.why)) from end
                 continue
             except OSError as error:
                 raise CustomNodeFailure(f"{self.identity}: the inputs cannot be handed over ({error})") from error
-            if "failure" in answer:
-                raise CustomNodeFailure(answer["failure"])
+            if isinstance(outputs, str):
+                raise CustomNodeFailure(outputs)
+            if not _are_arrays(outputs):
+                worker.condemn(TypeError("outputs that are no arrays"))
+                await worker.ended.wait()
+                raise CustomNodeFailure(self._crashed(worker.why))
             return outputs
 
     def _crashed(self, why: str) -> str:
@@ -108,7 +117,7 @@ class IsolatedNode:
                 worker.kill()
         with trio.CancelScope(shield=True):
             if self._worker is not None:
-                await self._worker.close()
+                await self._worker.close(self._grace_seconds)
             for worker in list(self._workers):
                 await worker.ended.wait()
 
@@ -142,42 +151,46 @@ class IsolatedNode:
             worker, _ = await self._start()
         except ConfigError as error:
             self._failure = f"{self.identity} cannot be started again: {error.message}"
-            self._next_start = trio.current_time() + _SECONDS_BETWEEN_STARTS
+            self._next_start = trio.current_time() + self._backoff.seconds_after()
             raise CustomNodeFailure(self._failure) from error
         log.info("custom node has a new process", node=str(self.identity), pid=worker.pid)
         return worker
 
-    async def _start(self) -> tuple[WorkerProcess, Message]:
-        worker = WorkerProcess(self.identity, self._params, self._grace_seconds)
+    async def _start(self) -> tuple[WorkerProcess, dict[str, Any]]:
+        def stuck() -> None:
+            log.warning("custom node is replaced: a call does not end", node=str(self.identity), pid=worker.pid)
+
+        worker = WorkerProcess(
+            _PROGRAM, calls_at_once=CALLS_AT_ONCE, grace_seconds=self._grace_seconds, stuck=stuck
+        )  # fmt: skip
+        self._workers = {worker, *(one for one in self._workers if not one.ended.is_set())}
+        first = {"path": str(self.identity.path), "name": self.identity.name, "params": dict(self._params)}
         try:
-            opened: Message | None = await self._nursery.start(self._host, worker)
+            opened = await worker.start(self._nursery, first, buried=partial(self._replace, worker))
         except OSError as error:
             raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"no process for it ({error})") from error
-        if opened is not None and "problems" not in opened:
+        except WorkerEnded as end:
+            raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"its process {end.why}") from end
+        if "problems" not in opened:
             return worker, opened
         await worker.ended.wait()
-        if opened is None:
-            raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"its process {worker.why}")
         raise ConfigError([Problem(**problem) for problem in opened["problems"]])
 
-    async def _host(
-        self, worker: WorkerProcess, task_status: trio.TaskStatus[Message | None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Own one process, and see that there is another if it ends while it is in use.
+    async def _replace(self, worker: WorkerProcess) -> None:
+        """See that there is another process if one has ended while it was in use.
 
         Cancellation: at once; the process is killed.
         """
-        self._workers.add(worker)
-        try:
-            await worker.run(task_status)
-        finally:
-            self._workers.discard(worker)
         if worker is self._worker and not self._is_closed:
             log.error("process of a custom node has ended", node=str(self.identity), pid=worker.pid, why=worker.why)
             try:
                 await self._usable_worker()
             except CustomNodeFailure as failure:
                 log.error("custom node is down until a call can start it", reason=failure.message)  # noqa: TRY400 - told
+
+
+def _are_arrays(outputs: object) -> bool:
+    return isinstance(outputs, dict) and all(isinstance(array, np.ndarray) for array in outputs.values())
 
 
 def _items(rows: list[tuple[str, str | None, list[int]]]) -> Mapping[str, ItemInfo]:

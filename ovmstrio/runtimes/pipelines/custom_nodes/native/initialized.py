@@ -33,6 +33,9 @@ class InitializedNode:
         identity: what the node is called in messages.
         params: its parameters.
 
+    Attributes:
+        is_closing: whether nobody else may hold it.
+
     Raises:
         ConfigError: ``initialize`` failed (``NODE_LIBRARY_INITIALIZE_FAILED``).
     """
@@ -48,7 +51,7 @@ class InitializedNode:
         self.manager = manager.value
         self._holders: set[object] = set()
         self._idle: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._is_closing = False
+        self.is_closing = False
         self._is_left_to_holders = False
         self._claim = threading.Lock()
         self._failed_releases = 0
@@ -61,7 +64,7 @@ class InitializedNode:
         """Hold the node until :meth:`leave` is called with what this gives, which is None if it is closed."""
         holder = object()
         self._holders.add(holder)
-        if not self._is_closing:
+        if not self.is_closing:
             return holder
         self.leave(holder)
         return None
@@ -75,7 +78,7 @@ class InitializedNode:
     def leave(self, holder: object) -> None:
         """Hold the node no more; from any thread."""
         self._holders.discard(holder)
-        if self._is_closing and not self._holders:
+        if self.is_closing and not self._holders:
             self._idle.put(None)
             if self._is_left_to_holders:
                 self._deinitialize()
@@ -86,7 +89,7 @@ class InitializedNode:
         If that is not within ``seconds``, the last holder does it, in whatever thread it leaves.  Failures are logged;
         may be called by several threads.
         """
-        self._is_closing = True
+        self.is_closing = True
         if self._holders:
             try:
                 self._idle.get(timeout=seconds)

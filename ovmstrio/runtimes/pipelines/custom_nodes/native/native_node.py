@@ -24,17 +24,15 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.library import load_library
 from ovmstrio.runtimes.pipelines.custom_nodes.native.metadata import inputs_info, outputs_info
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.native.outputs import OutputTaker
-from ovmstrio.runtimes.pipelines.custom_nodes.native.threads import AbandonableThreads
+from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE, node_threads
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.work.threads.worker_threads import WorkerThreads
 
-__all__ = ["CALLS_AT_ONCE", "GRACE_SECONDS", "NativeNode", "open_native_node"]
+__all__ = ["GRACE_SECONDS", "NativeNode", "open_native_node"]
 
 Ndarray = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
-
-CALLS_AT_ONCE: Final = 64
-"""How many calls of one node may be under way; others wait."""
 
 GRACE_SECONDS: Final = 5.0
 """How long closing a node waits for calls that nobody waits for any more, and for arrays that are still in use."""
@@ -54,7 +52,7 @@ class NativeNode:
         node: InitializedNode,
         inputs: Mapping[str, ItemInfo],
         outputs: Mapping[str, ItemInfo],
-        threads: AbandonableThreads,
+        threads: WorkerThreads,
     ) -> None:
         self.identity = node.identity
         self.inputs = inputs
@@ -83,13 +81,18 @@ class NativeNode:
         Cancellation: at once; a call that has begun goes on in its thread, which releases what it gives.
         """
         refuse_unknown_types(self.identity, inputs)
-        return await self._threads.call(partial(self._execute, dict(inputs)), dict.clear)
+        if self._node.is_closing:
+            raise self._closed()
+        return await self._threads.call(self._execute, dict(inputs), may_leave=True, discard=dict.clear)
+
+    def _closed(self) -> CustomNodeFailure:
+        return CustomNodeFailure(f"{self.identity} is closed")
 
     def _execute(self, inputs: dict[str, Ndarray]) -> dict[str, Ndarray]:
         node = self._node
         holder = node.enter()
         if holder is None:
-            raise CustomNodeFailure(f"{self.identity} is closed")
+            raise self._closed()
         try:
             call = CallInputs({name: private(array) for name, array in inputs.items()})
             inputs.clear()
@@ -110,16 +113,18 @@ class NativeNode:
 
         Cancellation: shielded, for it is bounded; ``deinitialize`` itself gets as long as the waiting.
         """
+        # All threads of the pool may be busy with calls that never end.
         limiter = trio.CapacityLimiter(1)
         close = partial(self._node.close, GRACE_SECONDS)
         with trio.move_on_after(2 * GRACE_SECONDS, shield=True) as patience:
             await trio.to_thread.run_sync(close, abandon_on_cancel=True, limiter=limiter)
         if patience.cancelled_caught:
             log.warning("deinitialize of a custom node does not end; its thread was given up", node=str(self.identity))
+        self._threads.close()
 
 
 async def open_native_node(
-    path: Path, name: str, params: Mapping[str, str], *, threads: trio.CapacityLimiter | None = None
+    path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, calls_at_once: int = CALLS_AT_ONCE
 ) -> NativeNode:
     """Load a library, if no other node has, and initialise a node of it; the caller must close the node.
 
@@ -127,7 +132,8 @@ async def open_native_node(
         path: the library's file.
         name: the node's name, for messages.
         params: the ``params`` of the node's configuration.
-        threads: bounds the calls at once; the node's own by default (``CALLS_AT_ONCE``).
+        tasks: hosts the node's threads; must outlive the node.
+        calls_at_once: how many calls may be under way; others wait.
 
     Raises:
         ConfigError: the library cannot be loaded, or the node cannot be initialised or described; what had been made
@@ -137,11 +143,15 @@ async def open_native_node(
 
     Cancellation: at once; the thread goes on, and it deinitialises what it has initialised.
     """
-    limiter = trio.CapacityLimiter(CALLS_AT_ONCE) if threads is None else threads
     identity = NodeIdentity(name, path)
-    own_threads = AbandonableThreads(str(identity), limiter)
-    opened = await own_threads.call(partial(_open, identity, dict(params)), _close_at_once)
-    return NativeNode(*opened, own_threads)
+    threads = node_threads(str(identity), calls_at_once)
+    try:
+        await tasks.start(threads.run)
+        opened = await threads.call(_open, identity, dict(params), may_leave=True, discard=_close_at_once)
+    except BaseException:
+        threads.close()
+        raise
+    return NativeNode(*opened, threads)
 
 
 _Opened = tuple[InitializedNode, Mapping[str, ItemInfo], Mapping[str, ItemInfo]]

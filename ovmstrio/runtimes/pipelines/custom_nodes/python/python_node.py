@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -13,24 +11,22 @@ import numpy as np
 import structlog
 import trio
 
-from ovmstrio.runtimes.pipelines.custom_nodes.native.threads import AbandonableThreads
+from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import node_threads
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.python.arrays import WrongOutputsError, read_outputs
 from ovmstrio.runtimes.pipelines.custom_nodes.python.contract import Functions, UserFunction, find_functions
 from ovmstrio.runtimes.pipelines.custom_nodes.python.file_failures import UserFile
 from ovmstrio.runtimes.pipelines.custom_nodes.python.infos import read_infos
 from ovmstrio.runtimes.pipelines.custom_nodes.sharing import read_only
-from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_here, call_on_loop, is_async
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 
-__all__ = ["CALLS_AT_ONCE", "CLOSING_SECONDS", "PythonNode", "open_python_node"]
+__all__ = ["CLOSING_SECONDS", "PythonNode", "open_python_node"]
 
 Array = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 
-CALLS_AT_ONCE: Final = 64
-"""How many calls of one node may be in threads; others wait."""
 CLOSING_SECONDS: Final = 10.0
 """How long calls that were left, and then ``deinitialize``, may take at the end."""
 
@@ -50,7 +46,7 @@ class PythonNode:
         self.outputs: Mapping[str, ItemInfo] = {}
         self._file = file
         self._params = MappingProxyType(dict(params))
-        self._threads = AbandonableThreads(f"custom node {file.node!r}", trio.CapacityLimiter(CALLS_AT_ONCE))
+        self._threads = node_threads(f"custom node {file.node!r}")
         self._package = HandlerPackage(file.path.parent)
         self._functions: Functions | None = None
         self._manager: Any = None
@@ -58,14 +54,15 @@ class PythonNode:
 
     # Life
 
-    async def load(self) -> None:
-        """Import the file, initialize it and ask what it takes and gives.
+    async def load(self, tasks: trio.Nursery) -> None:
+        """Import the file, initialize it and ask what it takes and gives, in threads that ``tasks`` hosts.
 
         Raises:
             ConfigError: a function is missing, raises, or gives something that cannot be used.
 
         Cancellation: at once; the caller closes the node.
         """
+        await tasks.start(self._threads.run)
         module = await self._load_by("NODE_LIBRARY_LOAD_FAILED_OPEN", "the file", self._package.load, self._file.path)
         self._functions = functions = find_functions(module, self._file)
         if functions.initialize is not None:
@@ -99,10 +96,11 @@ class PythonNode:
                 await self._deinitialize(functions.deinitialize)
             if scope.cancelled_caught:
                 log.error("a custom node could not be deinitialized in time", node=self._file.node)
+        self._threads.close()
         self._package.unload()
 
     async def _deinitialize(self, function: UserFunction) -> None:
-        await self._threads.wait_for_abandoned()
+        await self._threads.idle()
         try:
             await self._run(function.call, self._manager)
         except UserCodeRaisedError as raised:
@@ -131,20 +129,11 @@ class PythonNode:
             raise self._file.wrong(wrong.code, str(wrong), function.call) from None
 
     async def _run(self, function: Any, *args: Any) -> Any:
-        if is_async(function):
-            return await call_on_loop(function, args)
-        result = await self._threads.call(partial(call_here, function, args), _drop)
-        if isinstance(result, UserCodeRaisedError):
-            raise result
-        return await call_on_loop(lambda: result, ()) if inspect.isawaitable(result) else result
-
-
-def _drop(_value: object) -> None:
-    """Forget what a call gave whose caller has left."""
+        return await call_user_code(self._threads, function, args, may_leave=True)
 
 
 async def open_python_node(
-    path: Path, name: str, params: Mapping[str, str], *, hide_errors: bool = False
+    path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, hide_errors: bool = False
 ) -> PythonNode:
     """Load a Python file as a custom node; the caller owns it and closes it.
 
@@ -152,6 +141,7 @@ async def open_python_node(
         path: the file, absolute.
         name: of the node in its pipeline.
         params: its parameters as they are configured.
+        tasks: hosts the node's threads; must outlive the node.
         hide_errors: tell clients only the type of what the file raises.
 
     Raises:
@@ -162,7 +152,7 @@ async def open_python_node(
     file = UserFile(name, path, hide_errors=hide_errors)
     node = PythonNode(file, params)
     try:
-        await node.load()
+        await node.load(tasks)
     except BaseException:
         with trio.CancelScope(shield=True):
             await node.aclose()

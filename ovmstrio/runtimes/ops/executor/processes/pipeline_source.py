@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.graph import OpGraph
     from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 
-__all__ = ["Loaded", "Source"]
+__all__ = ["LoadedPipeline", "PipelineSource"]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPipeline:
     """A pipeline that has been made: its Ops, what holds for them, and what makes their predictors."""
 
     graph: OpGraph
@@ -25,18 +25,18 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PipelineSource:
     """A function that makes a pipeline in any process.
 
     Attributes:
-        loader: the function, as ``module:name``; it takes the argument and gives a :class:`Loaded`.
+        loader: the function, as ``module:name``; it takes the argument and gives a :class:`LoadedPipeline`.
         argument: what it is called with, such as the path of a script.
     """
 
     loader: str
     argument: str = ""
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedPipeline:
         """Make the pipeline.
 
         Raises:
@@ -44,6 +44,6 @@ class Source:
         """
         module, _, name = self.loader.partition(":")
         loaded: Any = getattr(importlib.import_module(module), name)(self.argument)
-        if not isinstance(loaded, Loaded):
-            raise TypeError(f"{self.loader} should return Loaded, got {type(loaded).__name__}")
+        if not isinstance(loaded, LoadedPipeline):
+            raise TypeError(f"{self.loader} should return LoadedPipeline, got {type(loaded).__name__}")
         return loaded

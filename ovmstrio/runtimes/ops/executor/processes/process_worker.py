@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -12,18 +14,17 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.processes.codec import encode
-from ovmstrio.runtimes.ops.executor.processes.life import NO_ANSWER, Life
-from ovmstrio.runtimes.ops.executor.processes.messages import answer_of, encode_samples, unsendable
-from ovmstrio.runtimes.ops.executor.processes.source import Source
+from ovmstrio.runtimes.ops.executor.processes.op_messages import RECOVER, answer_of, unsendable
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
 from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold
+from ovmstrio.work.processes import NO_MESSAGE, WorkerEnded, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]
 
 GRACE_SECONDS: Final = 5.0
 """How long a batch whose requests have gone may go on before its process is killed."""
 
-_PROGRAM: Final = "ovmstrio.runtimes.ops.executor.processes.child"
+_PROGRAM: Final = "ovmstrio.runtimes.ops.executor.processes.op_program"
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,7 @@ class ProcessWorker:
         self,
         op: str,
         index: int,
-        source: Source,
+        source: PipelineSource,
         *,
         nursery: trio.Nursery,
         told: StageTold,
@@ -56,17 +57,20 @@ class ProcessWorker:
         self._nursery = nursery
         self._told = told
         self._died = died
-        self._life: Life | None = None
+        self._process: WorkerProcess | None = None
+        self._is_spoiled = False
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
         """The number of the process, if there is one."""
-        return None if self._life is None else self._life.pid
+        return None if self._process is None else self._process.pid
 
     @property
     def is_spoiled(self) -> bool:
         """Whether the process is gone, still works for requests that have gone, or has to recover from one."""
-        return self._life is None or self._life.is_over or self._life.awaited is not None
+        process = self._process
+        return process is None or process.is_retired or process.is_busy or self._is_spoiled
 
     async def start(self) -> None:
         """Start a process, and wait until it is ready.
@@ -79,35 +83,28 @@ class ProcessWorker:
 
         Cancellation: at once; the process is killed.
         """
-        life = Life(_PROGRAM)
-        await self._nursery.start(self._host, life)
+        process = WorkerProcess(_PROGRAM)
+        buried = partial(self._tell_end, process)
         try:
-            answer = await life.ask(encode(self._first_message()))
-        except BaseException:
-            life.kill()
-            raise
-        problem = f"its process {life.why}" if answer is None or life.is_over else answer.get("problem")
+            problem = await process.start(self._nursery, self._first_request(), buried=buried)
+        except WorkerEnded as end:
+            problem = f"its process {end.why}"
         if problem:
-            life.kill()
+            process.kill()
             raise ConfigError([Problem(f"worker {self.index} of Op {self._op} cannot be started: {problem}")])
-        self._life = life
+        self._process, self._is_spoiled = process, False
 
-    def _first_message(self) -> dict[str, Any]:
+    def _first_request(self) -> dict[str, Any]:
         source = self._source
         return {
             "loader": source.loader, "argument": source.argument, "op": self._op, "index": self.index,
             "path": [os.fspath(one) for one in sys.path],
         }  # fmt: skip
 
-    async def _host(self, life: Life, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own one process until it has ended.
-
-        Cancellation: at once; the process is killed.
-        """
-        await life.run(task_status)
-        if life is self._life and not life.is_unwanted:
-            log.error("worker process has ended", op=self._op, worker=self.index, pid=life.pid, why=life.why)
-            self._died(life.why)
+    async def _tell_end(self, process: WorkerProcess) -> None:
+        if process is self._process and not self._is_closed:
+            log.error("worker process has ended", op=self._op, worker=self.index, pid=process.pid, why=process.why)
+            self._died(process.why)
 
     async def run(self, samples: Sequence[Sample]) -> list[Result]:
         """Have the process work on samples, and give the result of each.
@@ -116,24 +113,28 @@ class ProcessWorker:
 
         Cancellation: at once; the worker is spoiled until the process is done.
         """
-        life = self._life
-        if life is None:
-            return [Result(failure=failures.lost(self._op, "has ended"))] * len(samples)
+        process = self._process
+        if process is None:
+            return self._lost("has ended", samples)
         try:
-            message = encode_samples(samples)
+            message = await process.call([[one.data_id, one.log_id, dict(one.inputs)] for one in samples])
         except TypeError as error:
             return await self._singly(samples, error)
-        received = await life.ask(message)
-        if received is None:
-            return [Result(failure=failures.lost(self._op, life.why))] * len(samples)
+        except WorkerEnded as end:
+            return self._lost(end.why, samples)
         try:
-            answer = answer_of(received)
-        except NO_ANSWER as error:
-            life.condemn(error)
-            return [Result(failure=failures.lost(self._op, life.why))] * len(samples)
+            answer = answer_of(message)
+        except NO_MESSAGE as error:
+            process.condemn(error)
+            await process.ended.wait()
+            return self._lost(process.why, samples)
+        self._is_spoiled = answer.is_spoiled
         for stage, ids, span in answer.stages:
             self._told(stage, ids, span)
         return answer.results
+
+    def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:
+        return [Result(failure=failures.lost(self._op, why))] * len(samples)
 
     async def _singly(self, samples: Sequence[Sample], error: TypeError) -> list[Result]:
         if len(samples) == 1:
@@ -149,20 +150,23 @@ class ProcessWorker:
 
         Cancellation: at once.
         """
-        life = self._life
-        if life is not None and not life.is_over:
-            with trio.move_on_after(GRACE_SECONDS):
-                await life.settle()
-        if life is None or life.is_over or life.awaited is not None:
-            self._life = None
-            if life is not None:
-                life.kill()
+        if self._process is None or not await self._has_recovered(self._process):
+            self._process = None
             await self.start()
+
+    async def _has_recovered(self, process: WorkerProcess) -> bool:
+        with trio.move_on_after(GRACE_SECONDS), suppress(WorkerEnded):
+            await process.call(RECOVER)
+            self._is_spoiled = False
+            return True
+        process.kill()
+        return False
 
     async def aclose(self) -> None:
         """End the process, by force if it does not end by itself.
 
         Cancellation: shielded, for it is bounded.
         """
-        if self._life is not None:
-            await self._life.aclose(GRACE_SECONDS)
+        self._is_closed = True
+        if self._process is not None:
+            await self._process.close(GRACE_SECONDS)

@@ -8,32 +8,14 @@ from typing import Any, Final
 
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.runtimes.ops.executor.processes.codec import Encoded, encode
 from ovmstrio.runtimes.ops.executor.samples import Result, Sample
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
+from ovmstrio.work.processes.value_codec import Encoded
 
-__all__ = [
-    "RECOVERED",
-    "Answer",
-    "answer_of",
-    "encode_answer",
-    "encode_samples",
-    "is_spoiled",
-    "samples_of",
-    "unsendable",
-]
+__all__ = ["RECOVER", "Answer", "answer_of", "message_of", "samples_of", "sendable", "unsendable"]
 
-RECOVERED: Final = "recovered"
-"""What a worker process sends once it can work again, if its last answer told that it could not."""
-
-
-def encode_samples(samples: Sequence[Sample]) -> Encoded:
-    """Make samples ready to be sent.
-
-    Raises:
-        TypeError: one of them holds what cannot be sent.
-    """
-    return encode([[sample.data_id, sample.log_id, dict(sample.inputs)] for sample in samples])
+RECOVER: Final = "recover"
+"""What the server asks a worker process in place of a batch; it is answered when the worker can work again."""
 
 
 def samples_of(message: Any) -> list[Sample]:
@@ -50,26 +32,15 @@ class Answer:
     is_spoiled: bool = False
 
 
-def encode_answer(answer: Answer) -> Encoded:
-    """Make an answer ready to be sent; an output that cannot be sent becomes a failure."""
-    stages = [list(row) for row in answer.stages]
+def message_of(answer: Answer) -> Any:
+    """Give the message of an answer, which can be sent if every output can."""
+    return [[_row(result) for result in answer.results], [list(row) for row in answer.stages], answer.is_spoiled]
+
+
+def sendable(result: Result) -> Result:
+    """Give a result that can be sent: an output that cannot becomes a failure."""
     try:
-        return encode([[_row(result) for result in answer.results], stages, answer.is_spoiled])
-    except TypeError:
-        return encode([[_row(_sendable(result)) for result in answer.results], stages, answer.is_spoiled])
-
-
-def is_spoiled(message: Any) -> bool:
-    """Tell whether a message is an answer after which another message will come."""
-    match message:
-        case [_, _, True]:
-            return True
-    return False
-
-
-def _sendable(result: Result) -> Result:
-    try:
-        encode(result.output)
+        Encoded(result.output)
     except TypeError as error:
         return Result(failure=unsendable(error))
     return result
@@ -77,7 +48,7 @@ def _sendable(result: Result) -> Result:
 
 def unsendable(error: TypeError) -> OpFailure:
     """Give the failure of a sample that cannot be sent."""
-    return OpFailure(CustomExceptionCode.TYPE_ERROR.value, str(error))
+    return OpFailure(CustomExceptionCode.TYPE_ERROR.value, f"an Op in a process of its own takes and gives {error}")
 
 
 def _row(result: Result) -> list[Any]:

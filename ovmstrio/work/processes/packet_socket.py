@@ -1,18 +1,23 @@
-"""A socket between two processes of this machine, for packets that may have a file with them."""
+"""A socket between two processes of this machine, for packets that may have files with them."""
 
 from __future__ import annotations
 
 import array
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
 import trio
 
-__all__ = ["PacketSocket", "packet_pair"]
+__all__ = ["MOST_FILES", "PacketSocket", "packet_pair"]
+
+MOST_FILES: Final = 2
+"""How many files a packet has at most."""
 
 _DESCRIPTOR: Final = "i"
 _DESCRIPTOR_BYTES: Final = array.array(_DESCRIPTOR).itemsize
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MOST_FILES * _DESCRIPTOR_BYTES)
 
 
 def packet_pair() -> tuple[socket.socket, socket.socket]:
@@ -30,32 +35,31 @@ class PacketSocket:
     def __init__(self, end: socket.socket) -> None:
         self._socket = trio.socket.from_stdlib_socket(end)
 
-    async def send(self, packet: bytes | bytearray, file: int | None = None) -> None:
-        """Send a packet of at least one byte, and a copy of a descriptor with it; one task at a time may send.
+    async def send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
+        """Send a packet of at least one byte, and copies of descriptors with it; one task at a time may send.
 
         Raises:
             BrokenResourceError: the other end is gone, or this one is closed.
 
-        Ownership: nothing; the descriptor remains the caller's to close.
+        Ownership: nothing; the descriptors remain the caller's to close.
 
         Cancellation: at once; the packet is sent as a whole or not at all.
         """
-        files = [] if file is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(_DESCRIPTOR, [file]))]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array(_DESCRIPTOR, files))] if files else []
         try:
-            await self._socket.sendmsg([packet], files)
+            await self._socket.sendmsg([packet], rights)
         except (OSError, trio.ClosedResourceError) as error:
             raise trio.BrokenResourceError("the other end is gone") from error
 
-    async def receive(self, most: int) -> tuple[bytes, int | None] | None:
-        """Wait for a packet of up to ``most`` bytes, and the file that came with it; None once the other end is gone.
+    async def receive(self, most: int) -> tuple[bytes, list[int]] | None:
+        """Wait for a packet of up to ``most`` bytes, and the files that came with it; None once the other end is gone.
 
-        Ownership: the descriptor, which the caller closes.
+        Ownership: the descriptors, which the caller closes.
 
         Cancellation: at once; nothing is lost.
         """
-        space = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
         try:
-            packet, ancillary, _, _ = await self._socket.recvmsg(most, space, socket.MSG_CMSG_CLOEXEC)
+            packet, ancillary, _, _ = await self._socket.recvmsg(most, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except (OSError, trio.ClosedResourceError):
             return None
         if not packet:
@@ -63,7 +67,7 @@ class PacketSocket:
         files = array.array(_DESCRIPTOR)
         for _, _, data in ancillary:
             files.frombytes(data)
-        return packet, files[0] if files else None
+        return packet, files.tolist()
 
     def finish(self) -> None:
         """Tell the other end that nothing more will come; what it still sends can be received."""

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from ovmstrio.work.processes import PacketSocket, describe_end, make_file, map_file, packet_pair
+from ovmstrio.work.processes.memory import make_file, map_file
+from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
+from ovmstrio.work.processes.program import describe_end
 
 
 def _ends() -> tuple[PacketSocket, PacketSocket]:
@@ -23,7 +25,7 @@ async def test_packets_keep_their_borders() -> None:
     one, other = _ends()
     for packet in (b"first", bytearray(b"second")):
         await one.send(packet)
-    assert [await other.receive(64), await other.receive(64)] == [(b"first", None), (b"second", None)]
+    assert [await other.receive(64), await other.receive(64)] == [(b"first", []), (b"second", [])]
     one.close()
     other.close()
 
@@ -32,12 +34,11 @@ async def test_a_file_goes_with_a_packet() -> None:
     """What was written is read on the other side, when the sender has closed its own descriptor long since."""
     one, other = _ends()
     file = make_file("test", 8, lambda mapped: mapped.write(b"contents"))
-    await one.send(b"x", file)
+    await one.send(b"x", [file])
     os.close(file)
     received = await other.receive(1)
     assert received is not None
-    packet, theirs = received
-    assert theirs is not None
+    packet, (theirs,) = received
     with map_file(theirs) as mapped:
         assert (packet, mapped[:]) == (b"x", b"contents")
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -71,9 +72,9 @@ async def test_what_was_sent_is_received_after_the_end() -> None:
     one, other = _ends()
     await one.send(b"last")
     one.finish()
-    assert [await other.receive(9), await other.receive(9), await other.receive(9)] == [(b"last", None), None, None]
+    assert [await other.receive(9), await other.receive(9), await other.receive(9)] == [(b"last", []), None, None]
     await other.send(b"answer")
-    assert await one.receive(9) == (b"answer", None)
+    assert await one.receive(9) == (b"answer", [])
     one.close()
     other.close()
 

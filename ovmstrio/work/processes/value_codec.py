@@ -1,4 +1,4 @@
-"""Values of Ops as bytes and back: plain data and arrays, never code.
+"""Values as bytes and back: plain data and arrays, never code.
 
 ::
 
@@ -16,11 +16,14 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Encoded", "decode", "encode"]
+__all__ = ["Encoded", "decode"]
 
 Ndarray = np.ndarray[Any, Any]
 
 _LENGTH_BYTES: Final = 8
+_JSON: Final = frozenset({type(None), bool, int, float, str})
+_NEARLY_JSON: Final = (int, float, str)
+_NUMPY: Final = (np.ndarray, np.generic)
 _ALIGNMENT: Final = 64
 
 
@@ -29,14 +32,17 @@ def _aligned(offset: int) -> int:
 
 
 class Encoded:
-    """A value that is ready to be written.
+    """A value that is ready to be written, which must not change before it is.
 
     Attributes:
         size: how many bytes it takes.
+
+    Raises:
+        TypeError: the value holds something that is neither plain data nor an array; the message says what can be sent.
     """
 
     def __init__(self, value: Any) -> None:
-        self._buffers: list[memoryview] = []
+        self._buffers: list[memoryview | Ndarray] = []
         tree = self._tree(value)
         rows, end = [], 0
         for buffer in self._buffers:
@@ -52,12 +58,18 @@ class Encoded:
         target[:_LENGTH_BYTES] = len(self._text).to_bytes(_LENGTH_BYTES, "little")
         target[_LENGTH_BYTES : _LENGTH_BYTES + len(self._text)] = self._text
         for (offset, length), buffer in zip(self._rows, self._buffers, strict=True):
-            target[self._base + offset : self._base + offset + length] = buffer
+            start = self._base + offset
+            if isinstance(buffer, memoryview):
+                target[start : start + length] = buffer
+            elif length:
+                np.ndarray(buffer.shape, buffer.dtype, target, start)[...] = buffer
 
     def _tree(self, value: Any) -> Any:
-        if isinstance(value, np.ndarray | np.generic):
+        if type(value) in _JSON:
+            return value
+        if isinstance(value, _NUMPY):
             return self._array(value)
-        if value is None or isinstance(value, bool | int | float | str):
+        if isinstance(value, _NEARLY_JSON):
             return value
         if isinstance(value, list):
             return [self._tree(one) for one in value]
@@ -69,19 +81,18 @@ class Encoded:
             return {"b": self._buffer(memoryview(value).cast("B"))}
         if isinstance(value, complex):
             return {"c": [value.real, value.imag]}
-        raise TypeError(f"an Op in a process of its own takes and gives plain data and arrays, not {_name(value)}")
+        raise TypeError(f"plain data and arrays, not {_name(value)}")
 
     def _array(self, value: Any) -> Any:
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.names is not None:
             if array.dtype.names is None:
                 return {"o": [self._tree(array.reshape(-1).tolist()), list(array.shape)]}
-            raise TypeError(f"an Op in a process of its own takes and gives no arrays of {array.dtype}")
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+            raise TypeError(f"no arrays of {array.dtype}")
         kind = "a" if isinstance(value, np.ndarray) else "g"
-        return {kind: [self._buffer(flat.data), array.dtype.str, list(array.shape)]}
+        return {kind: [self._buffer(array), array.dtype.str, list(array.shape)]}
 
-    def _buffer(self, buffer: memoryview) -> int:
+    def _buffer(self, buffer: memoryview | Ndarray) -> int:
         self._buffers.append(buffer)
         return len(self._buffers) - 1
 
@@ -90,20 +101,11 @@ def _name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def encode(value: Any) -> Encoded:
-    """Make a value ready to be written.
-
-    Raises:
-        TypeError: it holds something that is neither plain data nor an array.
-    """
-    return Encoded(value)
-
-
 def decode(source: memoryview) -> Any:
     """Read a value; its arrays lie in the memory that it is read from.
 
     Raises:
-        ValueError, LookupError, TypeError: it is not what :class:`Encoded` writes.
+        ValueError, LookupError, TypeError, RecursionError: it is not what :class:`Encoded` writes.
     """
     length = int.from_bytes(source[:_LENGTH_BYTES], "little")
     tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
@@ -148,6 +150,8 @@ class _Decoder:
     def _array(self, parts: list[Any]) -> Ndarray:
         number, kind, shape = parts
         dtype = np.dtype(kind)
+        if min(shape, default=0) < 0:
+            raise ValueError(f"an array of shape {shape}")
         if not math.prod(shape) or not dtype.itemsize:
             return np.empty(shape, dtype)
         return np.frombuffer(self._buffers[number], dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""Async hooks in tasks of their own, so that one that ignores its cancellation keeps nobody waiting."""
+"""Async functions of users in tasks of their own, so that one that ignores its cancellation keeps nobody waiting."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import trio
 
-from ovmstrio.runtimes.ops.executor import op_failures as failures
+from ovmstrio.work.threads.worker_threads import Refusal
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_on_loop
 
 __all__ = ["LoopCalls"]
 
 
-class _Call:
+class _LoopCall:
     """One call; ``is_over`` once the function has ended, with a value, an error, or neither if it was cancelled."""
 
     __slots__ = ("error", "is_over", "scope", "value")
@@ -26,38 +26,41 @@ class _Call:
 
 
 class LoopCalls:
-    """The calls of one copy of an Op, or of the ends of a pipeline.
+    """What :class:`WorkerThreads` is for plain functions whose callers may leave them.
 
     Args:
-        nursery: hosts them; ends when all of them have ended.
+        nursery: hosts the calls; ends when all of them have ended.
+        ended: gives what callers get when the nursery has been cancelled.
+        refusal: says whether there may be another call, after callers have left theirs.
     """
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, ended: Callable[[], Exception], refusal: Refusal | None = None) -> None:
         self._nursery = nursery
-        self._under_way: set[_Call] = set()
+        self._ended = ended
+        self._refusal = refusal
+        self._under_way: set[_LoopCall] = set()
 
     @property
-    def running(self) -> int:
-        """How many calls have not ended, with those whose callers have gone."""
-        return len(self._under_way)
-
-    @property
-    def left_alone(self) -> int:
-        """How many calls have not ended though they are cancelled, for their callers have gone."""
-        return sum(call.scope.cancel_called for call in self._under_way)
+    def is_busy(self) -> bool:
+        """Whether a call has not ended, with those whose callers have left."""
+        return bool(self._under_way)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function on the loop, and give what it gives, or what comes of awaiting that.
 
         Raises:
             UserCodeRaisedError: it raised.
-            OpFailure: 3001, the pipeline has ended before it did.
+            Exception: the nursery has been cancelled before it ended; or what ``refusal`` gives.
 
         Ownership: the arguments until the call has ended, which may be after this has been cancelled.
 
         Cancellation: at once; the call is cancelled, and goes on until it has ended.
         """
-        call = _Call()
+        if self._refusal is not None:
+            refused = self._refusal(sum(call.scope.cancel_called for call in self._under_way))
+            if refused is not None:
+                raise refused
+        call = _LoopCall()
         self._under_way.add(call)
         self._nursery.start_soon(self._run, call, function, args)
         try:
@@ -69,14 +72,14 @@ class LoopCalls:
             raise call.error
         return call.value
 
-    async def _run(self, call: _Call, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    async def _run(self, call: _LoopCall, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         try:
             with call.scope:
                 call.value = await call_on_loop(function, args)
         except UserCodeRaisedError as raised:
             call.error = raised
         except trio.Cancelled:
-            call.error = failures.closed()
+            call.error = self._ended()
             raise
         except GeneratorExit as raised:  # nobody closes a task, so that it is the function's own
             call.error = UserCodeRaisedError(raised)

@@ -1,0 +1,102 @@
+"""The program of a worker process: one worker of one Op.
+
+The first request says which worker it is; each later one is a batch, of which the server sends one at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import trio
+
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.observability.logs import configure_logs
+from ovmstrio.runtimes.ops.executor.processes.op_messages import RECOVER, Answer, message_of, samples_of, sendable
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
+from ovmstrio.runtimes.ops.executor.workers import GRACE_SECONDS, InstanceWorker
+from ovmstrio.runtimes.ops.observing.log_files import join_log_files
+from ovmstrio.runtimes.ops.settings import settings_of
+from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
+
+__all__ = ["main"]
+
+
+async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
+    """Start the worker that the first request names, and answer batches until the server has no more.
+
+    Ownership: the worker, which is closed at the end.
+
+    Cancellation: at once.
+    """
+    async with trio.open_nursery() as nursery:
+        await _serve_worker(first, requests, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: trio.Nursery) -> None:
+    answer = Answer()
+    with ExitStack() as opened:
+        try:
+            worker = _worker(first.value, answer, opened, nursery)
+            await worker.start()
+        except Exception as error:  # noqa: BLE001 - the border of the user's script
+            await first.answer(_text(error))
+            return
+        try:
+            await first.answer("")
+            await requests.handle_all(partial(_answer, worker, answer), grace_seconds=GRACE_SECONDS)
+        finally:
+            await worker.aclose()
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))
+
+
+def _worker(request: dict[str, Any], answer: Answer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
+    sys.path[:] = request["path"]
+    loaded = PipelineSource(request["loader"], request["argument"]).load()
+    opened.enter_context(join_log_files(loaded.settings.logging))
+    op = loaded.graph.ops[request["op"]]
+    settings = settings_of(op, loaded.settings)
+
+    def told(*stage: Any) -> None:
+        answer.stages.append(stage)
+
+    return InstanceWorker(op, settings, request["index"], loaded.make_predictor, told=told, nursery=nursery)
+
+
+async def _answer(worker: InstanceWorker, answer: Answer, request: WorkRequest) -> None:
+    """Work on a batch and send what became of it, or make the worker fit for the next one.
+
+    Cancellation: at once; nobody is there to be answered then.
+    """
+    if request.value == RECOVER:
+        if worker.is_spoiled:
+            await worker.recover()
+        await request.answer(RECOVER)
+        return
+    answer.results = await worker.run(samples_of(request.value))
+    answer.is_spoiled = worker.is_spoiled
+    try:
+        await request.answer(message_of(answer))
+    except TypeError:
+        answer.results = [sendable(result) for result in answer.results]
+        await request.answer(message_of(answer))
+    # What is large must not stay until the next batch comes.
+    answer.results, answer.stages = [], []
+
+
+def main() -> None:
+    """Serve the server whose socket's descriptor is the first argument."""
+    configure_logs(level="WARNING")
+    run_program(_serve)
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A place for one worker process after the other: when one ends by itself, the next one is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+import trio
+
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.processes.worker_process import WorkerEnded, WorkerProcess
+
+__all__ = ["KeptProcess"]
+
+log = structlog.get_logger(__name__)
+
+
+class KeptProcess:
+    """One of several places for processes that all do the same.
+
+    Args:
+        row: the number of the place.
+        module: the program.
+        first: what each process is told first.
+        descriptor: goes along with it.
+        backoff: says when the next process is started.
+        stopping: once it is set, no other process is started.
+        changed: is called when a process has become ready, and when it has ended.
+        ended: is called with the place, its process still in it, when that has ended; what it raises ends
+            :meth:`keep`.
+
+    Attributes:
+        row: the number of the place.
+        is_ready: whether there is a process that has answered what it was told first.
+        given: how much the process has been given since.
+        process: the one that lives, None if there is none.
+    """
+
+    def __init__(
+        self,
+        row: int,
+        module: str,
+        first: Any,
+        descriptor: int,
+        *,
+        backoff: Backoff,
+        stopping: trio.Event,
+        changed: Callable[[], None],
+        ended: Callable[[KeptProcess, WorkerProcess], None],
+    ) -> None:
+        self.row = row
+        self.is_ready = False
+        self.given = 0
+        self.process: WorkerProcess | None = None
+        self._module = module
+        self._first = first
+        self._descriptor = descriptor
+        self._backoff = backoff
+        self._stopping = stopping
+        self._changed = changed
+        self._ended = ended
+
+    async def keep(self) -> None:
+        """Run a process, and another one after it, until they are to stop.
+
+        Raises:
+            OSError: no process can be started.
+            Exception: as ``ended``.
+
+        Ownership: the process.
+
+        Cancellation: at once; the process is killed.
+        """
+        while not self._stopping.is_set():
+            started = trio.current_time()
+            await self._run_one()
+            if self._stopping.is_set():
+                return
+            seconds = self._backoff.seconds_after(trio.current_time() - started)
+            log.warning("starting another worker process", row=self.row, seconds=seconds)
+            with trio.move_on_after(seconds):
+                await self._stopping.wait()
+
+    async def _run_one(self) -> None:
+        """Run a process to its end.
+
+        Raises:
+            OSError: it cannot be started.
+            Exception: as ``ended``.
+
+        Cancellation: at once; the process is killed.
+        """
+        process = self.process = WorkerProcess(self._module, own_group=True)
+        self.given = 0
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    await process.start(nursery, self._first, descriptor=self._descriptor)
+                except WorkerEnded:
+                    await process.ended.wait()
+                else:
+                    self.is_ready = True
+                    self._changed()
+            self._ended(self, process)
+        finally:
+            self.process = None
+            self.is_ready = False
+            self._changed()
+
+    async def give(self, descriptor: int) -> bool:
+        """Give the process a descriptor, if it can still take one.
+
+        Ownership: the caller still has its own descriptor.
+
+        Cancellation: at once; it is given or not.
+        """
+        if self.process is not None:
+            self.given += 1
+            try:
+                await self.process.tell(None, descriptor)
+            except WorkerEnded:
+                self.is_ready = False
+            else:
+                return True
+        return False
+
+    def dismiss(self) -> None:
+        """Have the process finish what it has; one that is not ready has nothing, and may take long to become so."""
+        if self.process is not None:
+            (self.process.finish if self.is_ready else self.process.kill)()

@@ -1,0 +1,58 @@
+"""A program of a worker process that does what it is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import trio
+
+from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
+
+__all__ = ["PROGRAM"]
+
+PROGRAM = "tests.support.obedient_program"
+
+
+async def _obey(request: WorkRequest) -> None:
+    match request.value:
+        case ["echo", value]:
+            await request.answer(value)
+        case ["late", seconds, value]:
+            await trio.sleep(seconds)
+            await request.answer(value)
+        case ["hang"]:
+            await trio.sleep_forever()
+        case ["die", number]:
+            os.kill(os.getpid(), number)
+        case ["junk"]:
+            os.write(int(sys.argv[1]), b"no message")
+        case ["twice"]:
+            await request.answer(1)
+            await request.answer(2)
+        case None if request.descriptor is not None:
+            os.write(request.descriptor, str(os.getpid()).encode())
+            os.close(request.descriptor)
+
+
+async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
+    what: Any = first.value
+    if what == "leave":
+        return
+    if first.descriptor is not None:
+        os.close(first.descriptor)
+    await first.answer([what, os.getpid(), os.getpgid(0)])
+    await requests.handle_all(_obey)
+
+
+def main() -> None:
+    """Obey, and end as a process does that has something to do first."""
+    signal.alarm(60)
+    run_program(_serve)
+    leave()
+
+
+if __name__ == "__main__":
+    main()
