@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 import trio
+import trio.testing
 from google.protobuf.wrappers_pb2 import Int64Value, StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -74,6 +76,17 @@ class Handler:
 
     def Count(self, payload):
         return self.pb.Text(number=payload.number + 1)
+"""
+
+SLOW = """
+from pathlib import Path
+
+class Handler:
+    def __init__(self):
+        Path(__file__).with_name("go").read_text()
+
+    def Say(self, payload): return payload
+    def Listen(self, payload): return payload
 """
 
 
@@ -151,15 +164,15 @@ async def hosting() -> AsyncIterator[Hosting]:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Hosting]:
-    """Run a server while the block lasts."""
+async def running(**options: Any) -> AsyncIterator[Hosting]:
+    """Run a server while the block lasts; the options are its registry's."""
     async with trio.open_nursery() as outer, trio.open_nursery() as nursery:
 
         async def load(spec: ServableSpec, _version: int, _directory: Path) -> HandlerServable:
             assert isinstance(spec, HandlerSpec)
             return await load_handler(spec, tasks=outer)
 
-        registry = Registry(load, poll_seconds=0)
+        registry = Registry(load, poll_seconds=0, **options)
         hosting: Any = Hosting(registry, None, Metrics())  # type: ignore[arg-type]
         hosting.plane = DataPlane(registry, observers=(hosting,), metrics=hosting.metrics)
         await nursery.start(registry.run)
@@ -252,6 +265,21 @@ async def test_calls_wait_for_what_is_being_loaded(tmp_path: Path, hosting: Host
         await trio.to_thread.run_sync(lambda: None)
         await hosting.registry.apply([project(tmp_path / "one", "waits")])
     assert answers == ["heard hello"]
+
+
+async def test_calls_are_refused_when_loading_takes_too_long(tmp_path: Path) -> None:
+    """They are told what is not there yet, and that it may be later."""
+    spec = project(tmp_path / "one", "slow")
+    (tmp_path / "one" / "handler.py").write_text(SLOW)
+    os.mkfifo(tmp_path / "one" / "go")
+    async with running(load_wait_seconds=0.01) as hosting, trio.open_nursery() as nursery:
+        nursery.start_soon(hosting.registry.apply, [spec])
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(grpc.RpcError) as caught:
+            await hosting.say("slow")
+        await trio.Path(tmp_path / "one" / "go").write_text("")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details() == 'handler "one" is not loaded yet'
 
 
 async def test_what_cannot_be_loaded_leaves_its_methods_unknown(tmp_path: Path, hosting: Hosting) -> None:
