@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     import trio
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = [
     "HttpRoutes",
     "Drainable",
+    "GrpcDeclaration",
+    "GrpcServices",
     "InferStream",
     "LeaseServable",
     "LeasedServable",
@@ -95,6 +99,28 @@ class Drainable(Service, Protocol):
         Args:
             deadline: from when on, on trio's clock, a request that is cancelled was cut and not left by its client.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcDeclaration:
+    """gRPC services by their full names, the file that declares them, and what describes them.
+
+    ``files`` are the descriptors of that file and of all that it imports, by name.
+    """
+
+    names: tuple[str, ...]
+    source: str
+    files: Mapping[str, FileDescriptorProto]
+
+
+@runtime_checkable
+class GrpcServices(Service, Protocol):
+    """A service that may bring gRPC services of its own, which the server hosts as long as it is available."""
+
+    @property
+    def declaration(self) -> GrpcDeclaration | None:
+        """The services, None if there are none; constant for the life of the service."""
         ...
 
 

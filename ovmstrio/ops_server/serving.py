@@ -10,22 +10,23 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
 
-from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.api.infer_lane import InferRoutes
-from ovmstrio.api.paddle.grpc import PIPELINE_DECODERS, PIPELINE_ENCODERS, PipelineService
 from ovmstrio.api.paddle.http import make_application, make_metrics_application
+from ovmstrio.api.paddle.pipeline_calls import PipelineCalls
 from ovmstrio.config.specs import ModelSpec, OpPipelineSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
+from ovmstrio.runtimes.ops.op_servable import OpPipelineServable, PipelineInfer
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.http_server import HttpFrontEnd
@@ -34,15 +35,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ovmstrio.core.servable import Servable
-    from ovmstrio.runtimes.ops.op_service import OpService
     from ovmstrio.runtimes.ops.ports import Ports
+    from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
     from ovmstrio.wire.http.lane_head import Head
 
-__all__ = ["MAX_MESSAGE_BYTES", "Listening", "RunningPipeline", "serve_pipeline"]
+__all__ = ["MAX_MESSAGE_BYTES", "Listening", "PipelineExecutor", "RunningPipeline", "serve_pipeline"]
 
 log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 256 * 2**20
+_NAMELESS: Final = "pipeline"
+"""What KServe v2 calls a service without a name."""
+
+
+class PipelineExecutor(Protocol):
+    """A running pipeline."""
+
+    async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request; raises nothing but cancellation."""
+        ...
+
+    def obstacle(self) -> str:
+        """Tell why requests cannot be answered now, such as a worker that died; empty if they can."""
+        ...
+
+    def close(self) -> None:
+        """Answer with 3001 what waits for its turn, and whatever still comes; what is worked on goes on."""
+        ...
 
 
 def _every_host() -> tuple[str, ...]:
@@ -67,7 +86,9 @@ class Listening:
         http_hosts: those for HTTP, if they are others.
         http_status: whether HTTP tells failures by its status.
         drain_seconds: how long requests get when the server ends.
+        render_metrics: prints what scrapers get; None for nothing.
         metrics_port: a port for scrapers alone; None for none, HTTP's port serves them too.
+        snapshot: gives the figures for a live view; None for none.
     """
 
     ports: Ports
@@ -75,7 +96,9 @@ class Listening:
     http_hosts: Sequence[str] | None = None
     http_status: bool = False
     drain_seconds: float = 30.0
+    render_metrics: Callable[[], bytes] | None = None
     metrics_port: int | None = None
+    snapshot: Callable[[], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +113,8 @@ class RunningPipeline:
 
 
 async def serve_pipeline(
-    service: OpService,
+    name: str | None,
+    executor: PipelineExecutor,
     listening: Listening,
     *,
     task_status: trio.TaskStatus[RunningPipeline] = trio.TASK_STATUS_IGNORED,
@@ -102,14 +126,14 @@ async def serve_pipeline(
     Raises:
         OSError: a port cannot be bound.
 
-    Ownership: the service is closed when this returns.
+    Ownership: everything but the executor is closed when this returns.
 
     Cancellation: ends everything at once, without drain.
     """
-    server = _Server(service, listening)
+    server = _Server(name, executor, listening)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.registry.run)
-        await server.registry.apply([OpPipelineSpec(name=service.name, base_path=Path.cwd())])
+        await server.registry.apply([OpPipelineSpec(name=server.name, base_path=Path.cwd())])
         drain = partial(server.drain, nursery.cancel_scope)
         grpc = await nursery.start(server.grpc.serve)
         http = [] if server.http is None else await nursery.start(server.http.serve)
@@ -132,45 +156,98 @@ class _NoRoutes:
         """Find nothing."""
 
 
+class _CutRequests:
+    """Passes requests on to a pipeline, and counts those that a drain has cut off."""
+
+    def __init__(self, executor: PipelineExecutor) -> None:
+        self._executor = executor
+        self._ends = math.inf
+        self._open = self._ended = 0
+
+    @property
+    def count(self) -> int:
+        """How many are cut, or will be as soon as whoever waits for them is cancelled."""
+        return self._open + self._ended
+
+    def count_after(self, when: float) -> None:
+        """Count what is cancelled from a time on, of trio's clock, when it is no client that leaves."""
+        self._ends = when
+
+    async def infer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request.
+
+        Raises: nothing but cancellation.
+
+        Cancellation: as the pipeline's.
+        """
+        self._open += 1
+        is_answered = False
+        try:
+            response = await self._executor.infer(request, deadline)
+            is_answered = True
+        finally:
+            self._open -= 1
+            self._ended += not is_answered and trio.current_time() >= self._ends
+        return response
+
+
+class _AnsweringPipeline(OpPipelineServable):
+    """The pipeline with all its protocols."""
+
+    def __init__(self, name: str, infer: PipelineInfer, calls: PipelineCalls) -> None:
+        super().__init__(name, infer)
+        self.name = name
+        self._calls = calls
+
+    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request of Paddle Serving's own protocols.
+
+        Raises: nothing but cancellation.
+
+        Cancellation: as the pipeline's.
+        """
+        return await self._calls.answer(request, deadline)
+
+
 class _Server:
     """The parts of one server, wired to each other."""
 
-    def __init__(self, service: OpService, listening: Listening) -> None:
+    def __init__(self, name: str | None, executor: PipelineExecutor, listening: Listening) -> None:
+        self.name = name or _NAMELESS
         self.drained = False
-        self._service = service
         self._listening = listening
+        self._executor = executor
+        self._cut = _CutRequests(executor)
+        self._calls = PipelineCalls(name, self._cut)
         self.registry = Registry(self._load, poll_seconds=0)
-        self.plane = DataPlane(self.registry, obstacle=service.obstacle)
+        self.plane = DataPlane(self.registry, obstacle=executor.obstacle)
         self.grpc = GrpcFrontEnd(
             self.plane,
             _addresses(listening.hosts, listening.ports.rpc),
             limits=TransportLimits(
                 max_receive_message_bytes=MAX_MESSAGE_BYTES, max_send_message_bytes=MAX_MESSAGE_BYTES
             ),
-            services=[PipelineService(service)],
-            codec=Codec(PIPELINE_DECODERS, PIPELINE_ENCODERS),
         )
         self.http = None if listening.ports.http is None else self._http(listening.ports.http)
         self.metrics = self._metrics()
 
     def _http(self, port: int) -> HttpFrontEnd:
         application = make_application(
-            self._service,
+            self._calls,
             self.plane,
             max_body_bytes=MAX_MESSAGE_BYTES,
-            render_metrics=self._service.render_metrics,
-            snapshot=self._service.snapshot,
+            render_metrics=self._listening.render_metrics,
+            snapshot=self._listening.snapshot,
             http_status=self._listening.http_status,
         )
         routes = InferRoutes(self.plane)
         return HttpFrontEnd(self._http_addresses(port), routes, application, max_body_bytes=MAX_MESSAGE_BYTES)
 
     def _metrics(self) -> HttpFrontEnd | None:
-        port, render = self._listening.metrics_port, self._service.render_metrics
+        port, render = self._listening.metrics_port, self._listening.render_metrics
         if render is None or port is None:
             return None
-        application = make_metrics_application(self.plane, render)
-        return HttpFrontEnd(self._http_addresses(port), _NoRoutes(), application)
+        return HttpFrontEnd(self._http_addresses(port), _NoRoutes(), make_metrics_application(self.plane, render))
 
     def _http_addresses(self, port: int) -> list[str]:
         return _addresses(self._listening.http_hosts or self._listening.hosts, port)
@@ -178,7 +255,7 @@ class _Server:
     async def _load(self, spec: ModelSpec, version: int, directory: Path) -> Servable:
         """Give what runs already; it is called again by nothing but a request's look-up."""
         del spec, version, directory
-        return self._service
+        return _AnsweringPipeline(self.name, self._cut.infer, self._calls)
 
     async def drain(self, everything: trio.CancelScope) -> None:
         """End gently: what waits is answered 3001, what is worked on gets its time, and ``everything`` is cancelled.
@@ -188,14 +265,16 @@ class _Server:
         Cancellation: leaves the drain where it is.
         """
         self.plane.begin_drain()
-        self._service.drain(trio.current_time() + self._listening.drain_seconds)
+        self._calls.close()
+        self._executor.close()
+        self._cut.count_after(trio.current_time() + self._listening.drain_seconds)
         async with trio.open_nursery() as nursery:
             for end in (self.grpc, self.http, self.metrics):
                 if end is not None:
                     nursery.start_soon(end.drain, self._listening.drain_seconds)
-        if self._service.cut:
-            log.warning("requests cut", count=self._service.cut, drain_seconds=self._listening.drain_seconds)
+        if self._cut.count:
+            log.warning("requests cut", count=self._cut.count, drain_seconds=self._listening.drain_seconds)
         else:
             log.info("drained")
-        self.drained = not self._service.cut
+        self.drained = not self._cut.count
         everything.cancel()

@@ -95,11 +95,14 @@ async def _open_http(
 async def _open_grpc(
     project: ProjectSpec, models: Models, _: ProjectSettings, limit: ConcurrencyLimit, __: Callable[[], bool]
 ) -> AsyncIterator[FrontEnd]:
-    from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd  # noqa: PLC0415
+    from ovmstrio.project_server.grpc_project import open_grpc_front_end  # noqa: PLC0415
     from ovmstrio.runtimes.handlers.grpc.project import open_grpc_project  # noqa: PLC0415
 
-    async with open_grpc_project(project, clients=models.clients, limit=limit, is_alone=True) as opened:
-        yield HandlerGrpcFrontEnd([opened], [])
+    async with (
+        open_grpc_project(project, clients=models.clients, limit=limit, is_alone=True) as opened,
+        open_grpc_front_end(project, opened, models) as end,
+    ):
+        yield end
 
 
 def make_tls(project: ProjectSpec, settings: ProjectSettings) -> ssl.SSLContext | None:

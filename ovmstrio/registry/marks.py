@@ -36,7 +36,7 @@ class Marks:
     """
 
     def __init__(self, services: Mapping[str, ServiceRecord]) -> None:
-        self._services = services
+        self.services = services
 
     async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
         """List the versions that could be loaded.
@@ -62,5 +62,5 @@ class Marks:
         return "".join(f"\n{call.name}:{call.version}:{self._loaded(call)}" for call in record.calls if call.reloads)
 
     def _loaded(self, call: Dependency) -> str:
-        service = self._services.get(call.name)
+        service = self.services.get(call.name)
         return "" if service is None else service.loaded(int(call.version or DEFAULT_VERSION))

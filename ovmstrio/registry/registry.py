@@ -76,7 +76,7 @@ class Registry:
         self._lend = lend
         self._context: LoadContext | None = None
         self._poll_seconds = poll_seconds
-        self._load_wait_seconds = load_wait_seconds
+        self.load_wait_seconds = load_wait_seconds
         self._shutdown_seconds = shutdown_seconds
         self._readiness_options = {"when_failed": ready_when_failed, "when_empty": ready_when_empty}
         self._services: dict[str, ServiceRecord] = {}
@@ -298,7 +298,7 @@ class Registry:
         return instance
 
     async def _lease_later(self, name: str, version: int) -> Lease:
-        with trio.move_on_after(self._load_wait_seconds):
+        with trio.move_on_after(self.load_wait_seconds):
             while (service := self._services.get(name)) is not None and not self._stopped:
                 if service.find(version) is not None or not service.is_pending(version):
                     break

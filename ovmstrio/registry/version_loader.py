@@ -9,6 +9,8 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
+from ovmstrio.core.servable import Servable
+from ovmstrio.registry.grpc_names import check_grpc_names
 from ovmstrio.registry.leases import Instance
 from ovmstrio.registry.records import Failure
 from ovmstrio.work.backoff import Backoff
@@ -72,6 +74,7 @@ class VersionLoader:
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 # What a service takes is known to those who call it.
                 servable = cast("Servable", await self._load(service, spec, version, directory))
+                await self._check_grpc_names(spec.name, servable)
             except Exception as error:  # noqa: BLE001 - the servable border
                 problems = problems_of(service.kind, spec, error, directory)
                 _log_failure(record, spec, error, problems)
@@ -88,6 +91,14 @@ class VersionLoader:
         if context is None:
             raise NotReady("the server is not running")
         return await service.kind.load(spec, version, directory, context)
+
+    async def _check_grpc_names(self, name: str, servable: Servable) -> None:
+        """Close what brings a gRPC service that something else has; no checkpoint for what does not."""
+        try:
+            check_grpc_names(name, servable, self._marks.services.values())
+        except ConfigError:
+            await servable.aclose()
+            raise
 
 
 def _next_failure(record: VersionRecord, spec: ServableSpec, files: str, problems: tuple[Problem, ...]) -> Failure:

@@ -116,7 +116,7 @@ async def serve(
         if handle_signals:
             drain = partial(server.drain, nursery.cancel_scope)
             await nursery.start(obey_signals, drain, nursery.cancel_scope)
-        await server.open_front_ends()
+        server.open_front_ends()
         addresses = {name: await nursery.start(end.serve) for name, end in server.front_ends.items()}
         server.plane.begin_serving()
         nursery.start_soon(server.first_load)
@@ -178,16 +178,8 @@ class _Server:
         """The sequences of all models; there once the registry runs."""
         return self.registry.context.shared(SequenceManagers)
 
-    async def open_front_ends(self) -> None:
-        """Make the front end of each protocol that has a port; handlers with services of their own are loaded before.
-
-        Those that cannot be loaded are a state of the registry later.
-
-        Raises:
-            ConfigError: several have the same service.
-
-        Cancellation: while handlers are loaded.
-        """
+    def open_front_ends(self) -> None:
+        """Make the front end of each protocol that has a port."""
         settings = self._settings
         context = self.registry.context
         projects = await context.shared(GrpcHandlers).open(self._spec.of(HandlerSpec), context)
@@ -196,7 +188,7 @@ class _Server:
         if grpc:
             limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
             tls = self._tls[_HTTP2]
-            self.front_ends["gRPC"] = GrpcFrontEnd(self.plane, grpc, tls=tls, limits=limits, projects=projects)
+            self.front_ends["gRPC"] = GrpcFrontEnd(self.plane, grpc, tls=tls, limits=limits)
         rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
         if rest:
             self.front_ends["REST"] = RestFrontEnd(

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.resident import ResidentService
+from ovmstrio.core.servable import GrpcDeclaration
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.runtimes.handlers.clients import Models
     from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
+    from ovmstrio.runtimes.handlers.grpc.services import UserProto
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
 
-__all__ = ["HandlerServable"]
+__all__ = ["HandlerServable", "declaration_of"]
 
 _PLATFORM: Final = "handler"
 
@@ -29,6 +31,9 @@ class HandlerServable(ResidentService):
         limit: how many requests may be in flight.
         grpc: its services; None if it is called over HTTP.
         models: of the project.
+
+    Attributes:
+        declaration: the services that it brings, None if it is called over HTTP.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class HandlerServable(ResidentService):
         self.models = models
         self.limit = limit
         self.grpc = grpc
+        self.declaration = None if grpc is None else declaration_of(grpc.proto)
         self._name = name
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
 
@@ -56,3 +62,8 @@ class HandlerServable(ResidentService):
         del request
         way = f"call it at /{self._name}" if self.grpc is None else "call its own gRPC service"
         raise NotSupported(f"{self._name!r} is a handler, which takes no tensors; {way}")
+
+
+def declaration_of(proto: UserProto) -> GrpcDeclaration:
+    """Give what the server has to know of the services of a project."""
+    return GrpcDeclaration(tuple(service.name for service in proto.services), str(proto.source), proto.files)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
-__all__ = ["examine_mounted", "is_grpc", "load_handler", "load_project", "read_mounted"]
+__all__ = ["examine_mounted", "load_handler", "load_project", "read_mounted"]
 
 log = structlog.get_logger(__name__)
 
@@ -61,18 +61,6 @@ def read_mounted(spec: HandlerSpec) -> ProjectSpec:
     for warning in warnings:
         log.warning("handler", handler=spec.name, problem=str(warning))
     return project
-
-
-async def is_grpc(spec: HandlerSpec) -> bool:
-    """Tell whether a project has a service of its own; false for one that cannot be read.
-
-    Cancellation: while its file is read.
-    """
-    try:
-        project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    except ConfigError:
-        return False
-    return project.protobuf_path is not None
 
 
 async def load_handler(

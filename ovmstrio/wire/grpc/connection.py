@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import ClassVar, Final
+from types import MappingProxyType
+from typing import ClassVar, Final, Protocol
 
 import structlog
 import trio
@@ -35,7 +36,7 @@ from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.grpc.wakeups import Wakeup
 from ovmstrio.wire.listeners import Peer
 
-__all__ = ["Connection", "close_stream"]
+__all__ = ["NO_ROUTES", "Connection", "Routes", "close_stream"]
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,17 @@ _ANNOUNCEMENT_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 1.0
 _READ_BYTES: Final = 64 * 1024
 _LARGE_READ_BYTES: Final = 512 * 1024
+
+
+class Routes(Protocol):
+    """Handlers that come and go."""
+
+    def get(self, path: str, /) -> Handler | None:
+        """Give the handler of a path now; it may put another one in its place before it receives anything."""
+        ...
+
+
+NO_ROUTES: Final[Routes] = MappingProxyType[str, Handler]({})
 
 
 class Connection:
@@ -63,6 +75,7 @@ class Connection:
         routes: Mapping[str, Handler],
         codec: CodecBase,
         *,
+        further: Routes = NO_ROUTES,
         limits: TransportLimits,
         failures: FailureTranslator,
         peer: Peer,
@@ -75,6 +88,7 @@ class Connection:
         self.calls: dict[int, Call] = {}
         self._stream = stream
         self._routes = routes
+        self._further = further
         self._reading = trio.CancelScope()
         self._unsent = Wakeup()
         self._backlog: trio.lowlevel.ParkingLot | None = None
@@ -182,7 +196,7 @@ class Connection:
 
     def _on_request(self, event: RequestStarted) -> None:
         state = event.stream
-        handler = self._routes.get(state.head.path)
+        handler = self._routes.get(state.head.path) or self._further.get(state.head.path)
         if state.head.refusal is not None:
             self._refuse(event, state.head.refusal)
         elif handler is None:

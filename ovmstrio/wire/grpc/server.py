@@ -12,7 +12,7 @@ from grpclib.const import Handler
 from grpclib.encoding.base import CodecBase
 
 from ovmstrio.wire.grpc.call_failures import ErrorMapper, FailureTranslator
-from ovmstrio.wire.grpc.connection import Connection, close_stream
+from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.listeners import Listener, address_of, peer_of
 
@@ -36,6 +36,7 @@ class GrpcServer:
     Args:
         services: objects whose ``__mapping__()`` gives ``grpclib.const.Handler`` by path.
         codec: turns messages into bytes and back.
+        further: is asked for the handler of a path that no service has; it may answer differently each time.
         limits: what peers may do.
         map_error: translates the application's errors; called for everything that a handler or the codec raises and
             that is not a ``GRPCError``.
@@ -49,6 +50,7 @@ class GrpcServer:
         services: Sequence[Service],
         codec: CodecBase,
         *,
+        further: Routes = NO_ROUTES,
         limits: TransportLimits | None = None,
         map_error: ErrorMapper | None = None,
     ) -> None:
@@ -58,6 +60,7 @@ class GrpcServer:
                 if path in self._routes:
                     raise ValueError(f"two services claim {path}")
                 self._routes[path] = handler
+        self._further = further
         self._codec = codec
         self._limits = limits or TransportLimits()
         self._failures = FailureTranslator(map_error)
@@ -128,6 +131,7 @@ class GrpcServer:
             stream,
             self._routes,
             self._codec,
+            further=self._further,
             limits=self._limits,
             failures=self._failures,
             peer=peer_of(stream),

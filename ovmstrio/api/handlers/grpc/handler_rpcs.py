@@ -10,24 +10,25 @@ import trio
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.api.handlers.grpc.context import HandlerContext
-from ovmstrio.api.handlers.grpc.replies import WRONG_REPLY, serialised
-from ovmstrio.api.handlers.grpc.requests import AsyncRequests, BlockingRequests, Requests
+from ovmstrio.api.handlers.grpc.handler_context import HandlerContext
+from ovmstrio.api.handlers.grpc.reply_bytes import WRONG_REPLY, serialised
+from ovmstrio.api.handlers.grpc.request_iterators import AsyncRequests, BlockingRequests, Requests
 from ovmstrio.core.errors import UserCodeError
 from ovmstrio.runtimes.handlers.grpc import CallEndedError, WrongReplyError
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
+from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 from ovmstrio.work.user_code.calls import is_async
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
-    from ovmstrio.runtimes.handlers.grpc import Rpc, UserService
+    from ovmstrio.core.servable import GrpcServices
+    from ovmstrio.runtimes.handlers.grpc import GrpcProject, Rpc
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
     from ovmstrio.wire.grpc.stream import Call
 
-__all__ = ["HandlerService"]
+__all__ = ["handlers_of"]
 
 _CALLBACK_SECONDS: Final = 2.0
 """How long the callbacks of a call that has ended are waited for."""
@@ -36,33 +37,30 @@ _CARDINALITIES: Final = {
 }
 
 
-class HandlerService:
-    """Services for the transport whose calls a handler answers.
+def handlers_of(service: GrpcServices) -> Mapping[str, Handler]:
+    """Give what answers the calls of a loaded handler's services, by path."""
+    if not isinstance(service, HandlerServable) or service.grpc is None:
+        return {}
+    rpcs = _HandlerRpcs(service.grpc)
+    return {
+        rpc.path: Handler(
+            partial(rpcs.run, rpc),
+            _CARDINALITIES[rpc.client_streaming, rpc.server_streaming],
+            rpc.request_class,
+            bytes,
+        )
+        for rpc in service.grpc.proto.rpcs
+    }
 
-    Args:
-        services: what is served.
-        handler: has a method for each of their RPCs.
-        limit: how many calls may be in flight.
-    """
 
-    def __init__(self, services: Sequence[UserService], handler: LoadedHandler, limit: ConcurrencyLimit) -> None:
-        self._rpcs = [rpc for service in services for rpc in service.rpcs]
-        self._handler = handler
-        self._limit = limit
+class _HandlerRpcs:
+    """The RPCs of one project, which its handler has a method for each of."""
 
-    def __mapping__(self) -> dict[str, Handler]:
-        """Give the handlers by path."""
-        return {
-            rpc.path: Handler(
-                partial(self._run, rpc),
-                _CARDINALITIES[rpc.client_streaming, rpc.server_streaming],
-                rpc.request_class,
-                bytes,
-            )
-            for rpc in self._rpcs
-        }
+    def __init__(self, project: GrpcProject) -> None:
+        self._handler = project.handler
+        self._limit = project.limit
 
-    async def _run(self, rpc: Rpc, call: Call) -> None:
+    async def run(self, rpc: Rpc, call: Call) -> None:
         """Answer one call.
 
         Raises:
@@ -93,7 +91,7 @@ class _CallRun:
         self._failure: Exception | None = None
 
     async def run(self) -> None:
-        """Answer the call; see :class:`HandlerService`."""
+        """Answer the call; see :meth:`_HandlerRpcs.run`."""
         payload = await self._payload()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look_after_context)
@@ -156,8 +154,10 @@ class _CallRun:
             case None:
                 await self._context.conclude(None)
             case WrongReplyError():
-                raise GRPCError(Status.INTERNAL, WRONG_REPLY)
-            case CallEndedError() | UserCodeError() | HTTPError():
+                raise GRPCError(Status.INTERNAL, WRONG_REPLY) from error
+            case CallEndedError():
                 await self._context.conclude(GRPCError(Status.INTERNAL, HIDDEN))
+            case UserCodeError() | HTTPError():
+                await self._context.conclude(GRPCError(Status.INTERNAL, HIDDEN), error)
             case _:
                 raise error

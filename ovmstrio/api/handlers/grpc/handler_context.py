@@ -14,7 +14,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import encode_metadata
 
-from ovmstrio.api.handlers.grpc.codes import status_of_code
+from ovmstrio.api.handlers.grpc.status_codes import status_of_code
 from ovmstrio.runtimes.handlers.grpc import CallEndedError
 from ovmstrio.wire.grpc.stream import Call
 
@@ -191,8 +191,10 @@ class HandlerContext:
         await self._headers_given.wait()
         await self.send_waiting_headers()
 
-    async def conclude(self, default: GRPCError | None) -> None:
+    async def conclude(self, default: GRPCError | None, cause: Exception | None = None) -> None:
         """Say how the call ends: as the handler has set it, else as ``default`` says, which is None for success.
+
+        ``cause`` is what the handler raised, if anything.
 
         Raises:
             GRPCError: it does not end well.
@@ -205,7 +207,7 @@ class HandlerContext:
             status = default.status
         if status is not _NO_CODE:
             text = self._details or (default.message if default is not None else None)
-            raise GRPCError(status, text, self._rich_details)
+            raise GRPCError(status, text, self._rich_details) from cause
 
     def end(self) -> Callable[[], None] | None:
         """Mark the call as over; gives what calls the callbacks, to be run in a thread, None without any."""
