@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
@@ -92,11 +93,13 @@ class Hosting:
         listeners: where its connections come from, by protocol, in place of the plan's addresses.
         lend: makes what those that load are lent.
         obstacle: tells why the server as a whole cannot answer, or an empty text.
+        until: returns when the server is to drain.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
     lend: Callable[..., LoadContext] = LoadContext
     obstacle: Callable[[], str] | None = None
+    until: Callable[[], Awaitable[None]] | None = None
 
 
 async def serve(
@@ -139,6 +142,8 @@ async def serve_plan(
         if handle_signals:
             end = partial(server.end, nursery.cancel_scope)
             await nursery.start(obey_signals, end, nursery.cancel_scope)
+        if hosting is not None and hosting.until is not None:
+            nursery.start_soon(server.end_when, hosting.until, nursery.cancel_scope)
         await server.run(task_status)
         nursery.cancel_scope.cancel()
     return server.ended_gently
@@ -303,6 +308,11 @@ class _Server:
         await self._drain()
         self._drained.set()
         await trio.sleep_forever()
+
+    async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
+        """Drain the server, as :meth:`end`, when ``until`` returns."""
+        await until()
+        await self.end(everything)
 
     async def _drain(self) -> None:
         """Turn not ready, take nothing new, close listeners, let calls end, keep sequences."""

@@ -12,7 +12,7 @@ from ovmstrio.core.request import ServableMetadata
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.runtimes.handlers.clients import Models
-    from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+    from ovmstrio.core.limits import LocalLimit
     from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
 

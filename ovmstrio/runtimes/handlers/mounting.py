@@ -13,7 +13,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, ServerError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS
 from ovmstrio.runtimes.handlers.clients import open_clients
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable

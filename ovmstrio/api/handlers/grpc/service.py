@@ -22,7 +22,7 @@ from ovmstrio.work.user_code.calls import is_async
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.grpc import Rpc, UserService
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
     from ovmstrio.wire.grpc.stream import Call

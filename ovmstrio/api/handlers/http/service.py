@@ -26,7 +26,7 @@ from ovmstrio.wire.statuses import status_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
     from ovmstrio.runtimes.handlers.http.answers import ByteStream, Headers
     from ovmstrio.runtimes.handlers.methods import HandlerMethod

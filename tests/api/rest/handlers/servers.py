@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.api.handlers.http.service import HandlerService
 from ovmstrio.api.handlers.http.serving import HandlerFrontEnd
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.api.rest.servers import Peer

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from ovmstrio.api.handlers.http.service import HandlerAnswer, HandlerService
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.projects import make_project

@@ -2,42 +2,23 @@
 
 ::
 
-    parent ──(a byte and a descriptor, over a socket pair)──> ConnectionInbox ─> the front end's listener
-           <──(the byte that says that the process can serve)──
-
-The socket pair's end says to either that the other has ended.
+    parent ──(a descriptor along with a message)──> ConnectionInbox ─> the front end's listener
 """
 
 from __future__ import annotations
 
-import array
 import math
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DRAIN", "READY", "ConnectionInbox", "pass_connection"]
+    from ovmstrio.work.processes import WorkRequest
 
-_CONNECTION: Final = b"c"
-DRAIN: Final = b"d"
-READY: Final = b"r"
-_DESCRIPTOR_BYTES: Final = array.array("i").itemsize
-
-
-async def pass_connection(control: trio.socket.SocketType, descriptor: int) -> None:
-    """Give a connection to the process at the other end; the caller still has its own descriptor of it.
-
-    Raises:
-        OSError: that process has ended.
-
-    Cancellation: before it is given.
-    """
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))
-    await control.sendmsg([_CONNECTION], [rights])
+__all__ = ["ConnectionInbox"]
 
 
 class _PassedStream(trio.abc.HalfCloseableStream):
@@ -82,38 +63,24 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
     """Listens for connections that another process has accepted.
 
     Args:
-        control: from that process.
         closed: is called for each connection that has ended.
     """
 
-    def __init__(self, control: trio.socket.SocketType, closed: Callable[[], None]) -> None:
-        self._control = control
+    def __init__(self, closed: Callable[[], None]) -> None:
         self._closed = closed
         # Unbounded: the other process gives what it has accepted, and accepts no more than there are descriptors.
         self._put, self._take = trio.open_memory_channel[trio.abc.HalfCloseableStream](math.inf)
 
-    async def run(self) -> None:
-        """Receive connections until the other process says that none will follow, or ends.
+    async def put(self, request: WorkRequest) -> None:
+        """Take the connection that has come along with a message.
 
-        Cancellation: at any checkpoint; what has been received and not accepted is closed with the listener.
+        Ownership: what has not been accepted is closed with the listener.
+
+        Cancellation: nothing waits here.
         """
-        space = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
-        while True:
-            try:
-                data, rights, _, _ = await self._control.recvmsg(1, space)
-            except ConnectionError:
-                return
-            if data in {b"", DRAIN}:
-                return
-            for _, _, descriptors in rights:
-                found = array.array("i")
-                found.frombytes(descriptors[: len(descriptors) - len(descriptors) % _DESCRIPTOR_BYTES])
-                for descriptor in found:
-                    self._put.send_nowait(self._stream(descriptor))
-
-    def _stream(self, descriptor: int) -> trio.abc.HalfCloseableStream:
-        accepted = trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))
-        return _PassedStream(trio.SocketStream(accepted), self._closed)
+        if request.descriptor is not None:
+            passed = trio.socket.from_stdlib_socket(socket.socket(fileno=request.descriptor))
+            self._put.send_nowait(_PassedStream(trio.SocketStream(passed), self._closed))
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
         """Give the next connection.
