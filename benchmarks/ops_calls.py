@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 import trio
+from ovmstrio.ops_server import ServiceOptions, serve_service
 
 from benchmarks.report import Row
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops_server import ServiceOptions, serve_service
 from ovmstrio.protocol.generated.inference import (
     ModelInferRequest,
     ModelInferRequestInferInputTensor,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.hooks import NULL_METERS
+from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ class LoadContext:
         isolates_nodes: whether custom nodes in shared libraries run in processes of their own.
         is_trial: whether what is loaded is closed again without a call, as a check does.
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
+        make_limit: makes what counts the requests of a service that may have so many in flight.
     """
 
     lease: LeaseServable
@@ -79,6 +81,7 @@ class LoadContext:
     isolates_nodes: bool = False
     is_trial: bool = False
     is_alone: bool = False
+    make_limit: Callable[[int], ConcurrencyLimit] = LocalLimit
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:

@@ -28,7 +28,7 @@ from ovmstrio.runtimes.handlers.trial import try_handler
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import single_servable
-from ovmstrio.server.settings import ServeSettings
+from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["CheckReport", "LoadedVersion", "check_config", "check_pipelines", "examine_pipelines"]
 
@@ -150,7 +150,7 @@ class _Check:
         if await trio.to_thread.run_sync(is_graph, {"base_path": str(base_path)}, base_path):
             if configured:
                 return await self.file(path / _CONFIG_NAME)
-            settings = ServeSettings(model_name=base_path.name, model_path=base_path)
+            settings = ServerSettings(model_name=base_path.name, model_path=base_path)
             return await trio.to_thread.run_sync(single_servable, settings)
         if await trio.to_thread.run_sync(_has_versions, base_path):
             spec = ModelSpec(name=base_path.name, base_path=base_path, version_policy=AllVersions())

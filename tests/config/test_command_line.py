@@ -26,7 +26,7 @@ from ovmstrio.server.command_line import (
     read_settings,
     single_servable,
 )
-from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServeSettings
+from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServerSettings
 
 MODEL = {"model_name": "m", "model_path": "models/m"}
 
@@ -114,10 +114,10 @@ def test_a_misspelt_option_is_recognised() -> None:
 
 def test_every_option_without_meaning_says_why() -> None:
     """The table of reasons and the options are one."""
-    fields = ServeSettings.model_fields.items()
+    fields = ServerSettings.model_fields.items()
     assert set(IGNORED) == {name for name, field in fields if field.json_schema_extra == {"group": IGNORED_GROUP}}
     options = dict.fromkeys(IGNORED, "1")
-    assert read_settings(options).port == ServeSettings().port
+    assert read_settings(options).port == ServerSettings().port
     assert ignored_options({**options, "port": 1}) == IGNORED
 
 

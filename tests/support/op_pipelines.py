@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
-
 from ovmstrio.ops_server import Listening, RunningPipeline, serve_pipeline
+
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_service import OpService, PipelineExecutor
 from ovmstrio.runtimes.ops.packing import holds_arrays, pack

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.runtimes.resident import ResidentService
 from ovmstrio.core.servable import GrpcDeclaration
+from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.runtimes.handlers.clients import Models
-    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
     from ovmstrio.runtimes.handlers.grpc.services import UserProto
     from ovmstrio.runtimes.handlers.handler import LoadedHandler

@@ -12,8 +12,8 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.clients import open_clients
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
@@ -107,9 +107,7 @@ async def load_project(
 
 
 @asynccontextmanager
-async def _opened(
-    project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool
-) -> AsyncIterator[HandlerServable]:
+async def _opened(project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool) -> AsyncIterator[HandlerServable]:
     """Host a project until the block ends."""
     _export(project)
     limit = LocalLimit(project.max_concurrency)
@@ -121,9 +119,7 @@ async def _opened(
             async with grpc as opened:
                 yield HandlerServable(project.name, opened.handler, limit, opened, models)
             return
-        async with open_handler(
-            project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone
-        ) as handler:
+        async with open_handler(project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone) as handler:
             yield HandlerServable(project.name, handler, limit, None, models)
 
 

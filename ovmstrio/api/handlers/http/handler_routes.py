@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
     from ovmstrio.runtimes.handlers.methods import HandlerMethod
 

@@ -12,8 +12,8 @@ import httpx
 import trio
 
 from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.clients import open_clients
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler

@@ -19,7 +19,7 @@ from trio.testing import MockClock
 
 from ovmstrio.api.handlers.http.handler_routes import HandlerRoutes
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.projects import make_project

@@ -1,4 +1,4 @@
-"""The parent of many processes that serve one project.
+"""The parent of many processes that serve one plan.
 
 It accepts every connection itself and gives it to the process with the fewest: so no process queues what another one
 could serve at once.  A process that dies is started again, after a pause that grows while it keeps dying.
@@ -7,34 +7,34 @@ could serve at once.  A process that dies is started again, after a pause that g
 from __future__ import annotations
 
 import signal
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.project_server.front_ends import make_tls
-from ovmstrio.project_server.listening import open_project_listeners, port_of
-from ovmstrio.project_server.readiness import ReadinessFile
-from ovmstrio.project_server.worker import WorkerTask
-from ovmstrio.runtimes.handlers.concurrency import Board
+from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
+from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.signals import obey_signals
+from ovmstrio.server.workers.board import Board
+from ovmstrio.server.workers.worker import WorkerTask
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import KeptProcess
 from ovmstrio.work.user_code.exits import signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ovmstrio.project_server.settings import ProjectSettings
-    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.server.plan import Plan
+    from ovmstrio.wire.listeners import Listener
     from ovmstrio.work.processes import WorkerProcess
 
-__all__ = ["Workers"]
+__all__ = ["serve_with_workers"]
 
 log = structlog.get_logger(__name__)
 
-_PROGRAM: Final = "ovmstrio.project_server.worker"
+_PROGRAM: Final = "ovmstrio.server.workers.worker"
 _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _STABLE_SECONDS: Final = 60.0
@@ -45,76 +45,99 @@ _END_SECONDS: Final = 15.0
 """What a process gets to end, besides the grace of its requests."""
 
 
-class Workers:
-    """A project that many processes serve.
+async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool:
+    """Serve a plan with as many processes as it says, until it is told to end; True if they ended gently.
 
-    Args:
-        project: what is served.
-        settings: of the server.
+    Raises:
+        ExceptionGroup: of ``ConfigError``, a process ended before all were ready for the first time, as its own log
+            says, or TLS cannot be set up; and of ``OSError``, an address cannot be bound.
+
+    Ownership: the processes and the listeners.
+    Cancellation: kills the processes.
     """
+    parent = _Parent(plan)
+    async with trio.open_nursery() as nursery:
+        if handle_signals:
+            end = partial(parent.drain, nursery.cancel_scope)
+            await nursery.start(obey_signals, end, nursery.cancel_scope)
+        await parent.run()
+        nursery.cancel_scope.cancel()
+    return parent.ended_gently
 
-    def __init__(self, project: ProjectSpec, settings: ProjectSettings) -> None:
-        self._project = project
-        self._settings = settings
-        self._readiness = ReadinessFile(settings.readiness_file)
-        self._board = Board.create(project.processes)
+
+class _Parent:
+    """The process that accepts the connections."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._readiness = ReadinessFile(plan.readiness_file)
+        self._board = Board.create(plan.processes)
         self._changed = trio.Event()
         self._accepting = trio.CancelScope()
         self._draining = trio.Event()
-        self._kept = [self._place(row) for row in range(project.processes)]
+        self._kept = [self._place(row) for row in range(plan.processes)]
         self._has_been_ready = False
-        self.drained = False
+        self.ended_gently = False
 
-    async def run(self, report: Callable[[list[str]], None]) -> None:
-        """Serve until drained.
-
-        Raises:
-            ConfigError: a process ended before all were ready for the first time, as its own log says; or TLS cannot
-                be set up.
-            OSError: an address cannot be bound.
-
-        Ownership: the processes and the listeners.
-        Cancellation: kills the processes.
-        """
-        # The processes do it; what is wrong is told once here.
-        make_tls(self._project, self._settings)
+    async def run(self) -> None:
+        """Serve until drained; see :func:`serve_with_workers`."""
         try:
-            async with (
-                open_project_listeners(self._project, self._settings) as listeners,
-                trio.open_nursery() as nursery,
-            ):
+            async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
+                listeners = await self._listen(opened)
                 for kept in self._kept:
                     nursery.start_soon(kept.keep)
                 await self._until_ready()
                 if not self._draining.is_set():
-                    report([address_of(listener) for listener in listeners])
+                    addresses = {name: list(map(address_of, each)) for name, each in listeners.items()}
+                    log.info("serving", name=self._plan.root, **addresses)
                 with self._accepting:
-                    await trio.serve_listeners(self._give, listeners, handler_nursery=nursery)
+                    await self._accept_all(listeners, nursery)
         finally:
-            self._readiness.remove()
+            self._readiness.show(ready=False)
             self._board.close()
 
-    async def drain(self) -> bool:
-        """End gently: processes get the grace for their requests, and some time to end; False if they did not."""
-        self.drained = True
+    async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
+        plan = self._plan
+        listeners: dict[str, list[Listener]] = {}
+        for name, where, protocol in (("gRPC", plan.grpc, HTTP2), ("REST", plan.rest, HTTP)):
+            if where:
+                # The processes do it; what is wrong is told once here.
+                await trio.to_thread.run_sync(make_tls, plan.settings, protocol)
+                opening = open_noted_listeners(where, None, plan.port_options)
+                listeners[name] = await opened.enter_async_context(opening)
+        return listeners
+
+    async def _accept_all(self, listeners: dict[str, list[Listener]], nursery: trio.Nursery) -> None:
+        async with trio.open_nursery() as accepting:
+            for name, some in listeners.items():
+                give = partial(self._give, name)
+                accepting.start_soon(partial(trio.serve_listeners, give, some, handler_nursery=nursery))
+
+    async def drain(self, everything: trio.CancelScope) -> None:
+        """End gently: processes get the grace for their requests, and some time to end; ``everything`` if they do not.
+
+        Cancellation: leaves the drain where it is.
+        """
         self._draining.set()
-        self._readiness.remove()
+        self._readiness.show(ready=False)
         self._board.set_draining()
-        await trio.sleep(self._settings.drain_delay)
+        if self._has_been_ready:
+            await trio.sleep(self._plan.settings.drain_delay)
         self._accepting.cancel()
         self._tell_change()
-        with trio.move_on_after(self._settings.drain_seconds + _END_SECONDS):
+        with trio.move_on_after(self._plan.settings.drain_seconds + _END_SECONDS):
             for kept in self._kept:
                 kept.dismiss()
             while any(kept.process for kept in self._kept):
                 await self._changed.wait()
             log.info("drained")
-            return True
-        return False
+            self.ended_gently = True
+            await trio.sleep_forever()
+        everything.cancel()
 
     # Connections
 
-    async def _give(self, stream: trio.SocketStream) -> None:
+    async def _give(self, protocol: str, stream: trio.SocketStream) -> None:
         """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
         try:
             while True:
@@ -123,7 +146,7 @@ class Workers:
                     if self._draining.is_set():
                         return
                     await self._changed.wait()
-                elif await kept.give(stream.socket.fileno()):
+                elif await kept.give(protocol, stream.socket.fileno()):
                     return
         finally:
             await trio.aclose_forcefully(stream)
@@ -138,10 +161,7 @@ class Workers:
     # Processes
 
     def _place(self, row: int) -> KeptProcess:
-        port = port_of(self._project, self._settings)
-        task = WorkerTask(
-            file=self._project.file, settings=self._settings, port=port, rows=self._board.rows, row=row
-        )  # fmt: skip
+        task = WorkerTask.of(self._plan, self._board.rows, row)
         return KeptProcess(
             row,
             _PROGRAM,
@@ -166,12 +186,12 @@ class Workers:
         self._board.clear(kept.row)
         if not (is_draining or self._has_been_ready):
             text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
-            raise ConfigError([Problem(text, file=str(self._project.file))])
+            raise ConfigError([Problem(text, file=self._plan.spec.services[0].origin)])
 
     def _log_end(self, row: int, pid: int | None, code: int) -> None:
         log.error(
             "a worker process has ended",
-            project=self._project.name,
+            name=self._plan.root,
             pid=pid,
             cause=_cause(code),
             signal=signal_name(-code) if code < 0 else None,
@@ -187,11 +207,9 @@ class Workers:
 
     def _tell_change(self) -> None:
         """Wake whoever waits for processes, and let readiness be the truth."""
-        if not self._draining.is_set() and all(kept.is_ready for kept in self._kept):
-            self._has_been_ready = True
-            self._readiness.create()
-        else:
-            self._readiness.remove()
+        is_ready = not self._draining.is_set() and all(kept.is_ready for kept in self._kept)
+        self._has_been_ready = self._has_been_ready or is_ready
+        self._readiness.show(ready=is_ready)
         self._changed.set()
         self._changed = trio.Event()
 

@@ -1,6 +1,6 @@
-"""How many requests of a project may be in flight: one limit, whether one process serves the project or many.
+"""What the processes of one server know of each other, such as how many requests are in flight in all of them.
 
-Many processes share a board: a file in memory with a row for each of them.  Each writes only its own row, so what a
+They share a board: a file in memory with a row for each of them.  Each writes only its own row, so what a
 process that died had taken is given back by clearing its row.
 """
 
@@ -12,63 +12,17 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
-from ovmstrio.core.errors import TooManyRequests
+from ovmstrio.core.limits import refuse_more
 
-__all__ = ["Board", "ConcurrencyLimit", "LocalLimit", "SharedLimit"]
+__all__ = ["Board", "SharedLimit"]
 
 _IN_FLIGHT: Final = 0
 _CLOSED: Final = 1
 _READY: Final = 2
 _COLUMNS: Final = 3
 _BYTES: Final = 8
-
-
-class ConcurrencyLimit(Protocol):
-    """Counts requests in flight."""
-
-    def take(self) -> None:
-        """Count one more.
-
-        Raises:
-            TooManyRequests: there are as many as may be.
-        """
-        ...
-
-    def give_back(self) -> None:
-        """Count one less."""
-        ...
-
-
-def _refusal(maximum: int) -> TooManyRequests:
-    return TooManyRequests(f"{maximum} requests are in flight already, which is max_concurrency; try again later")
-
-
-class LocalLimit:
-    """The limit of a project that one process serves.
-
-    Args:
-        maximum: how many may be in flight; 0 for any number.
-    """
-
-    def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
-        self.in_flight = 0
-
-    def take(self) -> None:
-        """Count one more.
-
-        Raises:
-            TooManyRequests: there are as many as may be.
-        """
-        if self._maximum and self.in_flight >= self._maximum:
-            raise _refusal(self._maximum)
-        self.in_flight += 1
-
-    def give_back(self) -> None:
-        """Count one less."""
-        self.in_flight -= 1
 
 
 class Board:
@@ -179,7 +133,7 @@ class SharedLimit:
             return
         with self._board.locked():
             if self._board.total_in_flight() >= self._maximum:
-                raise _refusal(self._maximum)
+                raise refuse_more(self._maximum)
             self._board.add_in_flight(self._row, 1)
 
     def give_back(self) -> None:
