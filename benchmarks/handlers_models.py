@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from benchmarks.report import Row
-from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.runtimes.handlers.models.watching import WatchOptions

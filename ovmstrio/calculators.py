@@ -11,7 +11,7 @@ from ovmstrio.runtimes.graphs.calculator import (
     NodeFailure,
     NodeResources,
 )
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import OvTensor
 
 __all__ = [

@@ -11,7 +11,7 @@ from ovms_cli.console import fail, stderr, stdout
 from ovms_cli.problems import count_problems, show_problems
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["register"]
 

@@ -82,7 +82,7 @@ def call_script(
     Raises:
         BaseException: whatever the script raises.
     """
-    from ovmstrio.ops_server import run_as_main
+    from ovmstrio.runtimes.ops.scripts import run_as_main
     from ovmstrio.runtimes.ops.web_service import set_service_runner
 
     sys.argv = [str(script), *arguments]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.errors import Problem
     from ovmstrio.project_server.settings import ProjectSettings
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["run_project"]
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ovmstrio.config.findings import wrong
-from ovmstrio.config.json_locations import JsonSyntaxError, parse_json
+from ovmstrio.config.json_text import parse_json
+from ovmstrio.config.located import InvalidSyntax
 from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["by_tensor", "object_in_text"]
@@ -54,7 +55,7 @@ def object_in_text(option: str, text: str) -> dict[str, Any]:
     """
     try:
         document = parse_json(text)
-    except JsonSyntaxError as error:
+    except InvalidSyntax as error:
         raise wrong(option, text, "a JSON object", message=error.message, suggestion=error.suggestion) from None
     value = document.root.plain()
     if not isinstance(value, dict):

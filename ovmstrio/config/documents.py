@@ -1,19 +1,22 @@
-"""JSON files against their schemas: a schema is a pydantic model, a complaint is a problem with its place."""
+"""Files as located values, and objects of JSON against their schemas, which are pydantic models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from ovmstrio.config.findings import Findings, did_you_mean, shown
-from ovmstrio.config.json_locations import JsonDocument, JsonSyntaxError, Located, parse_json
+from ovmstrio.config.findings import Findings, shown, suggest_key
+from ovmstrio.config.json_text import parse_json
+from ovmstrio.config.located import Document, InvalidSyntax, Located
+from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "is_whole", "items_of", "load_document"]
+__all__ = ["OPTIONAL", "Schema", "check_members", "expected_by", "is_whole", "items_of", "load_document", "load_yaml"]
 
 OPTIONAL: Final[Any] = None
 """The default of a key that may be missing; schemas only check, so that nobody reads it."""
@@ -43,7 +46,7 @@ class Schema(BaseModel):
     """What to do about keys that a schema does not have, where that is known."""
 
 
-def load_document(content: bytes, file: str) -> JsonDocument:
+def load_document(content: bytes, file: str) -> Document:
     """Parse a file's content.
 
     Raises:
@@ -55,9 +58,29 @@ def load_document(content: bytes, file: str) -> JsonDocument:
         line = content.count(b"\n", 0, error.start) + 1
         problem = Problem("The file is not valid json - it is not UTF-8", file, line, found=f"byte {error.start}")
         raise ConfigError([problem]) from None
-    except JsonSyntaxError as error:
+    except InvalidSyntax as error:
         message = f"The file is not valid json - {error.message}"
         raise ConfigError([Problem(message, file, error.line, suggestion=error.suggestion)]) from None
+
+
+def load_yaml(file: Path, subject: str = "the file ") -> Document:
+    """Parse a file; blocking.  ``subject`` begins the message of one that cannot be read.
+
+    Raises:
+        ConfigError: it cannot be read, is not UTF-8, or is not usable YAML.
+    """
+    try:
+        return parse_yaml(file.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        way_out = "" if file.is_absolute() else f"a relative path begins in the current folder, {Path.cwd()}"
+        problem = Problem(f"{subject}cannot be read: {error.strerror or error}", str(file), suggestion=way_out)
+    except UnicodeDecodeError as error:
+        message = f"the file is not UTF-8: {error.reason} at byte {error.start}"
+        problem = Problem(message, str(file), suggestion="save it as UTF-8")
+    except InvalidSyntax as error:
+        message = f"the file is not usable YAML: {error.message}"
+        problem = Problem(message, str(file), error.line, suggestion=error.suggestion)
+    raise ConfigError([problem])
 
 
 def check_members(node: Located, schema: type[Schema], findings: Findings) -> dict[str, Located]:
@@ -103,8 +126,7 @@ def expected_by(error: ErrorDetails) -> str:
 def _report(node: Located, schema: type[Schema], errors: list[ErrorDetails], findings: Findings) -> set[str]:
     unknown = [str(error["loc"][0]) for error in errors if error["type"] == "extra_forbidden"]
     for key in unknown:
-        known = f"known are {', '.join(schema.model_fields)}"
-        suggestion = schema.hints.get(key) or did_you_mean(key, schema.model_fields, otherwise=known)
+        suggestion = schema.hints.get(key) or suggest_key(key, schema.model_fields)
         findings.refuse(node.find(key), f"unknown key {key!r}", suggestion=suggestion)
     wrong_types: dict[str, tuple[Located, list[str]]] = {}
     for error in errors:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
-from ovmstrio.config.json_locations import JsonDocument, Located
+from ovmstrio.config.located import NO_LINE, Document, Located
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["Findings", "Severity", "by_line", "did_you_mean", "shown", "wrong"]
+__all__ = ["Findings", "Severity", "by_line", "did_you_mean", "shown", "suggest_key", "wrong"]
 
 Severity = Literal["error", "warning"]
 
@@ -28,6 +28,12 @@ def did_you_mean(found: str, known: Iterable[str], *, otherwise: str = "") -> st
     """Suggest the known word that the found one is close to, or else what ``otherwise`` says."""
     close = get_close_matches(found, list(known), 1, 0.6)
     return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def suggest_key(found: Any, known: Iterable[str]) -> str:
+    """Suggest what a key was meant to be: a known one that is close to it, or any."""
+    known = list(known)
+    return did_you_mean(str(found), known, otherwise=f"known are {', '.join(known)}")
 
 
 def wrong(
@@ -58,23 +64,34 @@ class Findings:
 
     def refuse(self, node: Located, message: str, *, expected: str = "", found: str = "", suggestion: str = "") -> None:
         """Note a problem for which the file as a whole cannot be used."""
-        self.fatal.append(Problem(message, self.file, node.line, node.path, expected, found, suggestion))
+        self.fatal.append(Problem(message, self.file, _line(node), node.path, expected, found, suggestion))
 
-    def refuse_repeated(self, document: JsonDocument) -> None:
+    def refuse_repeated(self, document: Document, whose: str = " in one object") -> None:
         """Note every key that its object had already."""
         for node in document.repeated:
-            self.refuse(node, "the key is given twice in one object", suggestion="remove one of them")
+            self.refuse(node, f"the key is given twice{whose}", suggestion="remove one of them")
 
     def warn(self, node: Located, message: str, suggestion: str = "") -> None:
         """Note something that is passed over."""
-        self.problems.append(Problem(message, self.file, node.line, node.path, "", "", suggestion, "warning"))
+        self.problems.append(
+            Problem(message, self.file, _line(node), node.path, suggestion=suggestion, severity="warning")
+        )
 
     def place(self, node: Located, problem: Problem) -> Problem:
         """Give a problem of a part of ``node`` its place: its path leads on from there, as far as the file goes."""
         at = node.find(*problem.path.split("."))
-        return replace(problem, file=self.file, line=at.line, path=at.path)
+        return replace(problem, file=self.file, line=_line(at), path=at.path)
+
+    @property
+    def all(self) -> tuple[Problem, ...]:
+        """Everything that was noted, by line."""
+        return by_line([*self.fatal, *self.problems])
 
 
 def by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """Order problems of one file."""
     return tuple(sorted(problems, key=lambda problem: problem.line or 0))
+
+
+def _line(node: Located) -> int | None:
+    return None if node.line == NO_LINE else node.line

@@ -10,7 +10,7 @@ from typing import Final
 
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, load_document
 from ovmstrio.config.findings import Findings, by_line
-from ovmstrio.config.json_locations import JsonDocument, Located
+from ovmstrio.config.located import Document, Located
 from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["MAPPING_FILE", "NO_MAPPING", "TensorMapping", "read_mapping"]
@@ -52,7 +52,7 @@ def read_mapping(directory: Path) -> TensorMapping:
     return _mapping(load_document(content, str(path)), Findings(str(path)))
 
 
-def _mapping(document: JsonDocument, findings: Findings) -> TensorMapping:
+def _mapping(document: Document, findings: Findings) -> TensorMapping:
     findings.refuse_repeated(document)
     good = check_members(document.root, _MappingFile, findings)
     sides = {side: node.value for side, node in good.items()}

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ovmstrio.config.documents import Schema, check_members, is_whole
 from ovmstrio.config.findings import Findings, did_you_mean, shown
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.core.errors import Problem
 
@@ -24,7 +24,7 @@ _IN_CONTAINER: Final = re.compile(r"/ovms/lib/custom_nodes/libcustom_node_(\w+)\
 _SHORT: Final = re.compile(r"\w+")
 
 
-class _Entry(Schema):
+class _LibraryEntry(Schema):
     name: str
     base_path: str
 
@@ -67,8 +67,8 @@ class NodeLibraries:
     def read(self, entries: Iterable[Located]) -> None:
         """Read entries in their order; of two with one name the first counts."""
         for entry in entries:
-            members = check_members(entry, _Entry, self.findings)
-            if is_whole(entry, members, _Entry):
+            members = check_members(entry, _LibraryEntry, self.findings)
+            if is_whole(entry, members, _LibraryEntry):
                 self._add(entry, members["name"].value, members["base_path"].value)
 
     def find(self, name: str) -> Path | Problem:

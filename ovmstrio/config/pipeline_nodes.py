@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, is_whole, items_of
 from ovmstrio.config.findings import Findings, did_you_mean, shown
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.located import Located
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode
 
 __all__ = ["DemultiplyCount", "read_demultiply_count", "read_node", "read_sources"]

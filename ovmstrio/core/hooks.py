@@ -64,6 +64,10 @@ class ServableHooks(BatchHooks, Protocol):
         """The pool has ``size`` infer requests, ``active`` of which are in use."""
         ...
 
+    def set_load_seconds(self, seconds: float) -> None:
+        """The version took this long to load."""
+        ...
+
 
 class NullHooks(NullBatchHooks):
     """Hooks for models that nobody observes."""
@@ -78,6 +82,9 @@ class NullHooks(NullBatchHooks):
         """Ignore it."""
 
     def set_pool(self, size: int, active: int) -> None:
+        """Ignore it."""
+
+    def set_load_seconds(self, seconds: float) -> None:
         """Ignore it."""
 
 

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     import trio
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
 __all__ = [
+    "HttpRoutes",
+    "Drainable",
     "GrpcDeclaration",
     "GrpcServices",
     "InferStream",
@@ -62,6 +65,39 @@ class Servable(Service, Protocol):
 
         Cancellation: at any checkpoint; work on the device is cancelled or its result dropped, and every pooled
         resource is given back.
+        """
+        ...
+
+
+class HttpRoutes(Protocol):
+    """A service that has HTTP paths of its own, or what gives them to it; they are below where it is mounted."""
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
+        """Answer one request; None if there is no such path.
+
+        Raises:
+            ServerError: it is refused, in the words of the kind of service.
+
+        Ownership: a stream in the answer is the caller's to close.
+        Cancellation: at any checkpoint; what the request held is given back.
+        """
+        ...
+
+
+@runtime_checkable
+class Drainable(Service, Protocol):
+    """A service with requests of its own that wait, which it answers itself when the server drains."""
+
+    @property
+    def cut(self) -> int:
+        """How many requests the drain has cut, or will as soon as whoever waits for them is cancelled."""
+        ...
+
+    def drain(self, deadline: float) -> None:
+        """Take nothing new, and refuse what waits; what is worked on goes on.
+
+        Args:
+            deadline: from when on, on trio's clock, a request that is cancelled was cut and not left by its client.
         """
         ...
 

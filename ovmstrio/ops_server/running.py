@@ -13,12 +13,12 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.ops_server.scripts import placed, predictor_maker, settings_of_service, source_of
-from ovmstrio.ops_server.serving import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
-from ovmstrio.runtimes.ops.executor.opening import open_executor
-from ovmstrio.runtimes.ops.observing.observing import open_observing
+from ovmstrio.ops_server.serving import Listening, RunningPipeline, serve_pipeline
+from ovmstrio.runtimes.ops.op_kind import open_service
 from ovmstrio.runtimes.ops.ports import choose_ports
+from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.process_info import record_process
+from ovmstrio.runtimes.resident import host
 from ovmstrio.server.freed_memory import keep_freed_memory
 from ovmstrio.server.signals import obey_signals
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.runtimes.ops import WebService
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
-    from ovmstrio.runtimes.ops.observing.observing import Observing
+    from ovmstrio.runtimes.ops.op_service import OpService
     from ovmstrio.runtimes.ops.ports import Ports
 
 __all__ = ["Life", "ServiceOptions", "run_script_service", "run_service", "serve_service"]
@@ -145,18 +145,14 @@ class Life:
 async def _open_and_serve(
     service: WebService, options: ServiceOptions, life: Life, task_status: trio.TaskStatus[RunningPipeline]
 ) -> None:
-    graph = service.graph()
-    settings = _overridden(await trio.to_thread.run_sync(settings_of_service, service, options.config), options)
-    ports = await trio.to_thread.run_sync(_ports, service, options, settings)
-    maker = predictor_maker(service, options.config, settings)
-    source = source_of(service, options.config)
-    async with (
-        open_observing(settings) as observing,
-        open_executor(graph, settings, make_predictor=maker, hooks=observing.hooks, source=source) as executor,
-        trio.open_nursery() as nursery,
-    ):
-        listening = _listening(settings, ports, options, observing)
-        running = await nursery.start(_serve, service.name or None, executor, listening, life)
+    prepared = PreparedService(service, options.config)
+    service.graph()  # what is wrong with the Ops is told before what is wrong with their settings
+    settings = _overridden(await trio.to_thread.run_sync(prepared.settings), options)
+    ports = await trio.to_thread.run_sync(_ports, prepared, options, settings)
+    name = service.name or None
+    async with trio.open_nursery() as nursery:
+        opened = await host(nursery, open_service(name, prepared, settings), kind="op pipeline", name=service.name)
+        running = await nursery.start(_serve, opened, _listening(settings, ports, options), life)
         with record_process([_port_of(running.grpc), _port_of(running.http)]):
             log.info("serving", service=service.name, grpc=running.grpc, http=running.http)
             life.running = running
@@ -164,25 +160,24 @@ async def _open_and_serve(
             await life.ended.wait()
 
 
-def _ports(service: WebService, options: ServiceOptions, settings: PipelineSettings) -> Ports:
+def _ports(prepared: PreparedService, options: ServiceOptions, settings: PipelineSettings) -> Ports:
     try:
         return choose_ports(settings.rpc_port, settings.http_port)
     except ConfigError as error:
         chosen = {"rpc_port": options.rpc_port, "http_port": options.http_port}
         if any(chosen.get(problem.path) is not None for problem in error.problems):
             raise  # the configuration's lines do not say what the command line does
-        raise placed(service, options.config, error.problems) from None
+        raise prepared.placed(error.problems) from None
 
 
 async def _serve(
-    name: str | None,
-    executor: PipelineExecutor,
+    service: OpService,
     listening: Listening,
     life: Life,
     *,
     task_status: trio.TaskStatus[RunningPipeline],
 ) -> None:
-    life.gently = await serve_pipeline(name, executor, listening, task_status=task_status)
+    life.gently = await serve_pipeline(service, listening, task_status=task_status)
     life.ended.set()
 
 
@@ -191,21 +186,17 @@ def _port_of(addresses: Sequence[str]) -> int | None:
 
 
 def _overridden(settings: PipelineSettings, options: ServiceOptions) -> PipelineSettings:
-    if settings.build_dag_each_worker:
-        log.warning("build_dag_each_worker has no effect: one process serves; is_thread_op: false uses more for Ops")
     rpc_port = settings.rpc_port if options.rpc_port is None else options.rpc_port
     http_port = settings.http_port if options.http_port is None else options.http_port
     return replace(settings, rpc_port=rpc_port, http_port=http_port)
 
 
-def _listening(settings: PipelineSettings, ports: Ports, options: ServiceOptions, observing: Observing) -> Listening:
+def _listening(settings: PipelineSettings, ports: Ports, options: ServiceOptions) -> Listening:
     listening = Listening(
         ports=ports,
         http_status=settings.http_status,
         drain_seconds=options.drain_seconds,
-        render_metrics=observing.render_metrics,
         metrics_port=_metrics_port(settings),
-        snapshot=observing.snapshot,
     )
     listening = replace(listening, http_hosts=options.http_hosts)
     return listening if options.grpc_hosts is None else replace(listening, hosts=options.grpc_hosts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.clients import open_clients
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from ovmstrio.project_server.settings import ProjectSettings
     from ovmstrio.runtimes.handlers.clients import Models
     from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["FrontEnd", "make_tls", "open_front_end"]
+
+_NOT_READY: Final = "the project cannot be called"
 
 
 class FrontEnd(Protocol):
@@ -74,13 +76,19 @@ async def _open_http(
     limit: ConcurrencyLimit,
     is_ready: Callable[[], bool],
 ) -> AsyncIterator[FrontEnd]:
-    from ovmstrio.api.handlers.http.service import HandlerService  # noqa: PLC0415
-    from ovmstrio.api.handlers.http.serving import HandlerFrontEnd  # noqa: PLC0415
+    from ovmstrio.config.specs import HandlerSpec  # noqa: PLC0415
+    from ovmstrio.runtimes.handlers.handler_servable import HandlerServable  # noqa: PLC0415
     from ovmstrio.runtimes.handlers.project import open_handler  # noqa: PLC0415
+    from ovmstrio.server.lone_service import open_plane_of  # noqa: PLC0415
+    from ovmstrio.server.rest_front_end import RestFrontEnd  # noqa: PLC0415
 
     async with open_handler(project, clients=models.clients, is_alone=True) as handler:
-        service = HandlerService(handler, limit, shows_details=settings.debug)
-        yield HandlerFrontEnd(service, [], info=models.info, is_ready=is_ready)
+        servable = HandlerServable(project.name, handler, limit, None, models)
+        # The handler and its models are closed by the blocks around.
+        servable.closed.set()
+        spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
+        async with open_plane_of(spec, servable, lambda: "" if is_ready() else _NOT_READY) as plane:
+            yield RestFrontEnd(plane, [], shows_details=settings.debug, root=project.name)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ovmstrio.project_server.settings import ProjectSettings
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["open_project_listeners", "port_of"]

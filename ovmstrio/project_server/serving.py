@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.project_server.front_ends import FrontEnd
     from ovmstrio.project_server.settings import ProjectSettings
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["ProjectRunning", "serve_project"]
 

@@ -21,7 +21,7 @@ from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["WorkerTask"]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.project_server.settings import ProjectSettings
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
     from ovmstrio.work.processes import WorkerProcess
 
 __all__ = ["Workers"]

@@ -20,17 +20,20 @@ class Instance:
     """One loaded servable with the number of calls in flight.
 
     A version that is loaded again has a new instance; the old one lives until its last lease is given back.
-    ``files`` is the mark of what it was loaded from.
+    ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls.
     """
 
-    __slots__ = ("_drained", "files", "in_flight", "name", "servable", "spec", "version")
+    __slots__ = ("_drained", "calls", "files", "in_flight", "name", "servable", "spec", "version")
 
-    def __init__(self, spec: ServableSpec, version: int, servable: Servable, files: str) -> None:
+    def __init__(
+        self, spec: ServableSpec, version: int, servable: Servable, files: str, calls: frozenset[str] = frozenset()
+    ) -> None:
         self.name = spec.name
         self.version = str(version)
         self.spec = spec
         self.servable = servable
         self.files = files
+        self.calls = calls
         self.in_flight = 0
         self._drained: trio.Event | None = None
 

@@ -89,7 +89,7 @@ def single_servable(settings: ServeSettings) -> ServerSpec:
         problems=tuple(problem for problem in problems if problem.severity == "error"),
         **fields,
     )
-    return ServerSpec(models=(model,))
+    return ServerSpec(services=(model,))
 
 
 def _graph_alone(settings: ServeSettings, name: str) -> ServerSpec:
@@ -101,7 +101,7 @@ def _graph_alone(settings: ServeSettings, name: str) -> ServerSpec:
         message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
         problems = (*problems, Problem(message, path="--model_name", suggestion="call one of them otherwise"))
     graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, **files._asdict())
-    return ServerSpec(models=tuple(models), graphs=(graph,), problems=tuple(subconfigs.problems))
+    return ServerSpec(services=(*models, graph), problems=tuple(subconfigs.problems))
 
 
 def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 ::
 
     serve ── registry.run        loads, retirements, the watcher
-          │  └─ background       what graphs and pipelines run besides their calls; outlives them
+          │  └─ services         what each runs besides its calls; outlives them
           ├─ gRPC front end      a nursery a connection, a task an RPC
           ├─ REST front end      a nursery a connection
           ├─ first load          of what is configured, behind the sequences of an earlier run
@@ -22,18 +22,20 @@ import structlog
 import trio
 
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.specs import GraphSpec, HandlerSpec, PipelineSpec, ServerSpec
-from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
-from ovmstrio.core.hooks import NULL_BATCH_HOOKS, NULL_GRAPH_HOOKS
+from ovmstrio.config.specs import HandlerSpec, ServerSpec
+from ovmstrio.core.errors import ConfigError, Problem, ServerError
+from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.observability.metrics import BatchMetrics, Metrics
+from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
-from ovmstrio.runtimes.models import load_model
+from ovmstrio.runtimes.handlers.handler_kind import GrpcHandlers
+from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
 from ovmstrio.runtimes.models.sequences.store import restore_sequences, save_sequences
+from ovmstrio.runtimes.table import KINDS
 from ovmstrio.server.command_line import (
     cache_directory,
     contradictions,
@@ -42,20 +44,16 @@ from ovmstrio.server.command_line import (
     single_servable,
 )
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.rest_application import Cors
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.http.cors import Cors
 from ovmstrio.wire.listeners import tls_context
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
-    from ovmstrio.config.specs import ModelSpec
-    from ovmstrio.core.hooks import BatchHooks
-    from ovmstrio.core.servable import Servable
     from ovmstrio.server.settings import ServeSettings
 
 __all__ = ["Running", "serve"]
@@ -114,7 +112,7 @@ async def serve(
     started = perf_counter()
     server = _Server(settings, await _read_configuration(settings))
     async with trio.open_nursery() as nursery:
-        await nursery.start(server.run_registry)
+        await nursery.start(server.registry.run)
         if handle_signals:
             drain = partial(server.drain, nursery.cancel_scope)
             await nursery.start(obey_signals, drain, nursery.cancel_scope)
@@ -135,20 +133,13 @@ async def _read_configuration(settings: ServeSettings) -> ServerSpec:
         content = await trio.Path(settings.config_path).read_bytes()
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
-    spec = parse_config(content, settings.config_path, cache_dir=cache_directory(settings))
+    spec = parse_config(KINDS.values(), content, settings.config_path, cache_dir=cache_directory(settings))
     problems = contradictions(settings, spec)
     if problems:
         raise ConfigError(problems)
     for problem in spec.problems:
         log.warning("configuration", problem=str(problem))
     return spec
-
-
-async def _shielded_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    with trio.CancelScope(shield=True):
-        async with trio.open_nursery() as nursery:
-            task_status.started(nursery)
-            await trio.sleep_forever()
 
 
 class _Server:
@@ -158,18 +149,23 @@ class _Server:
         self._settings = settings
         self._spec = spec
         self._metrics = _metrics_of(settings, spec)
-        self.sequences = SequenceManagers()
+        lend = partial(
+            LoadContext,
+            meters=NULL_METERS if self._metrics is None else self._metrics,
+            hide_errors=settings.hide_errors,
+            isolates_nodes=settings.custom_node_isolation == "process",
+        )
         self.registry = Registry(
-            self._load,
+            KINDS,
+            lend,
             poll_seconds=settings.file_system_poll_wait_seconds,
             ready_when_empty=settings.allow_empty,
         )
         self._source: ConfigSource | None = None
         self.drained = False
-        self._background: trio.Nursery | None = None
         reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self.registry)
         if settings.config_path is not None:
-            parse = partial(parse_config, cache_dir=cache_directory(settings))
+            parse = partial(parse_config, KINDS.values(), cache_dir=cache_directory(settings))
             self._source = ConfigSource(settings.config_path, self.registry, parse)
             self.registry.on_poll(self._source.poll)
             reload = self._source.reload
@@ -177,21 +173,16 @@ class _Server:
         self._tls = {protocol: _tls(settings, protocol) for protocol in (_HTTP, _HTTP2)}
         self.front_ends: dict[str, FrontEnd] = {}
 
-    async def run_registry(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run the registry until cancelled, in a nursery for what servables run in the background.
-
-        Cancellation: the registry closes what it serves, and only then the background ends.
-        """
-        async with trio.open_nursery() as outer:
-            self._background = await outer.start(_shielded_nursery)
-            try:
-                await self.registry.run(task_status=task_status)
-            finally:
-                self._background.cancel_scope.cancel()
+    @property
+    def sequences(self) -> SequenceManagers:
+        """The sequences of all models; there once the registry runs."""
+        return self.registry.context.shared(SequenceManagers)
 
     def open_front_ends(self) -> None:
         """Make the front end of each protocol that has a port."""
         settings = self._settings
+        context = self.registry.context
+        projects = await context.shared(GrpcHandlers).open(self._spec.of(HandlerSpec), context)
         size = settings.max_message_size
         grpc = listen_addresses(settings.grpc_bind_address, settings.port)
         if grpc:
@@ -209,62 +200,6 @@ class _Server:
                 shows_details=settings.debug,
             )
 
-    async def _load_handler(self, spec: HandlerSpec) -> Servable:
-        # As with graphs.
-        from ovmstrio.runtimes.handlers.mounting import load_handler  # noqa: PLC0415
-
-        if self._background is None:
-            raise NotReady("the server is not running")
-        hooks: BatchHooks = NULL_BATCH_HOOKS if self._metrics is None else BatchMetrics(self._metrics, spec.name, "1")
-        return await load_handler(spec, tasks=self._background, batch_hooks=hooks)
-
-    async def _load(
-        self, spec: ModelSpec | PipelineSpec | GraphSpec | HandlerSpec, version: int, directory: Path
-    ) -> Servable:
-        if isinstance(spec, HandlerSpec):
-            return await self._load_handler(spec)
-        if isinstance(spec, GraphSpec):
-            return await self._load_graph(spec)
-        if isinstance(spec, PipelineSpec):
-            return await self._load_pipeline(spec)
-        if self._metrics is None:
-            return await load_model(spec, version, directory, managers=self.sequences, tasks=self._background)
-        started = perf_counter()
-        bound = self._metrics.servable(spec.name, str(version))
-        servable = await load_model(
-            spec, version, directory, hooks=bound, managers=self.sequences, tasks=self._background
-        )
-        bound.set_load_seconds(perf_counter() - started)
-        return servable
-
-    async def _load_graph(self, spec: GraphSpec) -> Servable:
-        # What only graphs need is left alone by those who serve none.
-        from ovmstrio.runtimes.graphs.load_graph import load_graph  # noqa: PLC0415
-
-        if self._background is None:
-            raise NotReady("the server is not running")
-        return await load_graph(
-            spec,
-            lease=self.registry.lease,
-            tasks=self._background,
-            hooks=NULL_GRAPH_HOOKS if self._metrics is None else self._metrics.graph(spec.name),
-            hide_errors=self._settings.hide_errors,
-        )
-
-    async def _load_pipeline(self, spec: PipelineSpec) -> Servable:
-        # As with graphs.
-        from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline  # noqa: PLC0415
-
-        if self._background is None:
-            raise NotReady("the server is not running")
-        return await load_pipeline(
-            spec,
-            lease=self.registry.lease,
-            tasks=self._background,
-            hide_errors=self._settings.hide_errors,
-            is_isolated=self._settings.custom_node_isolation == "process",
-        )
-
     async def first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""
         if self._settings.sequence_store is not None:
@@ -273,7 +208,7 @@ class _Server:
             if self._source is not None:
                 await self._source.reload(force=True)
             else:
-                await self.registry.apply(self._spec.servables)
+                await self.registry.apply(self._spec.services)
         except ServerError as error:
             log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
 

@@ -9,8 +9,8 @@ from functools import cache
 from hypothesis import strategies as st
 
 from ovmstrio.runtimes.graphs.calculator import NodeContract
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
-from ovmstrio.runtimes.graphs.plan import GraphPlan, LoadedNode, make_plan
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, PolicyConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, LoadedNode, make_graph_plan
 from tests.graphs.reference import Feed, Handler, ModelNode, ModelRun
 from tests.support.calculators import LOOPBACK, SPACING, Delivery, Gather, Recorder, Repeat, in_port, out_port
 from tests.support.policies import policy_config
@@ -74,7 +74,7 @@ def plan_of(case: Case, recorders: Recorders) -> GraphPlan:
         max_queue_size=case.max_queue_size,
     )
     loaded = [LoadedNode(node, recorders[node.name].contract, recorders[node.name]) for node in nodes]
-    return make_plan(config, loaded)
+    return make_graph_plan(config, loaded)
 
 
 def views(case: Case, node: ModelNode, deliveries: Sequence[Delivery], *, at_rest: bool) -> list[list[Delivery]]:

@@ -4,7 +4,7 @@ from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 from ovmstrio.core.drawing import Drawing, to_mermaid, to_svg
-from ovmstrio.runtimes.graphs.config.reading import examine_text
+from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.drawing import draw
 
 SVG = "{http://www.w3.org/2000/svg}"

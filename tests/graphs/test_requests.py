@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest
-from ovmstrio.runtimes.graphs.config.values import Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
 from ovmstrio.runtimes.graphs.requests import RequestReader, side_packets, timestamp_of
 from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
 from ovmstrio.runtimes.models.buffers import framed

@@ -15,7 +15,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import GraphFailure
 from ovmstrio.core.request import InferInput, InferRequest, InferResponse
 from ovmstrio.core.tensor import RawTensor, Tensor
-from ovmstrio.runtimes.graphs.config.values import Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
 from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
 from ovmstrio.runtimes.graphs.requests import RequestReader
 from ovmstrio.runtimes.graphs.responses import to_output

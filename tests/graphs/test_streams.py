@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.runtimes.graphs.config.values import Port
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.streams import InputStream, TimestampMismatch, check_timestamp
 from ovmstrio.runtimes.graphs.timestamps import DONE, MAX, MIN, UNSET

@@ -16,10 +16,11 @@ from ovmstrio.runtimes.ops import (
     ResponseOp,
 )
 from ovmstrio.runtimes.ops.codes import product_number
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
+from ovmstrio.runtimes.ops.config.precedence import settings_of
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.graph import build
 from ovmstrio.runtimes.ops.hooks import Hook
-from ovmstrio.runtimes.ops.settings import OpSettings, settings_of
 from tests.support.ops import asking, settings
 
 

@@ -10,7 +10,7 @@ from zlib import crc32
 import trio
 
 from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeContract, NodeFailure
-from ovmstrio.runtimes.graphs.config.values import Port
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 
 __all__ = [
     "LOOPBACK",

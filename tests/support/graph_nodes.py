@@ -14,10 +14,10 @@ from google.protobuf.message_factory import GetMessageClass
 from ovmstrio.core.servable import LeaseServable
 from ovmstrio.runtimes.graphs.calculator import DefinitionScope, InstanceContext
 from ovmstrio.runtimes.graphs.calculators import find_kind
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.graph_plan import LoadedNode, make_graph_plan
 from ovmstrio.runtimes.graphs.instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.packets import Packet
-from ovmstrio.runtimes.graphs.plan import LoadedNode, make_plan
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 __all__ = ["Feed", "options", "refs", "run_nodes"]
@@ -113,7 +113,7 @@ async def run_nodes(
         loaded.append(LoadedNode(node, kind.contract(node), await kind.load(node, scope)))
     sink = _Everything(outputs)
     context = InstanceContext("graph", {}, "request", float("inf"))
-    instance = GraphInstance(make_plan(config, loaded), context, sink, side)
+    instance = GraphInstance(make_graph_plan(config, loaded), context, sink, side)
     try:
         async with running(instance):
             for timestamp, values in steps:

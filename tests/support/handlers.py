@@ -9,7 +9,7 @@ from textwrap import dedent
 from typing import Any
 
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.project import open_handler
 

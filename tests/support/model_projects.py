@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec
+from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, open_storage
 from ovmstrio.runtimes.handlers.models.tree import StoredFile

@@ -9,8 +9,8 @@ import numpy as np
 import trio
 
 from ovmstrio.runtimes.ops import Op, PipelineRequest, RequestOp, ResponseOp
+from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.settings import DagSettings, OpSettings, PipelineSettings
 
 
 class TextOp(Op):

@@ -12,10 +12,10 @@ import numpy as np
 import trio
 
 from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp
+from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Span, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
-from ovmstrio.runtimes.ops.settings import DagSettings, OpSettings, PipelineSettings
 
 __all__ = ["EPSILON", "LIMIT", "Fault", "ModelOp", "OpPlan", "Plan", "RequestPlan", "Watcher", "graph_of", "outcomes"]
 
@@ -126,7 +126,7 @@ class Plan:
 
 
 @dataclass
-class Watcher:
+class Watcher(OpHooks):
     """What Ops and hooks see while a plan is lived through."""
 
     plan: Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ovmstrio.runtimes.graphs.config.reading import read_graph
-from ovmstrio.runtimes.graphs.config.values import PolicyConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_file import read_graph
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.policies import CLOSE, make_policy
 from ovmstrio.runtimes.graphs.streams import InputStream

@@ -8,7 +8,7 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 PYTHON = "type: python\npath: handler.py\n"
 TENSORFLOW = "type: tensorflow\npath: handler.py\n"

@@ -11,7 +11,7 @@ from ovmstrio.runtimes.handlers.config.project_file import read_project
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["make_project", "write_project"]
 

@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.runtimes.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeResources
 from ovmstrio.runtimes.graphs.calculators import find_kind
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from pyovms import Tensor
 from tests.support.graph_nodes import no_servables, options, refs

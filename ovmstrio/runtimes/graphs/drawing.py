@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ovmstrio.core.drawing import Box, BoxKind, Drawing, Edge, arrange
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
 
 __all__ = ["draw"]
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.config.findings import by_line, did_you_mean
+from ovmstrio.config.findings import Findings, by_line, did_you_mean
+from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
 from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
-from ovmstrio.runtimes.graphs.config.found import (
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
+from ovmstrio.runtimes.graphs.config.graph_file import examine_text
+from ovmstrio.runtimes.graphs.config.graph_messages import (
     HANDLER_MISSING,
     NODE_NAME_MISSING,
     NODE_NAME_TAKEN,
     NODE_OPTIONS_MISSING,
-    GraphFindings,
 )
-from ovmstrio.runtimes.graphs.config.reading import examine_text
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig
 from ovmstrio.runtimes.graphs.config.wiring import check_wiring
 from ovmstrio.runtimes.graphs.policies import policy_names
 
@@ -88,35 +88,36 @@ def _contract(node: NodeConfig) -> NodeContract | ContractError | None:
 
 
 def _check_python_nodes(graph: GraphConfig, certain: Sequence[NodeConfig], directory: Path) -> list[Problem]:
-    findings = GraphFindings(graph.file)
+    findings = Findings(graph.file)
     first: dict[str, int] = {}
-    for number, node in enumerate(graph.nodes):
+    for node in graph.nodes:
         if node.calculator != _PYTHON or node not in certain:
             continue
-        path = f"node[{number}]"
         if not node.name:
-            findings.add(NODE_NAME_MISSING, "a Python node needs one", node.line, path, fix='add name: "..."')
+            findings.refuse(node.at, f"{NODE_NAME_MISSING} - a Python node needs one", suggestion='add name: "..."')
         elif node.name in first:
             fix = f"use another name; the node of line {first[node.name]} has this one"
-            findings.add(NODE_NAME_TAKEN, f'"{node.name}" is given twice', node.line, f"{path}.name", fix=fix)
+            at = Located(None, node.line, f"{node.at.path}.name")
+            findings.refuse(at, f'{NODE_NAME_TAKEN} - "{node.name}" is given twice', suggestion=fix)
         first.setdefault(node.name, node.line)
-        _check_options(node, path, directory, findings)
-    return findings.problems
+        _check_options(node, directory, findings)
+    return list(findings.all)
 
 
-def _check_options(node: NodeConfig, path: str, directory: Path, findings: GraphFindings) -> None:
+def _check_options(node: NodeConfig, directory: Path, findings: Findings) -> None:
     options = next((each for each in node.node_options if each.DESCRIPTOR.full_name == _PYTHON_OPTIONS), None)
     if options is None:
         fix = f'add node_options {{ [type.googleapis.com/{_PYTHON_OPTIONS}]: {{ handler_path: "model.py" }} }}'
         where = f'node "{node.canonical_name}" has no node_options that name its handler_path'
-        findings.add(NODE_OPTIONS_MISSING, where, node.line, path, fix=fix)
+        findings.refuse(node.at, f"{NODE_OPTIONS_MISSING} - {where}", suggestion=fix)
         return
     file = handler_file(options.handler_path, directory)
     if not file.is_file():
         nearby = sorted(each.name for each in file.parent.glob("*.py")) if file.parent.is_dir() else []
-        findings.add(
-            HANDLER_MISSING, f'handler_path of node "{node.canonical_name}"',
-            node.options_line or node.line, f"{path}.node_options[0]",
-            expected="a Python file", found=str(file),
-            fix=did_you_mean(file.name, nearby, otherwise=f"paths are relative to {directory}"),
-        )  # fmt: skip
+        findings.refuse(
+            Located(None, node.options_line or node.line, f"{node.at.path}.node_options[0]"),
+            f'{HANDLER_MISSING} - handler_path of node "{node.canonical_name}"',
+            expected="a Python file",
+            found=str(file),
+            suggestion=did_you_mean(file.name, nearby, otherwise=f"paths are relative to {directory}"),
+        )

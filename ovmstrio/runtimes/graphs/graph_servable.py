@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.servable import InferStream
-    from ovmstrio.runtimes.graphs.config.values import StreamRef
+    from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
     from ovmstrio.runtimes.graphs.instance import Sink
     from ovmstrio.runtimes.graphs.load_graph import LoadedGraph
     from ovmstrio.runtimes.graphs.packets import Packet

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from ovmstrio.runtimes.graphs.calculator import InstanceContext
-    from ovmstrio.runtimes.graphs.plan import GraphPlan, Route
+    from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, Route
 
 __all__ = ["CLOSE_SECONDS", "GraphInstance", "Sink", "running"]
 

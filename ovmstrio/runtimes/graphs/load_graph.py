@@ -14,8 +14,8 @@ from ovmstrio.core.hooks import NULL_GRAPH_HOOKS
 from ovmstrio.runtimes.graphs.calculator import DefinitionScope
 from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.examining import examine_graph
+from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, LoadedNode, make_graph_plan
 from ovmstrio.runtimes.graphs.graph_servable import GraphServable
-from ovmstrio.runtimes.graphs.plan import GraphPlan, LoadedNode, make_plan
 from ovmstrio.work.placement import run_load
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.runtimes.graphs.calculator import CalculatorKind
-    from ovmstrio.runtimes.graphs.config.values import GraphConfig, NodeConfig
+    from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
 
 __all__ = ["LoadedGraph", "load_graph"]
 
@@ -88,7 +88,7 @@ async def load_graph(
         with trio.CancelScope(shield=True):
             await _close(nodes, threads)
         raise
-    loaded = LoadedGraph(make_plan(examined.config, nodes), threads, _server_side(examined.config))
+    loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, _server_side(examined.config))
     return GraphServable(spec.name, loaded, hooks)
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.runtimes.graphs.calculator import Calculator, InstanceContext
-    from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
-    from ovmstrio.runtimes.graphs.plan import NodePlan
+    from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+    from ovmstrio.runtimes.graphs.graph_plan import GraphNodePlan
 
 __all__ = ["Call", "NodeRun"]
 
@@ -51,7 +51,7 @@ class NodeRun:
         "streams",
     )
 
-    def __init__(self, plan: NodePlan, context: InstanceContext, max_queue_size: int) -> None:
+    def __init__(self, plan: GraphNodePlan, context: InstanceContext, max_queue_size: int) -> None:
         config = plan.config
         self.plan = plan
         self.context = context

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ovmstrio.runtimes.graphs.timestamps import DONE, MAX, MIN, is_range_value, next_allowed, show
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.graphs.config.values import Port
+    from ovmstrio.runtimes.graphs.config.graph_config import Port
     from ovmstrio.runtimes.graphs.packets import Packet
 
 __all__ = ["InputStream", "TimestampMismatch", "check_timestamp"]

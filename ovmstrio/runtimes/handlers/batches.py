@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ovmstrio.runtimes.handlers.config.specs import ProjectBatching
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 from ovmstrio.runtimes.handlers.methods import HandlerMethod

@@ -9,7 +9,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Final, Self
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.handler_class import import_folders, load_handler_class
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.methods import GRPC_ARGUMENTS, HTTP_ARGUMENTS, VERBS, HandlerMethod

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.work.user_code.importing import HandlerPackage
 
 __all__ = ["CLASS", "import_folders", "load_handler_class", "on_sys_path"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import trio
-
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.runtimes.resident import ResidentService
 from ovmstrio.core.servable import GrpcDeclaration
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ __all__ = ["HandlerServable", "declaration_of"]
 _PLATFORM: Final = "handler"
 
 
-class HandlerServable:
+class HandlerServable(ResidentService):
     """A loaded project as the registry has it.
 
     Args:
@@ -40,6 +39,7 @@ class HandlerServable:
     def __init__(
         self, name: str, handler: LoadedHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: Models
     ) -> None:
+        super().__init__()
         self.handler = handler
         self.models = models
         self.limit = limit
@@ -47,8 +47,6 @@ class HandlerServable:
         self.declaration = None if grpc is None else declaration_of(grpc.proto)
         self._name = name
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
-        self.closing = trio.Event()
-        self.closed = trio.Event()
 
     @property
     def metadata(self) -> ServableMetadata:
@@ -64,14 +62,6 @@ class HandlerServable:
         del request
         way = f"call it at /{self._name}" if self.grpc is None else "call its own gRPC service"
         raise NotSupported(f"{self._name!r} is a handler, which takes no tensors; {way}")
-
-    async def aclose(self) -> None:
-        """End the handler and its models.
-
-        Cancellation: nothing is left behind; the handler goes on ending.
-        """
-        self.closing.set()
-        await self.closed.wait()
 
 
 def declaration_of(proto: UserProto) -> GrpcDeclaration:

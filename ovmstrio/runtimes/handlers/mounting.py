@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS
 from ovmstrio.runtimes.handlers.clients import open_clients
 from ovmstrio.runtimes.handlers.concurrency import LocalLimit
@@ -18,6 +18,7 @@ from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.runtimes.resident import host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,28 +26,40 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import HandlerSpec
     from ovmstrio.core.hooks import BatchHooks
-    from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
-__all__ = ["load_handler", "read_mounted"]
+__all__ = ["examine_mounted", "load_handler", "load_project", "read_mounted"]
 
 log = structlog.get_logger(__name__)
 
 
-def read_mounted(spec: HandlerSpec) -> ProjectSpec:
-    """Read a project that is served beside others; blocking.
+def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
+    """Read a project that is served beside others, and give it with warnings; blocking.
 
     Raises:
         ConfigError: it cannot be used, or not there.
     """
     if spec.errors:
         raise ConfigError(spec.errors)
+    if not spec.path.exists():
+        raise ConfigError([Problem("the project does not exist", path="path", found=str(spec.path))])
     project, warnings = read_project(spec.path, mounted_as=spec.name)
-    for warning in warnings:
-        log.warning("handler", handler=spec.name, problem=str(warning))
     if project.processes != 1:
         problem = Problem("one process serves all of config.json", str(project.file), path="processes")
         way = "leave it out, or serve the project alone: ovms serve FILE"
         raise ConfigError([replace(problem, expected="1", found=str(project.processes), suggestion=way)])
+    return project, warnings
+
+
+def read_mounted(spec: HandlerSpec) -> ProjectSpec:
+    """Read a project as :func:`examine_mounted`, and log its warnings; blocking.
+
+    Raises:
+        ConfigError: it cannot be used, or not there.
+    """
+    project, warnings = examine_mounted(spec)
+    for warning in warnings:
+        log.warning("handler", handler=spec.name, problem=str(warning))
     return project
 
 
@@ -66,54 +79,52 @@ async def load_handler(
     Cancellation: while it loads; nothing is left.
     """
     project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    loading = _Loading(project, batch_hooks)
-    servable: HandlerServable | None = await tasks.start(loading.run)
-    if servable is None:
-        raise loading.failure or ModelFailure(f"the handler {spec.name!r} could not be loaded")
-    return servable
+    return await load_project(project, tasks=tasks, batch_hooks=batch_hooks)
 
 
-class _Loading:
-    """The task in which a project lives; its failures never reach the tasks beside it."""
+async def load_project(
+    project: ProjectSpec,
+    *,
+    tasks: trio.Nursery,
+    batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
+    is_alone: bool = False,
+) -> HandlerServable:
+    """Load a project that has been read; as :func:`load_handler`.
 
-    def __init__(self, project: ProjectSpec, batch_hooks: BatchHooks) -> None:
-        self._project = project
-        self._batch_hooks = batch_hooks
-        self.failure: ServerError | None = None
+    Args:
+        project: what to load.
+        tasks: owns what the handler and its models run; must outlive the servable.
+        batch_hooks: are told of batches.
+        is_alone: whether nothing else is served in this process.
 
-    async def run(self, *, task_status: trio.TaskStatus[HandlerServable | None]) -> None:
-        """Host the project until its servable is closed; reports the servable, or None if it cannot be loaded."""
-        servable: HandlerServable | None = None
-        try:
-            async with self._opened() as servable:
-                task_status.started(servable)
-                await servable.closing.wait()
-        except* Exception as group:  # the border of one project
-            if servable is None:
-                self.failure = _first_of(group)
-            else:
-                log.exception("a handler has ended", handler=self._project.name)
-        finally:
-            if servable is not None:
-                servable.closed.set()
-        if servable is None:
-            task_status.started(None)
+    Raises:
+        ConfigError: its handler cannot be loaded.
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[HandlerServable]:
-        project = self._project
-        _export(project)
-        limit = LocalLimit(project.max_concurrency)
-        async with open_clients(project) as models:
-            if project.protobuf_path is not None:
-                grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
-                    project, clients=models.clients, limit=limit
-                )
-                async with grpc as opened:
-                    yield HandlerServable(project.name, opened.handler, limit, opened, models)
-                return
-            async with open_handler(project, clients=models.clients, batch_hooks=self._batch_hooks) as handler:
-                yield HandlerServable(project.name, handler, limit, None, models)
+    Cancellation: while it loads; nothing is left.
+    """
+    opened = _opened(project, batch_hooks, is_alone=is_alone)
+    return await host(tasks, opened, kind=HandlerSpec.kind, name=project.name)
+
+
+@asynccontextmanager
+async def _opened(
+    project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool
+) -> AsyncIterator[HandlerServable]:
+    """Host a project until the block ends."""
+    _export(project)
+    limit = LocalLimit(project.max_concurrency)
+    async with open_clients(project) as models:
+        if project.protobuf_path is not None:
+            grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
+                project, clients=models.clients, limit=limit, is_alone=is_alone
+            )
+            async with grpc as opened:
+                yield HandlerServable(project.name, opened.handler, limit, opened, models)
+            return
+        async with open_handler(
+            project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone
+        ) as handler:
+            yield HandlerServable(project.name, handler, limit, None, models)
 
 
 def _export(project: ProjectSpec) -> None:
@@ -121,13 +132,3 @@ def _export(project: ProjectSpec) -> None:
     for name, value in project.environment.items():
         if os.environ.setdefault(name, value) != value:
             log.warning("the environment has another value already", handler=project.name, variable=name)
-
-
-def _first_of(group: BaseExceptionGroup[Any]) -> ServerError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, ServerError):
-        return error
-    log.error("a handler could not be loaded", exc_info=error)
-    return ModelFailure(f"{type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, batch_options
 from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS, Callbacks
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.handler import LoadedHandler, invoke
 from ovmstrio.runtimes.handlers.handler_class import import_folders, on_sys_path
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode

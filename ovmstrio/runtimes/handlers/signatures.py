@@ -10,7 +10,7 @@ from typing import Any, Final
 from ovmstrio.core.errors import Problem
 from ovmstrio.runtimes.handlers.methods import GRPC_ARGUMENTS, HTTP_ARGUMENTS, VERBS
 from ovmstrio.work.user_code.calls import is_async
-from ovmstrio.work.user_code.places import Place, place_of
+from ovmstrio.work.user_code.places import SourceLine, place_of
 
 __all__ = ["HandlerContract", "check_handler", "constructor_parameters"]
 
@@ -123,7 +123,7 @@ def _rpcs(made: type[Any], contract: HandlerContract) -> Iterator[Problem]:
 
 
 def _unknown(
-    parameters: Mapping[str, inspect.Parameter], known: Collection[str], method: str, place: Place
+    parameters: Mapping[str, inspect.Parameter], known: Collection[str], method: str, place: SourceLine
 ) -> Iterator[Problem]:
     """Find parameters that nobody gives a value."""
     for name, parameter in parameters.items():
@@ -158,18 +158,18 @@ def _parameters_of(made: type[Any], name: str) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def _place(made: type[Any], name: str, contract: HandlerContract) -> Place:
+def _place(made: type[Any], name: str, contract: HandlerContract) -> SourceLine:
     method = _method(made, name)
     place = None if method is None else place_of(method)
     if place is not None:
         return place
     try:
-        return Place(inspect.getsourcefile(made) or contract.file, inspect.getsourcelines(made)[1])
+        return SourceLine(inspect.getsourcefile(made) or contract.file, inspect.getsourcelines(made)[1])
     except (OSError, TypeError):
-        return Place(contract.file, 0)
+        return SourceLine(contract.file, 0)
 
 
-def _problem(message: str, place: Place, fix: str = "", *, expected: str = "", found: str = "") -> Problem:
+def _problem(message: str, place: SourceLine, fix: str = "", *, expected: str = "", found: str = "") -> Problem:
     line = place.line or None
     return Problem(message, file=place.file, line=line, expected=expected, found=found, suggestion=fix)
 

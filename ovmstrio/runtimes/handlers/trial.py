@@ -1,7 +1,7 @@
 """Try a project's handler in a process of its own: user code cannot hurt who asks, and leaves nothing behind.
 
-The file is imported and its class ``Handler`` checked against what the project needs; no object is made of it, for
-that may take long and needs the models.
+It is loaded there by the code that loads it to be served, its object and its models included, and closed again: what
+loads here loads in a server.
 """
 
 from __future__ import annotations
@@ -16,25 +16,39 @@ from typing import Any, Final
 import trio
 
 from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.core.request import ServableMetadata
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.work.user_code.exits import describe_exit
 
-__all__ = ["TRIAL_SECONDS", "try_handler"]
+__all__ = ["TRIAL_SECONDS", "TriedHandler", "try_handler"]
 
 TRIAL_SECONDS: Final = 120.0
-"""How long a handler may take to be imported."""
+"""How long a handler may take to be loaded."""
 
 _PROCESS: Final = "ovmstrio.runtimes.handlers.trial_process"
 _STANDARD_ERROR: Final = 2
 
 
-async def try_handler(project: ProjectSpec, *, seconds: float = TRIAL_SECONDS) -> tuple[Problem, ...]:
-    """Import a project's handler elsewhere, and give everything that is wrong with it.
+class TriedHandler:
+    """Stands for a handler that loads, without being it."""
+
+    def __init__(self, name: str) -> None:
+        self.metadata = ServableMetadata(name, "handler", (), ())
+
+    async def aclose(self) -> None:
+        """Nothing to do.  Never waits."""
+
+
+async def try_handler(
+    project: ProjectSpec, *, mounted_as: str = "", seconds: float = TRIAL_SECONDS
+) -> tuple[Problem, ...]:
+    """Load a project's handler elsewhere, close it, and give everything that is wrong with it.
 
     What the handler prints goes to standard error.
 
     Args:
         project: whose handler.
+        mounted_as: the name under which it is served beside others; on its own it has its folder and its environment.
         seconds: until the process is killed.
 
     Ownership: the process, which has ended when this returns.
@@ -43,7 +57,7 @@ async def try_handler(project: ProjectSpec, *, seconds: float = TRIAL_SECONDS) -
     with tempfile.TemporaryDirectory(prefix="ovms-handler-") as folder:
         report = Path(folder) / "report.json"
         # Without -P, modules of the current directory would come before the server's.
-        command = [sys.executable, "-P", "-m", _PROCESS, str(project.file), str(report)]
+        command = [sys.executable, "-P", "-m", _PROCESS, str(project.file), str(report), mounted_as]
         done: subprocess.CompletedProcess[bytes] | None = None
         with trio.move_on_after(seconds):
             done = await trio.run_process(command, stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR, check=False)
@@ -51,7 +65,7 @@ async def try_handler(project: ProjectSpec, *, seconds: float = TRIAL_SECONDS) -
     if told is not None:
         return tuple(Problem(**each) for each in told)
     end = f"had not come to an end after {seconds:g} seconds" if done is None else describe_exit(done.returncode)
-    return (Problem(f"the handler {end} while it was being imported", file=str(project.handler_path)),)
+    return (Problem(f"the handler {end} while it was being loaded", file=str(project.handler_path)),)
 
 
 def _told(report: Path) -> list[dict[str, Any]] | None:

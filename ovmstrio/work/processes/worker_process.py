@@ -47,11 +47,6 @@ async def _nothing() -> None:
     """Do nothing."""
 
 
-async def _end_with(process: trio.Process, channel: MessageChannel) -> None:
-    await process.wait()
-    channel.packets.end()
-
-
 class WorkerProcess:
     """One process, from its start to its end; it runs a program that :func:`run_program` is the main function of.
 
@@ -152,15 +147,15 @@ class WorkerProcess:
             with theirs:
                 process = self._process = await start_program(self._module, theirs, own_group=self._own_group)
             task_status.started()
-            async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(_end_with, process, channel)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self._wait_for_end, process, channel)
                 await self._receive_all(channel)
                 with trio.move_on_after(_SECONDS_TO_DIE):
                     await process.wait()
-                self._nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
         finally:
             self.is_retired = True
-            self._nursery = None
             with trio.CancelScope(shield=True):
                 await self._bury()
             channel.packets.close()
@@ -168,6 +163,14 @@ class WorkerProcess:
                 self._settle(number)
             self.ended.set()
         await buried()
+
+    async def _wait_for_end(self, process: trio.Process, channel: MessageChannel) -> None:
+        try:
+            await process.wait()
+            channel.packets.end()
+        finally:
+            # The nursery takes no tasks once its last one has ended, which is before whoever opened it runs again.
+            self._nursery = None
 
     async def _receive_all(self, channel: MessageChannel) -> None:
         try:

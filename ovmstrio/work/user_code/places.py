@@ -13,14 +13,14 @@ import trio
 import ovmstrio
 import pyovms
 
-__all__ = ["Place", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
+__all__ = ["SourceLine", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
 
 _MACHINERY: Final = tuple(
     str(Path(module.__file__).parent) + "/" for module in (ovmstrio, trio, pyovms) if module.__file__ is not None
 )
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a file."""
 
     file: str
@@ -44,20 +44,20 @@ def missing_module_fix(error: BaseException) -> str:
     return ""
 
 
-def place_of(method: Callable[..., Any]) -> Place | None:
+def place_of(method: Callable[..., Any]) -> SourceLine | None:
     """Give the line where a method is defined."""
     code = getattr(inspect.unwrap(method), "__code__", None)
-    return None if code is None else Place(code.co_filename, code.co_firstlineno)
+    return None if code is None else SourceLine(code.co_filename, code.co_firstlineno)
 
 
-def place_in(folder: Path, error: BaseException) -> Place | None:
+def place_in(folder: Path, error: BaseException) -> SourceLine | None:
     """Give the line of the user's that an error comes from: the innermost in the folder of the user's code."""
     if isinstance(error, SyntaxError) and error.filename is not None and _is_in(folder, error.filename):
-        return Place(error.filename, error.lineno or 0)
-    places: list[Place] = []
+        return SourceLine(error.filename, error.lineno or 0)
+    places: list[SourceLine] = []
     frames = trimmed(error)
     while frames is not None:
-        places.append(Place(frames.tb_frame.f_code.co_filename, frames.tb_lineno))
+        places.append(SourceLine(frames.tb_frame.f_code.co_filename, frames.tb_lineno))
         frames = frames.tb_next
     theirs = [place for place in places if _is_in(folder, place.file)]
     return theirs[-1] if theirs else places[-1] if places else None

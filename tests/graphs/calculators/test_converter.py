@@ -14,7 +14,7 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import GraphFailure
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract, NodeFailure
 from ovmstrio.runtimes.graphs.calculators.converter import CONVERTER, to_ov, to_python
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import OvTensor
 from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of, python_tensor
 from pyovms import Tensor

@@ -9,7 +9,7 @@ import pytest
 from ovmstrio.core.errors import GraphFailure
 from ovmstrio.runtimes.graphs.calculator import ContractError
 from ovmstrio.runtimes.graphs.calculators import find_kind
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, PolicyConfig
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, PolicyConfig
 from ovmstrio.runtimes.graphs.packets import Packet
 from tests.support.graph_nodes import options, refs, run_nodes
 

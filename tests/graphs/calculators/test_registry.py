@@ -13,7 +13,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, GraphFailure
 from ovmstrio.runtimes.graphs.calculator import ContractError
 from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
-from ovmstrio.runtimes.graphs.config.values import NodeConfig
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 from ovmstrio.runtimes.graphs.packets import OvTensor
 from tests.support.graph_nodes import refs, run_nodes
 

@@ -6,8 +6,8 @@ import pytest
 
 from ovmstrio.core.errors import Problem
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
-from ovmstrio.runtimes.graphs.config.reading import read_graph
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_file import read_graph
 from ovmstrio.runtimes.graphs.config.wiring import check_wiring
 from ovmstrio.runtimes.graphs.packets import OvTensor
 from ovmstrio.runtimes.graphs.policies import policy_names

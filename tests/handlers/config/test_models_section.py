@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectSpec
 from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write
 
 

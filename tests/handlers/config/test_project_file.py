@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.handlers.config.project_file import find_project_file, read_project
-from ovmstrio.runtimes.handlers.config.specs import Dependencies, ImageSpec, ProjectBatching, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, ImageSpec, ProjectBatching, ProjectSpec
 from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write, wrong
 
 _KEYS = (

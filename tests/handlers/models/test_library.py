@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL
+from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL
 from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.runtimes.handlers.models.tree import VersionFiles
 from tests.support.model_projects import (

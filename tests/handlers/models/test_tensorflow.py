@@ -13,7 +13,13 @@ import trio
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import (
+    DEFAULT_MODEL,
+    ModelEntry,
+    ModelsSpec,
+    ProjectBatching,
+    ProjectSpec,
+)
 from ovmstrio.runtimes.handlers.models import running
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions
 from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.config.documents import conf_dict
 from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,
@@ -19,6 +18,7 @@ from ovmstrio.runtimes.ops.config.op_settings import (
     PipelineSettings,
     TracerSettings,
 )
+from ovmstrio.runtimes.ops.config.overrides import conf_dict
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
 
 _UCI = """\

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.runtimes.ops.config import rules
+from ovmstrio.config.value_rules import rules_of
 from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,
@@ -14,26 +14,22 @@ from ovmstrio.runtimes.ops.config.op_settings import (
     PipelineSettings,
     TracerSettings,
 )
+from ovmstrio.runtimes.ops.config.pipeline_file import TOP_RULES
 
 _GUIDE = Path(__file__).parents[3] / "docs" / "ops.md"
-_BLOCKS = [
-    (rules.TOP, PipelineSettings, {"grpc_gateway_port"}),
-    (rules.DAG, DagSettings, set()),
-    (rules.TRACER, TracerSettings, set()),
-    (rules.OP, OpSettings, set()),
-    (rules.LOCAL, LocalServiceConf, set()),
-    (rules.LOGGING, LoggingSettings, set()),
-]
+_SETTINGS = (PipelineSettings, DagSettings, TracerSettings, OpSettings, LocalServiceConf, LoggingSettings)
+_NO_KEYS = {"name", "source", "folder"}
+_BLOCKS = {"dag", "tracer", "ops", "local_service_conf", "logging"}
 
 
-@pytest.mark.parametrize(("block", "settings", "dropped"), _BLOCKS, ids=lambda value: getattr(value, "__name__", ""))
-def test_every_key_is_a_setting(block: rules.Rules, settings: type, dropped: set[str]) -> None:
-    """What a block can have is what its settings have, so that no key is read in vain."""
-    assert set(block) - dropped <= {field.name for field in fields(settings)}
+@pytest.mark.parametrize("settings", _SETTINGS)
+def test_every_setting_is_a_key(settings: type) -> None:
+    """What settings have is what their block can have, so that no key is read in vain, and none is forgotten."""
+    assert {field.name for field in fields(settings)} - _NO_KEYS - _BLOCKS == set(rules_of(settings))
 
 
 def test_every_key_is_in_the_guide() -> None:
     """The guide names each key, and those without effect as well."""
     text = _GUIDE.read_text()
-    missing = {key for block, _, _ in _BLOCKS for key in block if f"`{key}`" not in text and f".{key}`" not in text}
-    assert not missing
+    keys = {*TOP_RULES}.union(*(rules_of(settings) for settings in _SETTINGS))
+    assert not {key for key in keys if f"`{key}`" not in text and f".{key}`" not in text}

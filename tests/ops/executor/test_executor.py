@@ -14,9 +14,9 @@ from ovmstrio.runtimes.ops import (
     PipelineRequest,
     PipelineResponse,
 )
+from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.graph import OpGraph
-from ovmstrio.runtimes.ops.settings import OpSettings
 from tests.support.ops import TextOp, asking, settings, single, text_graph
 
 

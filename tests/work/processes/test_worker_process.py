@@ -158,6 +158,20 @@ async def test_a_process_ends_with_its_nursery() -> None:
     assert process.status == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("_", range(6))
+async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
+    """In whatever order they and the tasks of the process come to know of it."""
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            process = WorkerProcess(PROGRAM)
+            await process.start(nursery, "work")
+            async with trio.open_nursery() as asking:
+                asking.start_soon(process.call, ["hang"])
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+    assert process.ended.is_set()
+
+
 async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:
     """What it is given goes to the one that is ready; a dismissed one ends by itself."""
     stopping, ends = trio.Event(), list[str]()

@@ -17,7 +17,7 @@ from ovmstrio.runtimes.graphs.calculator import (
     NodeFailure,
 )
 from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, map_entry, options_of, ports_of
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import OvTensor
 from ovmstrio.runtimes.graphs.tensors.arrays import NUMERIC_DATATYPES, wrapped
 from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of, python_tensor

@@ -12,7 +12,7 @@ from ovmstrio.runtimes.graphs.calculator import (
     NodeContract,
 )
 from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, options_of, ports_of
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port, StreamRef
 
 __all__ = ["GATE"]
 

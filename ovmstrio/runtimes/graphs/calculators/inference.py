@@ -18,7 +18,7 @@ from ovmstrio.runtimes.graphs.calculator import NodeFailure as Failure
 from ovmstrio.runtimes.graphs.calculators.inference_ports import InferenceOptions, PortPlan, plan_ports
 from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, options_of, required_input
 from ovmstrio.runtimes.graphs.calculators.session import SESSION_PORT, Session
-from ovmstrio.runtimes.graphs.config.values import NodeConfig
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 from ovmstrio.runtimes.models.buffers import buffer_of
 
 if TYPE_CHECKING:

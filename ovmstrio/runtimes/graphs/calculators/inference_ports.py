@@ -14,7 +14,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeFailure
 from ovmstrio.runtimes.graphs.calculators.nodes import map_entry
-from ovmstrio.runtimes.graphs.config.values import Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, TensorValue, TfTensor
 from ovmstrio.runtimes.graphs.tensors.arrays import MEDIAPIPE_DATATYPES, NUMERIC_DATATYPES, wrapped
 

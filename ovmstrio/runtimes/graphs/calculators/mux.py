@@ -13,7 +13,7 @@ from ovmstrio.runtimes.graphs.calculator import (
     NodeFailure,
 )
 from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, ports_of, required_input
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 
 __all__ = ["MUX"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeFailure
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port, StreamRef
 
 __all__ = ["SharedNothing", "Stateless", "map_entry", "options_of", "ports_of", "required_input"]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ovmstrio.runtimes.graphs.config.found import INITIALIZATION, GraphFindings
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, StreamRef
+from ovmstrio.config.findings import Findings
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_messages import INITIALIZATION
 
 __all__ = ["check_cycles"]
 
 
-def check_cycles(graph: GraphConfig, findings: GraphFindings) -> None:
+def check_cycles(graph: GraphConfig, findings: Findings) -> None:
     """Note each cycle of nodes once, at the input by which it was found."""
     edges = _edges(graph)
     settled: set[int] = set()
@@ -35,7 +36,7 @@ def _edges(graph: GraphConfig) -> list[list[tuple[int, StreamRef]]]:
 
 
 def _visit(
-    start: int, edges: list[list[tuple[int, StreamRef]]], settled: set[int], graph: GraphConfig, findings: GraphFindings
+    start: int, edges: list[list[tuple[int, StreamRef]]], settled: set[int], graph: GraphConfig, findings: Findings
 ) -> None:
     """Go through everything that a node feeds, without recursion, for graphs may be long."""
     path = [start]
@@ -54,12 +55,11 @@ def _visit(
             ahead.append(iter(edges[number]))
 
 
-def _refuse(graph: GraphConfig, cycle: list[int], ref: StreamRef, findings: GraphFindings) -> None:
+def _refuse(graph: GraphConfig, cycle: list[int], ref: StreamRef, findings: Findings) -> None:
     names = " -> ".join(graph.nodes[number].canonical_name for number in [*cycle, cycle[0]])
     tag_index = f"{ref.port.tag}:{ref.port.index}"
-    findings.add(
-        INITIALIZATION,
-        f'INVALID_ARGUMENT: calculator stream cycle detected: {names} by stream "{ref.name}"',
-        ref.line, f"node[{cycle[0]}].input_stream",
-        fix=f'add input_stream_info {{ tag_index: "{tag_index}" back_edge: true }} to that node',
-    )  # fmt: skip
+    findings.refuse(
+        ref.at,
+        f'{INITIALIZATION} - INVALID_ARGUMENT: calculator stream cycle detected: {names} by stream "{ref.name}"',
+        suggestion=f'add input_stream_info {{ tag_index: "{tag_index}" back_edge: true }} to that node',
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ovmstrio.config.findings import did_you_mean
+from ovmstrio.config.findings import Findings, did_you_mean
+from ovmstrio.config.located import Located
 from ovmstrio.protocol.descriptors import POOL
-from ovmstrio.runtimes.graphs.config.found import INITIALIZATION, GraphFindings
-from ovmstrio.runtimes.graphs.config.places import Place, line_of, places_of
+from ovmstrio.runtimes.graphs.config.graph_messages import INITIALIZATION
 
 __all__ = ["check_executors"]
 
@@ -16,10 +16,10 @@ _POOL: Final = "ThreadPoolExecutor"
 _RESERVED: Final = frozenset({"default", "gpu"})
 
 
-def check_executors(message: Any, place: Place, findings: GraphFindings) -> None:
+def check_executors(message: Any, root: Located, findings: Findings) -> None:
     """Check what a graph says of executors, and that its nodes name those that it has."""
     first: dict[str, int] = {}
-    for number, (executor, at) in enumerate(zip(message.executor, places_of(place, "executor"), strict=True)):
+    for executor, at in zip(message.executor, root.items("executor"), strict=True):
         if executor.name in first:
             details = f'ExecutorConfig for "{executor.name}" is given twice'
             fix = f"keep one; line {first[executor.name]} has it too"
@@ -27,15 +27,12 @@ def check_executors(message: Any, place: Place, findings: GraphFindings) -> None
             details, fix = _wrong(executor, message)
             first[executor.name] = at.line
         if details:
-            findings.add(INITIALIZATION, f"INVALID_ARGUMENT: {details}", at.line, f"executor[{number}]", fix=fix)
-    for number, (node, at) in enumerate(zip(message.node, places_of(place, "node"), strict=True)):
-        if node.executor and node.executor not in first:
-            findings.add(
-                INITIALIZATION,
-                f'INVALID_ARGUMENT: The executor "{node.executor}" is not declared in an ExecutorConfig.',
-                line_of(at, "executor"), f"node[{number}].executor",
-                fix=did_you_mean(node.executor, first, otherwise="remove it: nodes run as tasks"),
-            )  # fmt: skip
+            findings.refuse(at, f"{INITIALIZATION} - INVALID_ARGUMENT: {details}", suggestion=fix)
+    for name, at in ((node.executor, at) for node, at in zip(message.node, root.items("node"), strict=True)):
+        if name and name not in first:
+            details = f'The executor "{name}" is not declared in an ExecutorConfig.'
+            fix = did_you_mean(name, first, otherwise="remove it: nodes run as tasks")
+            findings.refuse(at.find("executor"), f"{INITIALIZATION} - INVALID_ARGUMENT: {details}", suggestion=fix)
 
 
 def _wrong(executor: Any, graph: Any) -> tuple[str, str]:

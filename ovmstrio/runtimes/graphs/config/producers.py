@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ovmstrio.config.findings import Findings
 from ovmstrio.runtimes.graphs.calculator import NodeContract
-from ovmstrio.runtimes.graphs.config.found import INITIALIZATION, GraphFindings
-from ovmstrio.runtimes.graphs.config.types import stream_type
-from ovmstrio.runtimes.graphs.config.values import GraphConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_messages import INITIALIZATION
+from ovmstrio.runtimes.graphs.config.stream_types import stream_type
 
 __all__ = ["Producer", "Producers", "find_producers"]
 
@@ -30,35 +31,24 @@ class Producers:
     side: dict[str, Producer] = field(default_factory=dict)
 
 
-def find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], findings: GraphFindings) -> Producers:
+def find_producers(graph: GraphConfig, contracts: Mapping[str, NodeContract], findings: Findings) -> Producers:
     """Find them all; a second producer of a stream is a problem."""
     found = Producers()
     for ref in graph.inputs:
         found.streams.setdefault(ref.name, Producer(None, ref, stream_type(ref.port.tag)))
     for ref in graph.side_inputs:
         found.side.setdefault(ref.name, Producer(None, ref, object))
-    for number, node in enumerate(graph.nodes):
+    for node in graph.nodes:
         contract = contracts.get(node.canonical_name, NodeContract())
-        adding = _Adding(node.canonical_name, f"node[{number}]", findings)
-        adding.add(found.streams, node.outputs, contract.outputs, "Output Stream", "output_stream")
-        adding.add(found.side, node.side_outputs, contract.side_outputs, "Output Side Packet", "output_side_packet")
+        for made, refs, types, what in (
+            (found.streams, node.outputs, contract.outputs, "Output Stream"),
+            (found.side, node.side_outputs, contract.side_outputs, "Output Side Packet"),
+        ):
+            for ref in refs:
+                producer = Producer(node.canonical_name, ref, types.get(ref.port, object))
+                other = made.setdefault(ref.name, producer)
+                if other is not producer:
+                    message = f'{INITIALIZATION} - UNKNOWN: {what} "{ref.name}" defined twice.'
+                    fix = f"use another name; line {other.ref.line} has this one"
+                    findings.refuse(ref.at, message, suggestion=fix)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Adding:
-    node: str
-    path: str
-    findings: GraphFindings
-
-    def add(
-        self, found: dict[str, Producer], refs: Sequence[StreamRef], types: Mapping[Port, type], what: str, kind: str
-    ) -> None:
-        for place, ref in enumerate(refs):
-            producer = Producer(self.node, ref, types.get(ref.port, object))
-            other = found.setdefault(ref.name, producer)
-            if other is not producer:
-                self.findings.add(
-                    INITIALIZATION, f'UNKNOWN: {what} "{ref.name}" defined twice.', ref.line,
-                    f"{self.path}.{kind}[{place}]", fix=f"use another name; line {other.ref.line} has this one",
-                )  # fmt: skip

@@ -17,7 +17,7 @@ from ovmstrio.runtimes.graphs.policies.sync_set import DefaultPolicy, EarlyClose
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ovmstrio.runtimes.graphs.config.values import PolicyConfig
+    from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
     from ovmstrio.runtimes.graphs.streams import InputStream
 
 __all__ = ["CLOSE", "Close", "Policy", "Run", "make_policy", "policy_names"]

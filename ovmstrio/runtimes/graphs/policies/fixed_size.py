@@ -10,7 +10,7 @@ from ovmstrio.runtimes.graphs.timestamps import MIN, next_allowed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.runtimes.graphs.config.values import PolicyConfig
+    from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
     from ovmstrio.runtimes.graphs.policies.steps import Step
     from ovmstrio.runtimes.graphs.streams import InputStream
 

@@ -10,7 +10,7 @@ from ovmstrio.runtimes.graphs.timestamps import DONE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.runtimes.graphs.config.values import Port
+    from ovmstrio.runtimes.graphs.config.graph_config import Port
     from ovmstrio.runtimes.graphs.streams import InputStream
 
 __all__ = ["CLOSE", "Close", "Policy", "Run", "Step", "earliest"]

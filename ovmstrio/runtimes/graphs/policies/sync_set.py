@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from ovmstrio.runtimes.graphs.config.names import parse_tag_index
+from ovmstrio.runtimes.graphs.config.stream_names import parse_tag_index
 from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Run, Step, earliest
 from ovmstrio.runtimes.graphs.timestamps import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.runtimes.graphs.config.values import PolicyConfig
+    from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
     from ovmstrio.runtimes.graphs.streams import InputStream
 
 __all__ = ["DefaultPolicy", "EarlyClosePolicy", "ImmediatePolicy", "SyncSetPolicy", "ready_time", "take"]

@@ -48,7 +48,7 @@ def parse_dotenv(text: str, environment: Mapping[str, str], file: str) -> tuple[
     Returns:
         The variables; the problems, one a line that cannot be read.
     """
-    reader = _Reader(text.replace("\r\n", "\n").replace("\0", ""), dict(environment))
+    reader = _DotenvReader(text.replace("\r\n", "\n").replace("\0", ""), dict(environment))
     problems: list[Problem] = []
     while not reader.at_end():
         line = reader.line()
@@ -62,7 +62,7 @@ def parse_dotenv(text: str, environment: Mapping[str, str], file: str) -> tuple[
 
 
 @dataclass(slots=True)
-class _Reader:
+class _DotenvReader:
     _text: str
     _known: dict[str, str]
     variables: dict[str, str]

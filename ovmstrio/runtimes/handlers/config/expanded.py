@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from ovmstrio.runtimes.handlers.config.specs import ModelEntry, ModelsSpec, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelEntry, ModelsSpec, ProjectSpec
 
 __all__ = ["expanded"]
 

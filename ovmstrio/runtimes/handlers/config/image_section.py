@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import PurePosixPath
+from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
 
+from ovmstrio.config.sections import Section
+from ovmstrio.config.value_rules import Rules, any_spelling, flag, rules_of, written
 from ovmstrio.runtimes.handlers.config.image_versions import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
-from ovmstrio.runtimes.handlers.config.sections import Section
-from ovmstrio.runtimes.handlers.config.specs import Dependencies, GpuVersion, ImageSpec, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, GpuVersion, ImageSpec, ProjectSpec
 
 __all__ = ["IMAGE_KEYS", "log_image_only_keys", "read_image"]
 
-IMAGE_KEYS: Final = (
-    "py_version",
-    "tfs_version",
-    "gpu",
-    "gpu_version",
-    "dependencies",
-    "use_local_cortex_libs",
-)
-_GPU_KEYS: Final = ("cuda", "cudnn", "development_image")
+
+IMAGE_KEYS: Final[Rules] = {
+    "py_version": written,
+    "tfs_version": written,
+    "gpu": any_spelling(flag),
+    "gpu_version": None,
+    "dependencies": None,
+    "use_local_cortex_libs": any_spelling(flag),
+}
 _NO_SERVING: Final = "the server runs SavedModels itself, without TensorFlow Serving"
 _EXPLANATIONS: Final = {
     "py_version": "the server's own Python runs the handler",
@@ -52,24 +52,25 @@ def log_image_only_keys(project: ProjectSpec) -> None:
         log.info("key has no effect", project=project.name, key="tfs_container_dns", reason=_NO_SERVING)
 
 
-def read_image(top: Section, project_type: str | None) -> ImageSpec:
-    """Read the keys, and note what contradicts the type of the project or each other."""
-    fields: dict[str, Any] = {"keys": tuple(key for key in top.members if key in IMAGE_KEYS)}
-    fields |= {key: version for key in _FITTING if (version := _version(top, key)) is not None}
-    if project_type == "python" and "tfs_version" in fields:
+def read_image(top: Section, given: Mapping[str, Any]) -> ImageSpec:
+    """Note what contradicts the type of the project or each other; ``given`` is what could be read of ``top``."""
+    _warn_unfit(top, given)
+    if given.get("type") == "python" and "tfs_version" in given:
         top.refuse("tfs_version", "the key is for the type tensorflow", suggestion="remove it")
-    fields |= {key: top.flag(key) for key in ("gpu", "use_local_cortex_libs")}
-    fields["gpu_version"] = _gpu_version(top, project_type, gpu=fields["gpu"])
-    return ImageSpec(dependencies=_dependencies(top), **fields)
+    dependencies = top.section("dependencies")
+    return ImageSpec(
+        keys=tuple(key for key in top.members if key in IMAGE_KEYS),
+        gpu_version=_gpu_version(top, given.get("type"), gpu=given.get("gpu", False)),
+        dependencies=Dependencies(**dependencies.read(rules_of(Dependencies))) if dependencies else Dependencies(),
+        **{key: value for key, value in given.items() if key in IMAGE_KEYS},
+    )
 
 
-def _version(section: Section, key: str) -> str | None:
-    """Give a version as it is written, and warn if the image cannot have it."""
-    version = section.text(key)
-    fits, consequence = _FITTING[key]
-    if version is not None and fits(version) is None:
-        section.findings.warn(section.node.find(key), f"the server does not run with {version}", consequence)
-    return version
+def _warn_unfit(section: Section, given: Mapping[str, Any]) -> None:
+    """Warn of versions that the image cannot have."""
+    for key, (fits, consequence) in _FITTING.items():
+        if key in given and fits(given[key]) is None:
+            section.warn(key, f"the server does not run with {given[key]}", consequence)
 
 
 def _gpu_version(top: Section, project_type: str | None, *, gpu: bool) -> GpuVersion | None:
@@ -82,25 +83,6 @@ def _gpu_version(top: Section, project_type: str | None, *, gpu: bool) -> GpuVer
         top.refuse("gpu_version", "the key is for the type python", suggestion="remove it")
     elif not gpu:
         top.refuse("gpu_version", "the key needs 'gpu: true' beside it", suggestion="add it, or remove this")
-    section.warn_unknown(_GPU_KEYS, _GPU_KEYS[:2])
-    cuda, cudnn = _version(section, "cuda"), section.text("cudnn")
-    is_development = section.flag("development_image")
-    return GpuVersion(cuda=cuda, cudnn=cudnn, development_image=is_development) if cuda and cudnn else None
-
-
-def _dependencies(top: Section) -> Dependencies:
-    section = top.section("dependencies")
-    if section is None:
-        return Dependencies()
-    keys: Sequence[str] = tuple(Dependencies.model_fields)
-    section.warn_unknown(keys)
-    given = {key: _relative(section, key) for key in keys}
-    return Dependencies(**{key: path for key, path in given.items() if path})
-
-
-def _relative(section: Section, key: str) -> str | None:
-    text = section.text(key)
-    if text is not None and (PurePosixPath(text).is_absolute() or ".." in PurePosixPath(text).parts):
-        section.refuse(key, "only the project's folder is in the image", expected="a path below the project's folder")
-        return None
-    return text
+    values = section.read(rules_of(GpuVersion), required=("cuda", "cudnn"))
+    _warn_unfit(section, values)
+    return GpuVersion(**values) if {"cuda", "cudnn"} <= values.keys() else None

@@ -8,23 +8,25 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from ovmstrio.runtimes.handlers.config.sections import Section, is_folder, local_path
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelEntry, ModelsSpec
+from ovmstrio.config.sections import Section
+from ovmstrio.config.value_rules import Rules, any_spelling, number, rules_of, whole, written
+from ovmstrio.runtimes.handlers.config.local_paths import is_folder, local_path
+from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 
 __all__ = ["find_models_section", "read_models"]
 
-_KEYS: Final = (
-    "path",
-    "paths",
-    "dir",
-    "signature_key",
-    "cache_size",
-    "disk_cache_size",
-    "latest_versions",
-    "reload_interval_seconds",
-)
-_ENTRY_KEYS: Final = ("name", "path", "signature_key")
-_ALTERNATIVES: Final = _KEYS[:3]
+_ALTERNATIVES: Final = ("path", "paths", "dir")
+_KEYS: Final[Rules] = {
+    "path": written,
+    "paths": None,
+    "dir": written,
+    "signature_key": written,
+    "cache_size": any_spelling(whole(1)),
+    "disk_cache_size": any_spelling(whole(1)),
+    "latest_versions": any_spelling(whole(1)),
+    "reload_interval_seconds": any_spelling(number(0, "a number of seconds")),
+}
+_CACHES: Final = ("cache_size", "disk_cache_size")
 _OF_TYPE: Final = {"tensorflow": "models", "python": "multi_model_reloading"}
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs")
@@ -49,7 +51,7 @@ def find_models_section(top: Section, project_type: str | None) -> str | None:
         top.refuse("models", "for the type python this is the same as 'multi_model_reloading', which is there too")
     elif "models" in given:
         message = "for the type python this key is deprecated"
-        top.findings.warn(top.node.find("models"), message, f"write {proper!r}")
+        top.warn("models", message, f"write {proper!r}")
         return "models"
     return proper if proper in given else None
 
@@ -67,83 +69,67 @@ def read_models(top: Section, key: str, directory: Path, project_type: str | Non
     if section is None:
         return None
     before = len(section.findings.fatal)
-    section.warn_unknown(_KEYS)
-    fields: dict[str, Any] = {"section": key, "signature_key": _signature_key(section, project_type)}
-    fields |= _cache_sizes(section)
-    fields["latest_versions"] = section.whole("latest_versions", 1)
-    interval = section.seconds("reload_interval_seconds")
-    fields |= {} if interval is None else {"reload_interval_seconds": interval}
+    fields = {"section": key, **section.read(_KEYS)}
+    _warn_signature(section, fields, project_type)
+    _check_caches(section, fields)
     given = [each for each in _ALTERNATIVES if each in section.members]
-    for kind in given:
-        fields |= {"kind": kind} | _READERS[kind](section, directory, project_type, fields["signature_key"])
+    path, folder = (_location(section, each, fields.pop(each, None), directory) for each in ("path", "dir"))
+    if path:
+        fields["entries"] = (ModelEntry(name=DEFAULT_MODEL, path=path, signature_key=fields.get("signature_key")),)
+    elif folder:
+        fields["dir"] = folder
+    if "paths" in given:
+        fields["entries"] = _entries(section, directory, project_type, fields.get("signature_key"))
     if len(given) != 1:
         found = f"found {' and '.join(map(repr, given))}" if given else "found none"
         top.refuse(key, f"one of 'path', 'paths' and 'dir' must be given, {found}")
-    if "path" in given and fields["cache_size"]:
+    if "path" in given and "cache_size" in fields:
         section.refuse("cache_size", "models are cached where there are many", suggestion="use 'paths' or 'dir'")
-    return ModelsSpec(**fields) if len(section.findings.fatal) == before else None
+    return ModelsSpec(kind=given[0], **fields) if len(section.findings.fatal) == before else None
 
 
-def _cache_sizes(section: Section) -> Mapping[str, int | None]:
-    sizes = {key: section.whole(key, 1) for key in ("cache_size", "disk_cache_size")}
-    given = [key for key in sizes if key in section.members]
+def _check_caches(section: Section, sizes: Mapping[str, Any]) -> None:
+    given = [key for key in _CACHES if key in section.members]
     if len(given) == 1:
-        (other,) = sizes.keys() - given
+        (other,) = {*_CACHES} - {*given}
         section.refuse(given[0], f"the key needs {other!r} beside it", suggestion=f"add {other!r}, or remove this")
-    memory, disk = sizes["cache_size"], sizes["disk_cache_size"]
+    memory, disk = (sizes.get(key) for key in _CACHES)
     if memory and disk and memory > disk:
         expected = f"{disk} or less, which is 'disk_cache_size'"
         section.refuse("cache_size", "more models cannot be in memory than on disk", expected=expected)
-    return sizes
 
 
-def _signature_key(section: Section, project_type: str | None) -> str | None:
-    key = section.text("signature_key")
-    if key is not None and project_type == "python":
-        section.findings.warn(section.node.find("signature_key"), "only the type tensorflow has signatures")
-    return key
+def _warn_signature(section: Section, given: Mapping[str, Any], project_type: str | None) -> None:
+    if "signature_key" in given and project_type == "python":
+        section.warn("signature_key", "only the type tensorflow has signatures")
 
 
-def _read_path(section: Section, directory: Path, _type: str | None, signature: str | None) -> dict[str, Any]:
-    path = _location(section, "path", directory)
-    return {"entries": (ModelEntry(name=DEFAULT_MODEL, path=path, signature_key=signature),)} if path else {}
-
-
-def _read_dir(section: Section, directory: Path, _type: str | None, _signature: str | None) -> dict[str, Any]:
-    return {"dir": _location(section, "dir", directory) or ""}
-
-
-def _read_paths(section: Section, directory: Path, project_type: str | None, signature: str | None) -> dict[str, Any]:
-    items = section.items("paths")
-    if items == []:
+def _entries(
+    section: Section, directory: Path, project_type: str | None, signature: str | None
+) -> tuple[ModelEntry, ...]:
+    items = section.sections("paths")
+    if section.members["paths"].value == []:
         section.refuse("paths", "the list is empty", suggestion="add a model, with its name and path")
     entries: dict[str, ModelEntry] = {}
     for item in items or []:
-        item.warn_unknown(_ENTRY_KEYS, ("name", "path") if isinstance(item.node.value, dict) else ())
-        name, path = _name(item, entries), _location(item, "path", directory)
-        own = _signature_key(item, project_type)
+        given = item.read(rules_of(ModelEntry), required=("name", "path"))
+        _warn_signature(item, given, project_type)
+        name, path = given.get("name"), _location(item, "path", given.get("path"), directory)
+        _check_name(item, name, entries)
         if name and path:
-            entries[name] = ModelEntry(name=name, path=path, signature_key=own or signature)
-    return {"entries": tuple(entries.values())}
+            entries[name] = ModelEntry(name=name, path=path, signature_key=given.get("signature_key", signature))
+    return tuple(entries.values())
 
 
-_READERS: Final = {"path": _read_path, "paths": _read_paths, "dir": _read_dir}
-
-
-def _name(item: Section, taken: Mapping[str, ModelEntry]) -> str | None:
-    name = item.text("name")
-    if name is None:
-        return None
-    if "/" in name or name in {".", ".."}:
+def _check_name(item: Section, name: str | None, taken: Mapping[str, ModelEntry]) -> None:
+    if name is not None and ("/" in name or name in {".", ".."}):
         item.refuse("name", "the name cannot be used", expected="a name without '/'")
     elif name in taken:
         item.refuse("name", f"the name {name!r} is another model's", expected="a name of its own")
-    return name
 
 
-def _location(section: Section, key: str, directory: Path) -> str | None:
-    """Read where something lies: a URL as it is written, or a path, which leads on from the project's folder."""
-    text = section.text(key)
+def _location(section: Section, key: str, text: str | None, directory: Path) -> str | None:
+    """Give where something lies: a URL as it is written, or a path, which leads on from the project's folder."""
     if text is None:
         return None
     url = _URL.fullmatch(text)
@@ -164,6 +150,4 @@ def _location(section: Section, key: str, directory: Path) -> str | None:
 
 def _warn_absent(section: Section, key: str, path: Path) -> None:
     if not is_folder(path):
-        section.findings.warn(
-            section.node.find(key), f"{path} is no folder now", "models are served once they are there"
-        )
+        section.warn(key, f"{path} is no folder now", "models are served once they are there")

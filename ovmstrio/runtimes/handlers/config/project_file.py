@@ -4,47 +4,49 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ovmstrio.config.findings import Findings, by_line, shown
-from ovmstrio.config.yaml_locations import YamlDocument, YamlSyntaxError, parse_yaml
+from ovmstrio.config.documents import load_yaml
+from ovmstrio.config.findings import Findings, shown
+from ovmstrio.config.located import Document
+from ovmstrio.config.sections import Section
+from ovmstrio.config.value_rules import Rules, any_spelling, any_word, flag, number, whole, written
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, read_image
+from ovmstrio.runtimes.handlers.config.local_paths import is_file, is_folder, local_path
 from ovmstrio.runtimes.handlers.config.models_section import find_models_section, read_models
-from ovmstrio.runtimes.handlers.config.sections import Section, is_file, is_folder, local_path
-from ovmstrio.runtimes.handlers.config.specs import ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
 
 __all__ = ["find_project_file", "read_project"]
 
 _NAMES: Final = ("nucleus.yaml", "nucleus.yml")
 _SUFFIXES: Final = (".yaml", ".yml")
+_KEYS: Final[Rules] = {
+    "type": any_word(("python", "tensorflow")),
+    "serve_port": any_spelling(whole(1, 65_535)),
+    "env": None,
+    "config": None,
+    "python_path": written,
+    "path": written,
+    "protobuf_path": written,
+    "models": None,
+    "multi_model_reloading": None,
+    "processes": any_spelling(whole(1)),
+    "threads_per_process": any_spelling(whole(1)),
+    "max_concurrency": any_spelling(whole(0)),
+    "server_side_batching": None,
+    "tfs_container_dns": written,
+    "log_level": any_word(("debug", "info", "warning", "error")),
+    **IMAGE_KEYS,
+}
 _REQUIRED: Final = ("type", "path")
-_TYPES: Final = ("python", "tensorflow")
-_LEVELS: Final = ("debug", "info", "warning", "error")
-_KEYS: Final = (
-    "type",
-    "serve_port",
-    "env",
-    "config",
-    "python_path",
-    "path",
-    "protobuf_path",
-    "models",
-    "multi_model_reloading",
-    "processes",
-    "threads_per_process",
-    "max_concurrency",
-    "server_side_batching",
-    "tfs_container_dns",
-    "log_level",
-    *IMAGE_KEYS,
-)
-_BATCHING: Final = ("max_batch_size", "batch_interval_seconds")
-_RETRY: Final = "retry_singly"
-_MAX_PORT: Final = 65535
+_BATCHING: Final[Rules] = {
+    "max_batch_size": any_spelling(whole(1)),
+    "batch_interval_seconds": any_spelling(number(0, "a number of seconds")),
+    "retry_singly": any_spelling(flag),
+}
 _SMALL_BATCH: Final = "batches may be larger than 'threads_per_process' here; those of Nucleus never are"
 
 
@@ -72,52 +74,29 @@ def read_project(path: Path, *, mounted_as: str = "") -> tuple[ProjectSpec, list
     if file.is_dir():
         expected = " or ".join(_NAMES)
         raise ConfigError([Problem("the folder is no project", str(path), expected=expected, found="no such file")])
-    document = _load(file)
-    reader = _Reader(document, file, mounted_as)
+    reader = _ProjectReader(load_yaml(file), file, mounted_as)
     spec = reader.read()
     if spec is None:
         raise ConfigError(reader.problems())
     return spec, reader.problems()
 
 
-def _load(file: Path) -> YamlDocument:
-    try:
-        return parse_yaml(file.read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise ConfigError([Problem(f"the file cannot be read: {error.strerror or error}", str(file))]) from None
-    except UnicodeDecodeError as error:
-        message = f"the file is not UTF-8: {error.reason} at byte {error.start}"
-        raise ConfigError([Problem(message, str(file))]) from None
-    except YamlSyntaxError as error:
-        message = f"the file is not usable YAML: {error.message}"
-        raise ConfigError([Problem(message, str(file), error.line, suggestion=error.suggestion)]) from None
-
-
-@dataclass(slots=True)
-class _Reader:
+class _ProjectReader:
     """Reads one document from the top down."""
 
-    _top: Section
-    _findings: Findings
-    _file: Path
-    _directory: Path
-    _mounted_as: str
-    _elsewhere: list[Problem]
-
-    def __init__(self, document: YamlDocument, file: Path, mounted_as: str) -> None:
+    def __init__(self, document: Document, file: Path, mounted_as: str) -> None:
         self._findings = Findings(str(file))
-        for node in document.repeated:
-            self._findings.refuse(node, "the key is given twice", suggestion="remove one of them")
-        self._top = Section(document.root, self._findings, document.texts)
+        self._findings.refuse_repeated(document, "")
+        self._top = Section(document.root, self._findings)
         # What is mounted into a container may be a link, beside which nothing lies.
         self._directory = file.parent.resolve()
         self._file = self._directory / file.name
         self._mounted_as = mounted_as
-        self._elsewhere = []
+        self._elsewhere: list[Problem] = []
 
     def problems(self) -> list[Problem]:
         """Give all that was found so far, by file and line."""
-        return [*by_line([*self._findings.fatal, *self._findings.problems]), *self._elsewhere]
+        return [*self._findings.all, *self._elsewhere]
 
     def read(self) -> ProjectSpec | None:
         """Give the project, or None if something is wrong with it."""
@@ -125,44 +104,40 @@ class _Reader:
         if not isinstance(root.value, dict):
             self._findings.refuse(root, "the file holds no project", expected="keys", found=shown(root.plain()))
             return None
-        self._top.warn_unknown(_KEYS, _REQUIRED)
-        fields = self._fields()
+        fields = self._fields(self._top.read(_KEYS, required=_REQUIRED))
         if self._findings.fatal or any(problem.severity == "error" for problem in self._elsewhere):
             return None
         return ProjectSpec(**{key: value for key, value in fields.items() if value is not None})
 
-    def _fields(self) -> dict[str, Any]:
-        top = self._top
-        project_type = top.choice("type", _TYPES)
+    def _fields(self, given: dict[str, Any]) -> dict[str, Any]:
+        top, project_type = self._top, given.get("type")
+        image = read_image(top, given)
+        given = {key: value for key, value in given.items() if key not in IMAGE_KEYS}
         env = self._env()
         models_key = find_models_section(top, project_type)
-        fields: dict[str, Any] = {
+        python_path = self._python_path(given.pop("python_path", "."))
+        if project_type == "python" and "tfs_container_dns" in given:
+            top.refuse("tfs_container_dns", "the key is for the type tensorflow", suggestion="remove it")
+        fields = given | {
             "name": self._mounted_as or self._directory.name,
             "directory": self._directory,
             "file": self._file,
-            "type": project_type,
-            "serve_port": top.whole("serve_port", 1, _MAX_PORT),
             "env": env,
             "dotenv": self._dotenv(env),
             "config": self._config(),
-            "python_path": self._python_path(),
-            "protobuf_path": self._protobuf_path(),
+            "python_path": python_path,
+            "handler_path": self._file_of("path", given.pop("path", None), python_path),
+            "protobuf_path": self._file_of("protobuf_path", given.get("protobuf_path")),
             "models": read_models(top, models_key, self._directory, project_type) if models_key else None,
-            "processes": top.whole("processes", 1),
-            "threads_per_process": top.whole("threads_per_process", 1),
-            "max_concurrency": top.whole("max_concurrency", 0),
             "batching": self._batching(),
-            "tfs_container_dns": self._tfs_container_dns(project_type),
-            "log_level": top.choice("log_level", _LEVELS),
-            "image": read_image(top, project_type),
+            "image": image,
         }
-        fields["handler_path"] = self._handler_path(fields["python_path"])
         self._check_together(fields)
         return fields
 
     def _check_together(self, fields: Mapping[str, Any]) -> None:
         models: ModelsSpec | None = fields["models"]
-        if models is not None and models.is_cached and (fields["processes"] or 1) > 1:
+        if models is not None and models.is_cached and fields.get("processes", 1) > 1:
             message = f"the models of {models.section!r} are cached, which one process alone can do"
             self._top.refuse("processes", message, expected="1", suggestion="remove it, or the cache sizes")
         if self._mounted_as:
@@ -171,18 +146,18 @@ class _Reader:
         if "server_side_batching" in self._top.members and "protobuf_path" in self._top.members:
             message = "requests of gRPC are not batched"
             self._top.refuse("server_side_batching", message, suggestion="remove it, or 'protobuf_path'")
-        threads = fields["threads_per_process"] or 1
-        if batching is not None and fields["type"] == "python" and batching.max_batch_size > threads:
+        threads = fields.get("threads_per_process", 1)
+        if batching is not None and fields.get("type") == "python" and batching.max_batch_size > threads:
             node = self._top.node.find("server_side_batching", "max_batch_size")
             self._findings.warn(node, _SMALL_BATCH, f"set 'threads_per_process' to {batching.max_batch_size} for both")
 
     def _check_mounted(self, fields: Mapping[str, Any]) -> None:
-        if (fields["processes"] or 1) > 1:
+        if fields.get("processes", 1) > 1:
             message = "a handler that is served beside others has no processes of its own"
             self._top.refuse("processes", message, expected="1", suggestion="remove it, or serve the project alone")
         if "serve_port" in self._top.members:
             message = "a handler that is served beside others has no port of its own"
-            self._findings.warn(self._top.node.find("serve_port"), message, "call it at the server's ports")
+            self._top.warn("serve_port", message, "call it at the server's ports")
 
     def _env(self) -> dict[str, str]:
         section = self._top.section("env")
@@ -220,43 +195,26 @@ class _Reader:
         section = self._top.section("server_side_batching")
         if section is None:
             return None
-        section.warn_unknown((*_BATCHING, _RETRY), _BATCHING)
-        size, interval = section.whole(_BATCHING[0], 1), section.seconds(_BATCHING[1])
-        retry = section.flag(_RETRY)
-        if not (size and interval):
+        size, interval = "max_batch_size", "batch_interval_seconds"
+        values = section.read(_BATCHING, required=(size, interval))
+        if not {size, interval} <= values.keys():
             return None
-        return ProjectBatching(max_batch_size=size, interval_seconds=interval, retry_singly=retry)
+        return ProjectBatching(interval_seconds=values.pop(interval), **values)
 
-    def _tfs_container_dns(self, project_type: str | None) -> str | None:
-        host = self._top.text("tfs_container_dns")
-        if host is not None and project_type == "python":
-            self._top.refuse("tfs_container_dns", "the key is for the type tensorflow", suggestion="remove it")
-        return host
-
-    def _python_path(self) -> Path:
-        text = self._top.text("python_path") or "."
+    def _python_path(self, text: str) -> Path:
         folder = local_path(self._directory, text)
         if not is_folder(folder):
             self._top.refuse("python_path", "there is no such folder", expected=f"the folder {folder}")
         return folder
 
-    def _protobuf_path(self) -> Path | None:
-        text = self._top.text("protobuf_path")
+    def _file_of(self, key: str, text: str | None, *others: Path) -> Path | None:
+        """Find a file that a key names: in the project's folder, or else in one of the others."""
         if text is None:
             return None
-        file = local_path(self._directory, text)
-        if not is_file(file):
-            self._top.refuse("protobuf_path", "there is no such file", expected=f"the file {file}")
-        return file
-
-    def _handler_path(self, python_path: Path) -> Path | None:
-        """Find the handler's file: in the project's folder, or else in its folder of Python code."""
-        text = self._top.text("path")
-        if text is None:
-            return None
-        candidates = list(dict.fromkeys(local_path(folder, text) for folder in (self._directory, python_path)))
+        candidates = list(dict.fromkeys(local_path(folder, text) for folder in (self._directory, *others)))
         found = next((file for file in candidates if is_file(file)), None)
         if found is None:
-            expected = " or ".join(f"the file {file}" for file in candidates)
-            self._top.refuse("path", "there is no such file", expected=expected)
+            self._top.refuse(
+                key, "there is no such file", expected=" or ".join(f"the file {each}" for each in candidates)
+            )
         return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit, LocalLimit
-from ovmstrio.runtimes.handlers.config.specs import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.endings import PASSING
 from ovmstrio.runtimes.handlers.grpc.services import UserProto, open_proto
 from ovmstrio.runtimes.handlers.handler import LoadedHandler

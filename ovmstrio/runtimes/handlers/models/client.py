@@ -9,7 +9,7 @@ import trio
 
 from cortex_internal.lib.client.python import ModelClient as ModelClientBase
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.runtimes.handlers.config.specs import DEFAULT_MODEL, ModelsSpec
+from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelsSpec
 from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
 from ovmstrio.runtimes.handlers.models.tree import LATEST, is_version

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from ovmstrio.repository.watcher import FileWatcher
-from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.client import ModelClient, ModelNames
 from ovmstrio.runtimes.handlers.models.copies import CopyMaker
 from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader

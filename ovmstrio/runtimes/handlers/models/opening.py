@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ovmstrio.runtimes.handlers.config.specs import ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
 from ovmstrio.runtimes.handlers.models.client import ModelClient
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
 from ovmstrio.runtimes.handlers.models.running import run_batch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.storage import ModelStorage, OpenStorage, scheme_of
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, VersionFiles, models_below, versions_of
 

@@ -11,7 +11,7 @@ import trio
 
 from cortex_internal.lib.client.tensorflow import TensorFlowClient as TensorFlowClientBase
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.client import ModelNames, version_text
 from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.runtimes.handlers.models.loader import ModelLoader

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.runtimes.handlers.config.specs import ModelsSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.copies import CopyMaker
 from ovmstrio.runtimes.handlers.models.retention import keep_latest
 from ovmstrio.runtimes.handlers.models.shelf import Shelf

@@ -1,4 +1,4 @@
-"""What can be configured of a pipeline, with every default.
+"""What can be configured of a pipeline: every key of ``config.yml`` with what it can be, and its default.
 
 Times keep the unit that ``config.yml`` has for them; the properties that end in ``_seconds`` are what code waits for.
 """
@@ -9,7 +9,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from ovmstrio.config.findings import did_you_mean
+from ovmstrio.config.located import Located
+from ovmstrio.config.value_rules import Unusable, choice, flag, number, text, texts, whole
 
 __all__ = [
     "ANY_PORT",
@@ -23,6 +27,31 @@ __all__ = [
 
 ANY_PORT: Final = 0
 _MILLISECONDS: Final = 1000.0
+_LEVELS: Final = {
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
+
+
+def _level(node: Located) -> int:
+    """Take the name of a log level in any case."""
+    found = _LEVELS.get(node.value.upper()) if isinstance(node.value, str) else None
+    if found is None:
+        raise Unusable(" or ".join(_LEVELS), did_you_mean(str(node.plain()).upper(), _LEVELS))
+    return found
+
+
+_Number = Annotated[int, whole()]
+_FromZero = Annotated[int, whole(0)]
+_Count = Annotated[int, whole(1)]
+_Port = Annotated[int | None, whole(1024, 65_535, ANY_PORT)]
+_Flag = Annotated[bool, flag]
+_Text = Annotated[str, text]
+_Given = Annotated[str | None, text]
+_Texts = Annotated[tuple[str, ...] | None, texts]
 
 
 def _seconds(milliseconds: float) -> float | None:
@@ -34,7 +63,7 @@ def _seconds(milliseconds: float) -> float | None:
 class TracerSettings:
     """How often the tracer writes its block; below 1 it is off."""
 
-    interval_s: int = -1
+    interval_s: _Number = -1
 
     @property
     def enabled(self) -> bool:
@@ -52,13 +81,16 @@ class LoggingSettings:
         backups: how many files that were put away are kept; None keeps each file's own default.
         rate_limit: how many lines a second one place in the code may write; None for any number.
         enabled: whether files are written at all.
+        folder: for a pipeline beside others, where its files are, with what concerns it alone; None where the
+            environment says it.
     """
 
-    level: int = logging.INFO
-    max_bytes: int | None = None
-    backups: int | None = None
-    rate_limit: int | None = None
-    enabled: bool = True
+    level: Annotated[int, _level] = logging.INFO
+    max_bytes: Annotated[int | None, whole(1)] = None
+    backups: Annotated[int | None, whole(0)] = None
+    rate_limit: Annotated[int | None, whole(1)] = None
+    enabled: _Flag = True
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +111,17 @@ class DagSettings:
         request_timeout: how many milliseconds a request may take that came without a deadline; not above 0 for any.
     """
 
-    is_thread_op: bool = True
-    retry: int = 1
-    use_profile: bool = False
-    channel_size: int = 0
-    channel_recv_frist_arrive: bool = False
-    client_type: str = "brpc"
+    is_thread_op: _Flag = True
+    retry: _Count = 1
+    use_profile: _Flag = False
+    channel_size: _FromZero = 0
+    channel_recv_frist_arrive: _Flag = False
+    client_type: Annotated[str, choice(("brpc", "grpc", "local_predictor"))] = "brpc"
     tracer: TracerSettings = field(default_factory=TracerSettings)
-    enable_prometheus: bool = False
-    prometheus_port: int | None = None
-    max_queue: int | None = None
-    request_timeout: int = -1
+    enable_prometheus: _Flag = False
+    prometheus_port: _Port = None
+    max_queue: Annotated[int | None, whole(0)] = None
+    request_timeout: _Number = -1
 
     @property
     def request_timeout_seconds(self) -> float | None:
@@ -104,23 +136,23 @@ class LocalServiceConf:
     ``fetch_list`` is None for all outputs.
     """
 
-    model_config: str | None = None
-    client_type: str | None = None
-    fetch_list: tuple[str, ...] | None = None
-    workdir: str = ""
-    thread_num: int = 2
-    device_type: int = -1
-    devices: str = ""
-    mem_optim: bool = True
-    ir_optim: bool = False
-    use_mkldnn: bool = False
-    mkldnn_cache_capacity: int = 0
-    mkldnn_op_list: tuple[str, ...] | None = None
-    mkldnn_bf16_op_list: tuple[str, ...] | None = None
-    precision: str = "fp32"
-    use_calib: bool = False
-    min_subgraph_size: int = 3
-    reload_interval_s: float | None = None
+    model_config: _Given = None
+    client_type: _Given = None
+    fetch_list: _Texts = None
+    workdir: _Text = ""
+    thread_num: _Count = 2
+    device_type: Annotated[int, whole(-1, 6)] = -1
+    devices: _Text = ""
+    mem_optim: _Flag = True
+    ir_optim: _Flag = False
+    use_mkldnn: _Flag = False
+    mkldnn_cache_capacity: _FromZero = 0
+    mkldnn_op_list: _Texts = None
+    mkldnn_bf16_op_list: _Texts = None
+    precision: _Text = "fp32"
+    use_calib: _Flag = False
+    min_subgraph_size: _Number = 3
+    reload_interval_s: Annotated[float | None, number(0)] = None
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -150,18 +182,18 @@ class OpSettings:
     """
 
     name: str = ""
-    concurrency: int = 1
-    timeout: int = -1
-    retry: int = 1
-    batch_size: int = 1
-    auto_batching_timeout: int = -1
-    server_endpoints: tuple[str, ...] = ()
-    client_type: str | None = None
-    client_config: str | None = None
-    fetch_list: tuple[str, ...] | None = None
-    use_encryption_model: bool = False
-    encryption_key: str | None = None
-    model_name: str | None = None
+    concurrency: _Count = 1
+    timeout: _Number = -1
+    retry: _Count = 1
+    batch_size: _Count = 1
+    auto_batching_timeout: _Number = -1
+    server_endpoints: Annotated[tuple[str, ...], texts] = ()
+    client_type: _Given = None
+    client_config: _Given = None
+    fetch_list: _Texts = None
+    use_encryption_model: _Flag = False
+    encryption_key: _Given = None
+    model_name: _Given = None
     local_service_conf: LocalServiceConf = field(default_factory=LocalServiceConf)
 
     @property
@@ -197,11 +229,11 @@ class PipelineSettings:
         source: the file; None for settings that came as a dictionary.
     """
 
-    rpc_port: int | None = None
-    http_port: int | None = None
-    worker_num: int = 1
-    build_dag_each_worker: bool = False
-    http_status: bool = False
+    rpc_port: _Port = None
+    http_port: _Port = None
+    worker_num: _Count = 1
+    build_dag_each_worker: _Flag = False
+    http_status: _Flag = False
     dag: DagSettings = field(default_factory=DagSettings)
     ops: Mapping[str, OpSettings] = field(default_factory=dict)
     logging: LoggingSettings = field(default_factory=LoggingSettings)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
-from ovmstrio.config.findings import Findings, by_line
-from ovmstrio.config.json_locations import Located
+from ovmstrio.config.findings import Findings
+from ovmstrio.config.located import Located
+from ovmstrio.config.sections import Section
+from ovmstrio.config.value_rules import rules_of, whole
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.config.blocks import Block, Notes
-from ovmstrio.runtimes.ops.config.documents import NO_LINE, read_document
 from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,
@@ -22,10 +22,38 @@ from ovmstrio.runtimes.ops.config.op_settings import (
     PipelineSettings,
     TracerSettings,
 )
-from ovmstrio.runtimes.ops.config.rules import DAG, LOCAL, LOGGING, OP, TOP, TRACER
+from ovmstrio.runtimes.ops.config.overrides import read_document
 
-__all__ = ["ExaminedConfig", "examine_pipeline_config", "read_pipeline_config"]
+__all__ = ["TOP_RULES", "ExaminedConfig", "examine_pipeline_config", "read_pipeline_config"]
 
+TOP_RULES: Final = {**rules_of(PipelineSettings), "grpc_gateway_port": whole()}
+_WITHOUT_EFFECT: Final[Mapping[type, Mapping[str, str]]] = {
+    PipelineSettings: {
+        "grpc_gateway_port": "HTTP is served without a gateway",
+        "build_dag_each_worker": "one process serves; `is_thread_op: false` gives the Ops processes of their own",
+    },
+    DagSettings: {"client_type": "each Op says how its model is reached"},
+    LocalServiceConf: {
+        "workdir": "no server is started for the model",
+        "mem_optim": "OpenVINO reuses memory by itself",
+        "ir_optim": "OpenVINO always optimises",
+        "use_mkldnn": "OpenVINO runs on oneDNN",
+        "mkldnn_cache_capacity": "OpenVINO keeps a cache of its own",
+        "mkldnn_op_list": "OpenVINO chooses by itself",
+        "mkldnn_bf16_op_list": "`precision` says it for the whole model",
+        "use_calib": "it belongs to TensorRT",
+        "min_subgraph_size": "it belongs to TensorRT",
+        "reload_interval_s": "a model is read once, when the server starts",
+    },
+}
+"""Keys that are taken but have no effect on OpenVINO, with the reasons, by the settings that have them."""
+_RIGHTLY_SPELT: Final = "channel_recv_first_arrive"
+_BLOCKS: Final[Mapping[type, tuple[str, ...]]] = {
+    PipelineSettings: ("dag", "op", "logging"),
+    DagSettings: ("tracer",),
+    OpSettings: ("local_service_conf",),
+}
+"""The blocks that a block can hold."""
 _log = structlog.get_logger(__name__)
 
 
@@ -54,7 +82,7 @@ class ExaminedConfig:
         """Give a problem that was found later the place of its path; one of another file, or without a path, stays."""
         if problem.file or not problem.path:
             return problem
-        return _placed(self._findings.place(self._root, problem))
+        return self._findings.place(self._root, problem)
 
 
 def read_pipeline_config(
@@ -98,58 +126,67 @@ def examine_pipeline_config(
         raise ConfigError([Problem("give either yml_file or yml_dict", suggestion="give one of the two")])
     source = Path(yml_file) if yml_file is not None else yml_dict or {}
     root, findings = read_document(source, overrides)
-    notes = Notes(findings)
-    settings = _pipeline(Block("", root, notes), source if isinstance(source, Path) else None)
-    problems = map(_placed, by_line([*findings.fatal, *findings.problems]))
-    return ExaminedConfig(settings, tuple(problems), notes.without_effect, root, findings)
+    reader = _PipelineReader(root, findings)
+    settings = reader.read(source if isinstance(source, Path) else None)
+    return ExaminedConfig(settings, findings.all, reader.without_effect, root, findings)
 
 
-def _placed(problem: Problem) -> Problem:
-    return replace(problem, line=None) if problem.line == NO_LINE else problem
+class _PipelineReader:
+    """Reads one document from the top down; a block that has no value is an empty one."""
 
+    def __init__(self, root: Located, findings: Findings) -> None:
+        self._top = Section(root, findings)
+        self.without_effect: dict[str, str] = {}
 
-def _pipeline(top: Block, source: Path | None) -> PipelineSettings:
-    values = top.read(TOP)
-    values.pop("grpc_gateway_port", None)
-    entries = top.block("op", "ops")
-    ops = {str(name): _op(str(name), entries.block(name, "op")) for name in entries.names}
-    dag = _dag(top.block("dag"))
-    _check_ports(top, values, dag.prometheus_port)
-    return PipelineSettings(
-        **values,
-        dag=dag,
-        ops=ops,
-        logging=LoggingSettings(**top.block("logging").read(LOGGING)),
-        source=source,
-    )
+    def read(self, source: Path | None) -> PipelineSettings:
+        top = self._top
+        values = self._values(top, PipelineSettings)
+        values.pop("grpc_gateway_port", None)
+        entries = self._block(top, "op")
+        ops = {str(name): self._op(str(name), self._block(entries, name)) for name in entries.node.members}
+        dag = self._dag(self._block(top, "dag"))
+        self._check_ports(values, dag.prometheus_port)
+        logs = LoggingSettings(**self._values(self._block(top, "logging"), LoggingSettings))
+        return PipelineSettings(**values, dag=dag, ops=ops, logging=logs, source=source)
 
+    def _block(self, section: Section, key: str) -> Section:
+        inner = section.section(key, "the value cannot be used")
+        return inner or Section(replace(section.node.find(key), value={}), section.findings)
 
-def _check_ports(top: Block, values: Mapping[str, Any], metrics: int | None) -> None:
-    refuse = top.notes.findings.refuse
-    given = top.members
-    if "rpc_port" not in given and "http_port" not in given:
-        refuse(top.node, "rpc_port and http_port are both missing", suggestion="give one of them, or both")
-    rpc, http = values.get("rpc_port"), values.get("http_port")
-    if rpc and rpc == http:
-        refuse(given["http_port"], f"port {rpc} is that of rpc_port already", suggestion="give another port")
-    if rpc and rpc == metrics:
-        node = top.block("dag").members["prometheus_port"]
-        refuse(node, f"port {rpc} is that of rpc_port already", suggestion="give another port, or that of http_port")
+    def _values(self, section: Section, settings: type) -> dict[str, Any]:
+        rules = TOP_RULES if settings is PipelineSettings else rules_of(settings)
+        idle = _WITHOUT_EFFECT.get(settings, {})
+        given = replace(section, node=replace(section.node, value=section.members))
+        self.without_effect |= {member.path: idle[key] for key, member in given.members.items() if key in idle}
+        return given.read({**rules, **dict.fromkeys(_BLOCKS.get(settings, ()))})
 
+    def _dag(self, section: Section) -> DagSettings:
+        spelt = {
+            "channel_recv_frist_arrive" if key == _RIGHTLY_SPELT else key: each for key, each in section.members.items()
+        }
+        section = replace(section, node=replace(section.node, value=spelt))
+        values = self._values(section, DagSettings)
+        if values.get("enable_prometheus") and "prometheus_port" not in spelt:
+            section.warn("enable_prometheus", "no prometheus_port is given: metrics are at /metrics of http_port alone")
+        if "prometheus_port" in spelt and not values.get("enable_prometheus"):
+            section.warn("prometheus_port", "prometheus_port has no effect without enable_prometheus")
+        tracer = TracerSettings(**self._values(self._block(section, "tracer"), TracerSettings))
+        return DagSettings(**values, tracer=tracer)
 
-def _dag(block: Block) -> DagSettings:
-    values = block.read(DAG)
-    given = block.members
-    if values.get("enable_prometheus") and "prometheus_port" not in given:
-        message = "no prometheus_port is given: metrics are at /metrics of http_port alone"
-        block.notes.findings.warn(given["enable_prometheus"], message)
-    if "prometheus_port" in given and not values.get("enable_prometheus"):
-        block.notes.findings.warn(given["prometheus_port"], "prometheus_port has no effect without enable_prometheus")
-    return DagSettings(**values, tracer=TracerSettings(**block.block("tracer").read(TRACER)))
+    def _op(self, name: str, section: Section) -> OpSettings:
+        values = self._values(section, OpSettings)
+        local = LocalServiceConf(**self._values(self._block(section, "local_service_conf"), LocalServiceConf))
+        return OpSettings(name, **values, local_service_conf=local)
 
-
-def _op(name: str, block: Block) -> OpSettings:
-    values = block.read(OP)
-    return OpSettings(
-        name, **values, local_service_conf=LocalServiceConf(**block.block("local_service_conf").read(LOCAL))
-    )
+    def _check_ports(self, values: Mapping[str, Any], metrics: int | None) -> None:
+        top = self._top
+        if "rpc_port" not in top.members and "http_port" not in top.members:
+            message = "rpc_port and http_port are both missing"
+            top.findings.refuse(top.node, message, suggestion="give one of them, or both")
+        rpc = values.get("rpc_port")
+        taken = f"port {rpc} is that of rpc_port already"
+        if rpc and rpc == values.get("http_port"):
+            top.refuse("http_port", taken, suggestion="give another port")
+        if rpc and rpc == metrics:
+            node = top.node.find("dag", "prometheus_port")
+            top.findings.refuse(node, taken, suggestion="give another port, or that of http_port")

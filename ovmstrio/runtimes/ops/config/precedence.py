@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ovmstrio.config.findings import shown
+from ovmstrio.config.located import locate
+from ovmstrio.config.value_rules import Unusable, rules_of
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.config.rules import OP
-from ovmstrio.runtimes.ops.config.values import Unusable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def _given(op: ConstructorArguments) -> dict[str, Any]:
     problems, given = [], {}
     for key, value in arguments.items():
         try:
-            given[key] = OP[key](list(value) if isinstance(value, tuple) else value)
+            given[key] = rules_of(OpSettings)[key](locate(value))
         except Unusable as error:
             message = f"argument {key} of Op {op.name} cannot be used"
             problem = Problem(message, expected=error.expected, found=shown(value), suggestion=error.suggestion)

@@ -8,7 +8,7 @@ import pytest
 
 from ovmstrio.runtimes.graphs.calculator import ContractError
 from ovmstrio.runtimes.graphs.calculators import find_kind
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from pyovms import Tensor
 from tests.support.graph_nodes import options
 from tests.support.python_nodes import LOOP, make_node

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.config.values import Port
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 from pyovms import Tensor
 from tests.support.python_nodes import Node, Opened, make_node, nodes
 from tests.support.threads import until

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.config.values import Port
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.work.user_code.pumps import CREDIT
 from tests.support.python_nodes import LOOP, Nodes, PythonNodeCall, make_node, nodes
 from tests.support.python_nodes import Node as LoadedNode

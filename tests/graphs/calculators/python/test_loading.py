@@ -12,6 +12,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.graphs.calculators.python import handler as handler_module
 from tests.support.python_nodes import make_node, nodes
@@ -79,7 +80,7 @@ async def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """With the whole path that was looked for, and where relative ones start."""
     async with nodes(tmp_path) as made:
         with pytest.raises(ConfigError) as raised:
-            await made.load(make_node("nowhere.py", line=7))
+            await made.load(make_node("nowhere.py", at=Located(None, 7)))
         (problem,) = raised.value.problems
         assert problem.message.startswith("The Python Node file path does not exist - Python node handler_path: ")
         assert str(tmp_path / "nowhere.py") in problem.message

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
 from ovmstrio.runtimes.graphs.calculators.nodes import ports_of
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port, StreamRef
 from pyovms import Tensor
 
 __all__ = ["LOOPBACK", "OPTIONS", "contract_of", "handler_path_of", "has_loopback"]

@@ -12,7 +12,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.graphs.calculator import CalculatorKind, DefinitionScope, NodeContract
 from ovmstrio.runtimes.graphs.calculators.python.contract import contract_of, handler_path_of
 from ovmstrio.runtimes.graphs.calculators.python.handler import Handler
-from ovmstrio.runtimes.graphs.config.values import NodeConfig
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 
 __all__ = ["PYTHON_EXECUTOR"]
 

@@ -17,10 +17,10 @@ from ovmstrio.runtimes.graphs.calculators.python.contract import has_loopback
 from ovmstrio.runtimes.graphs.calculators.python.instance import PythonCalculator
 from ovmstrio.runtimes.graphs.calculators.python.outputs import output_ports
 from ovmstrio.runtimes.graphs.calculators.python.python_failures import UserCode
-from ovmstrio.runtimes.graphs.config.values import NodeConfig
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
-from ovmstrio.work.user_code.places import Place, describe, missing_module_fix
+from ovmstrio.work.user_code.places import SourceLine, describe, missing_module_fix
 
 __all__ = ["FINALIZE_SECONDS", "Handler"]
 
@@ -188,7 +188,7 @@ class Handler:
         message = f"Error during python node initialization for handler_path: {self._file} - {reason}"
         return self._problem(message, place, missing_module_fix(error))
 
-    def _problem(self, message: str, place: Place | None = None, fix: str = "") -> ConfigError:
+    def _problem(self, message: str, place: SourceLine | None = None, fix: str = "") -> ConfigError:
         file, line = (str(self._file), None) if place is None else place
         path = f"node {self.node.name!r}"
         return ConfigError([Problem(f"{_FAILED} - {message}", file=file, line=line, path=path, suggestion=fix)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ovmstrio.runtimes.graphs.config.values import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from pyovms import Tensor
 
 __all__ = ["Outputs", "WrongOutputError", "output_ports", "routed", "routed_yield", "unexpected_result"]

@@ -9,7 +9,7 @@ import structlog
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.work.user_code.places import Place, describe, place_in, trimmed
+from ovmstrio.work.user_code.places import SourceLine, describe, place_in, trimmed
 
 __all__ = ["EXECUTION_ERROR", "UserCode"]
 
@@ -30,7 +30,7 @@ class UserCode:
         self.hide_errors = hide_errors
 
     def failure(
-        self, error: BaseException, step: str, *, request_id: str = "", otherwise: Place | None = None
+        self, error: BaseException, step: str, *, request_id: str = "", otherwise: SourceLine | None = None
     ) -> Exception:
         """Log what user code raised and make of it what is raised instead: errors of the server's own pass unchanged.
 
@@ -60,6 +60,6 @@ class UserCode:
         """Make the failure of user code that gave back something wrong."""
         return NodeFailure(EXECUTION_ERROR if self.hide_errors else f"{EXECUTION_ERROR}: {problem}")
 
-    def place(self, error: BaseException) -> Place | None:
+    def place(self, error: BaseException) -> SourceLine | None:
         """Give the line of the user's that an error comes from: the innermost in the handler's folder."""
         return place_in(self.folder, error)

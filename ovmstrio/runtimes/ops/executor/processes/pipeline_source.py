@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.runtimes.ops.settings import PipelineSettings
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.graph import OpGraph

@@ -10,7 +10,7 @@ import structlog
 
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem, ServerError
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import TEXTS, NodeIdentity
-from ovmstrio.work.user_code.places import Place, describe, place_in, place_of, trimmed
+from ovmstrio.work.user_code.places import SourceLine, describe, place_in, place_of, trimmed
 
 __all__ = ["UserFile"]
 
@@ -71,6 +71,6 @@ class UserFile:
         message = f"{TEXTS[code]}; node {self.node!r}: {detail} ({code})"
         return Problem(message, str(self.path), line, suggestion=suggestion)
 
-    def line_of(self, place: Place | None) -> int | None:
+    def line_of(self, place: SourceLine | None) -> int | None:
         """Give the line of a place, if it is in the file."""
         return place.line if place is not None and place.file == str(self.path) else None

@@ -1,0 +1,141 @@
+"""A loaded graph, laid out for running: which stream leads where, and in which order nodes open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.runtimes.graphs.calculator import NodeContract, NodeResources
+    from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
+
+__all__ = ["Consumer", "GraphNodePlan", "GraphPlan", "LoadedNode", "Route", "make_graph_plan"]
+
+
+class LoadedNode(NamedTuple):
+    """A node with what its calculator said and made."""
+
+    config: NodeConfig
+    contract: NodeContract
+    resources: NodeResources
+
+
+class Consumer(NamedTuple):
+    """One end of a stream: the input number ``slot``, in the order of tags, of a node, and the type that it takes."""
+
+    node: int
+    slot: int
+    type: type
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the packets of one stream go: inputs of nodes, and outputs of the graph by number."""
+
+    stream: str
+    consumers: tuple[Consumer, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNodePlan:
+    """One node, with its inputs in the order of tags and the routes of its outputs in that order."""
+
+    config: NodeConfig
+    contract: NodeContract
+    resources: NodeResources
+    inputs: tuple[StreamRef, ...]
+    routes: Mapping[Port, Route]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """One loaded graph; nodes are in the order in which they open, makers of side packets before their users.
+
+    ``is_chain``: no two nodes can ever have something to do at once, so that running them in parallel gains nothing.
+    """
+
+    config: GraphConfig
+    nodes: tuple[GraphNodePlan, ...]
+    inputs: Mapping[str, Route]
+    outputs: tuple[str, ...]
+    is_chain: bool
+
+
+def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:
+    """Lay out a graph that has been checked (``graphs.config.wiring``)."""
+    ordered = _by_side_packets(nodes)
+    routes = _routes(config, ordered)
+
+    def route(name: str) -> Route:
+        return routes.get(name) or Route(name, (), ())
+
+    plans = tuple(
+        GraphNodePlan(
+            node.config,
+            node.contract,
+            node.resources,
+            node.config.sorted_inputs,
+            {ref.port: route(ref.name) for ref in node.config.sorted_outputs},
+        )
+        for node in ordered
+    )
+    inputs = {ref.name: route(ref.name) for ref in config.inputs}
+    return GraphPlan(config, plans, inputs, tuple(ref.name for ref in config.outputs), _is_chain(ordered))
+
+
+def _is_chain(nodes: Sequence[LoadedNode]) -> bool:
+    """Tell whether each node that takes packets takes those of one stream, and no two the same."""
+    feeds = [
+        tuple(ref.name for ref in node.config.inputs if ref.port not in node.config.back_edges)
+        for node in nodes
+        if node.config.inputs
+    ]
+    if len(feeds) <= 1:
+        return all(node.config.max_in_flight <= 1 for node in nodes)
+    single = all(len(names) == 1 for names in feeds)
+    return single and len({names[0] for names in feeds}) == len(feeds) and _has_one_start(nodes, feeds)
+
+
+def _has_one_start(nodes: Sequence[LoadedNode], feeds: Sequence[tuple[str, ...]]) -> bool:
+    made = {ref.name for node in nodes for ref in node.config.outputs}
+    fans_out = any(
+        sum(any(ref.name == names[0] for names in feeds) for ref in node.config.outputs) > 1 for node in nodes
+    )
+    return not fans_out and sum(names[0] not in made for names in feeds) == 1
+
+
+def _routes(config: GraphConfig, nodes: Sequence[LoadedNode]) -> dict[str, Route]:
+    consumers: dict[str, list[Consumer]] = {}
+    outputs: dict[str, list[int]] = {}
+    for number, node in enumerate(nodes):
+        for slot, ref in enumerate(node.config.sorted_inputs):
+            wanted = node.contract.inputs.get(ref.port, object)
+            consumers.setdefault(ref.name, []).append(Consumer(number, slot, wanted))
+    for index, ref in enumerate(config.outputs):
+        outputs.setdefault(ref.name, []).append(index)
+    return {
+        name: Route(name, tuple(consumers.get(name, ())), tuple(outputs.get(name, ())))
+        for name in consumers.keys() | outputs.keys()
+    }
+
+
+def _by_side_packets(nodes: Sequence[LoadedNode]) -> list[LoadedNode]:
+    """Order nodes so that each comes after the makers of its side packets, else as in the file."""
+    makers = {ref.name: node for node in nodes for ref in node.config.side_outputs}
+    ordered: list[LoadedNode] = []
+
+    def add(node: LoadedNode) -> None:
+        if any(node is known for known in ordered):
+            return
+        for ref in node.config.side_inputs:
+            maker = makers.get(ref.name)
+            if maker is not None and maker is not node:
+                add(maker)
+        ordered.append(node)
+
+    for node in nodes:
+        add(node)
+    return ordered

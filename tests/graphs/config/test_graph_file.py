@@ -1,0 +1,428 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_file import examine_text, read_graph
+
+FILE = "graph.pbtxt"
+OUTPUTS = "Mediapipe unexpected output stream packets name"
+STRUCT = "[type.googleapis.com/google.protobuf.Struct]"
+INITIALIZE = "Failed to initialize mediapipe graph"
+OPTIONS = "mediapipe.PythonExecutorCalculatorOptions"
+
+ONE_NODE = """
+node {
+  name: "python_node"
+  calculator: "PythonExecutorCalculator"
+  input_side_packet: "PYTHON_NODE_RESOURCES:py"
+  input_stream: "B:b"
+  input_stream: "A:a"
+  input_stream: "C:c"
+  output_stream: "OUTPUT:output"
+  node_options: {
+    [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: {
+      handler_path: "/ovms/workspace/model.py"
+    }
+  }
+}
+"""
+
+LOOP = """
+node {
+  name: "python_node"
+  calculator: "PythonExecutorCalculator"
+  input_side_packet: "PYTHON_NODE_RESOURCES:py"
+  input_stream: "INPUT:input"
+  input_stream: "LOOPBACK:loopback"
+  input_stream_info: {
+    tag_index: 'LOOPBACK:0',
+    back_edge: true
+  }
+  input_stream_handler {
+    input_stream_handler: "SyncSetInputStreamHandler",
+    options {
+      [mediapipe.SyncSetInputStreamHandlerOptions.ext] {
+        sync_set {
+          tag_index: "LOOPBACK:0"
+        }
+      }
+    }
+  }
+  output_stream: "OUTPUT:output"
+  output_stream: "LOOPBACK:loopback"
+  node_options: {
+    [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: {
+      handler_path: "/ovms/workspace/model.py"
+    }
+  }
+}
+"""
+
+INCOMPLETE_INPUTS = """
+node {
+  name: "python_node"
+  calculator: "PythonExecutorCalculator"
+  input_stream: "INPUT1:labels"
+  input_stream: "INPUT2:image"
+  input_stream_handler {
+    input_stream_handler: "ImmediateInputStreamHandler",
+  }
+  output_stream: "OUTPUT:result"
+}
+"""
+
+CONVERTERS = """
+node {
+  calculator: "PyTensorOvTensorConverterCalculator"
+  input_stream: "OVMS_PY_TENSOR:preprocessed_py"
+  output_stream: "OVTENSOR:preprocessed_ov"
+}
+
+node {
+  calculator: "OpenVINOInferenceCalculator"
+  input_side_packet: "SESSION:session" # inference session
+  input_stream: "OVTENSOR:preprocessed_ov"
+  output_stream: "OVTENSOR:result_ov"
+}
+
+node {
+  calculator: "PyTensorOvTensorConverterCalculator"
+  input_stream: "OVTENSOR:result_ov"
+  output_stream: "OVMS_PY_TENSOR:result_py"
+  node_options: {
+    [type.googleapis.com/mediapipe.PyTensorOvTensorConverterCalculatorOptions]: {
+      tag_to_output_tensor_names {
+        key: "OVMS_PY_TENSOR"
+        value: "result_py"
+      }
+    }
+  }
+}
+"""
+
+
+def node_of(text: str) -> NodeConfig:
+    """Read a graph of one node."""
+    (node,) = read_graph(text, FILE).nodes
+    return node
+
+
+def problems_of(text: str) -> tuple[Problem, ...]:
+    """Read a graph in which something is wrong."""
+    with pytest.raises(ConfigError) as error:
+        read_graph(text, FILE)
+    return error.value.problems
+
+
+def problem_of(text: str) -> Problem:
+    """Read a graph in which one thing is wrong."""
+    (problem,) = problems_of(text)
+    assert problem.file == FILE
+    return problem
+
+
+def in_node(text: str) -> str:
+    """Put lines into a node, the first of them on line 2."""
+    return f"node {{\n{text}\n}}"
+
+
+def test_streams_keep_the_order_of_the_file_and_sort_by_tag() -> None:
+    """Each stream has its line; calculators see them in the order of tags."""
+    node = node_of(ONE_NODE)
+    assert [(str(ref.port), ref.name, ref.line) for ref in node.inputs] == [("B", "b", 6), ("A", "a", 7), ("C", "c", 8)]
+    assert [ref.name for ref in node.sorted_inputs] == ["a", "b", "c"]
+    assert (node.name, node.canonical_name, node.line, node.options_line) == ("python_node", "python_node", 2, 12)
+    assert [(str(ref.port), ref.name) for ref in node.side_inputs] == [("PYTHON_NODE_RESOURCES", "py")]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [f"[type.googleapis.com / {OPTIONS}]:", f"[type.googleapis.com/{OPTIONS}]:", f"[ type.googleapis.com/{OPTIONS} ]"],
+)
+def test_options_are_unpacked_however_their_type_is_spelt(head: str) -> None:
+    """Blanks inside the brackets and the colon behind them mean nothing."""
+    (options,) = node_of(in_node(f"node_options: {{ {head} {{ handler_path: \"a\" 'b' }} }}")).node_options
+    assert (options.DESCRIPTOR.full_name, options.handler_path) == (OPTIONS, "ab")
+
+
+def test_older_options_are_extensions() -> None:
+    """They are kept apart from node_options."""
+    node = node_of(in_node(f'options {{ [{OPTIONS}.ext] {{ handler_path: "x" }} }}'))
+    assert node.node_options == ()
+    assert [options.handler_path for options in node.options] == ["x"]
+
+
+def test_other_calculators_have_a_struct() -> None:
+    """google.protobuf.Struct holds what the server has no message for."""
+    inner = 'fields { key: "size" value { number_value: 2 } }'
+    (options,) = node_of(
+        in_node(f"node_options {{ [type.googleapis.com/google.protobuf.Struct] {{ {inner} }} }}")
+    ).node_options
+    assert options["size"] == 2
+
+
+def test_a_loop_has_its_back_edge_and_sets() -> None:
+    """Commas after fields are accepted, and the set's tag has its line."""
+    node = node_of(LOOP)
+    assert node.back_edges == {Port("LOOPBACK", 0)}
+    assert node.policy.handler == "SyncSetInputStreamHandler"
+    assert [list(each.tag_index) for each in node.policy.options.sync_set] == [["LOOPBACK:0"]]
+    assert (node.policy.line, node.policy.tag_lines) == (13, (17,))
+
+
+def test_a_comma_may_end_a_message() -> None:
+    """The handler needs no options."""
+    policy = node_of(INCOMPLETE_INPUTS).policy
+    assert (policy.handler, policy.options, policy.line) == ("ImmediateInputStreamHandler", None, 8)
+
+
+def test_nodes_without_names_are_numbered() -> None:
+    """Those that share a calculator are numbered from 1; one alone has its calculator's name."""
+    nodes = read_graph(CONVERTERS, FILE).nodes
+    assert [node.canonical_name for node in nodes] == [
+        "PyTensorOvTensorConverterCalculator_1",
+        "OpenVINOInferenceCalculator",
+        "PyTensorOvTensorConverterCalculator_2",
+    ]
+    assert dict(nodes[2].node_options[0].tag_to_output_tensor_names) == {"OVMS_PY_TENSOR": "result_py"}
+
+
+def test_numbers_do_not_take_the_names_of_others() -> None:
+    """A name that is written wins over one that is made."""
+    text = 'node { name: "a" } node { name: "a_1" } node { name: "a" }'
+    assert [node.canonical_name for node in read_graph(text, FILE).nodes] == ["a_2", "a_1", "a_3"]
+
+
+def test_settings_of_the_graph() -> None:
+    """What is not given has MediaPipe's default, and nodes take the graph's handler if they have none."""
+    text = """
+    max_queue_size: -1 num_threads: 0x10 report_deadlock: t
+    input_stream: ["a", 'TAG:b', "TAG:1:c"]; output_stream: "d"
+    input_stream_handler < input_stream_handler: "BarrierInputStreamHandler" >
+    node { max_in_flight: 4 input_stream: "a" input_stream: "d" }
+    """
+    graph = read_graph(text, FILE)
+    assert (graph.max_queue_size, graph.num_threads, graph.report_deadlock) == (-1, 16, True)
+    assert [ref.port for ref in graph.inputs] == [("", 0), ("TAG", 0), ("TAG", 1)]
+    assert graph.nodes[0].policy.handler == "BarrierInputStreamHandler"
+    assert graph.nodes[0].max_in_flight == 4
+    assert [ref.port for ref in graph.nodes[0].inputs] == [("", 0), ("", 1)]
+    assert read_graph('type: "x"', FILE).max_queue_size == 100
+
+
+def test_everything_that_changes_nothing_is_accepted() -> None:
+    """Fields of MediaPipe that mean nothing here are no errors."""
+    text = """
+    package: "p" type: "T" profiler_config { trace_enabled: true } options { } graph_options { }
+    executor { type: "ThreadPoolExecutor" options { [mediapipe.ThreadPoolExecutorOptions.ext] { num_threads: 4
+      require_processor_performance: LOW } } }
+    executor { name: "own" type: "ApplicationThreadExecutor" }
+    node { source_layer: 1 buffer_size_hint: 2 option_value: "a:b" executor: "own" external_input: "TAG:old"
+           output_stream_handler { output_stream_handler: "InOrderOutputStreamHandler" } }
+    """
+    (node,) = read_graph(text, FILE).nodes
+    assert [(ref.port.tag, ref.name) for ref in node.side_inputs] == [("TAG", "old")]
+    assert node.executor == "own"
+
+
+def test_lists_of_nodes_are_read() -> None:
+    """Repeated messages may be written as a list; each has the line of its brace."""
+    nodes = read_graph('node: [\n  { name: "a" },\n  { name: "b" }\n]', FILE).nodes
+    assert [(node.name, node.line) for node in nodes] == [("a", 2), ("b", 3)]
+
+
+SCHEMA = {
+    "an unknown field": ("input_streem: 'a'", "did you mean 'input_stream'?"),
+    "an unknown type": (
+        "node_options { [type.googleapis.com/mediapipe.PythonExecutorCalculatorOption] { } }",
+        "did you mean 'mediapipe.PythonExecutorCalculatorOptions'?",
+    ),
+    "an unknown extension": (
+        "options { [mediapipe.PythonExecutorCalculatorOptions] { } }",
+        "did you mean 'mediapipe.PythonExecutorCalculatorOptions.ext'?",
+    ),
+    "another prefix": (f"node_options {{ [example.com/{OPTIONS}] {{ }} }}", f"write [type.googleapis.com/{OPTIONS}]"),
+    "a missing field": (f"node_options {{ [type.googleapis.com/{OPTIONS}] {{ }} }}", 'add handler_path: "..."'),
+    "a missing field of an extension": (f"options {{ [{OPTIONS}.ext] {{ }} }}", 'add handler_path: "..."'),
+    "text without quotes": ("name: node", 'write "node"'),
+    "a number in quotes": ("max_in_flight: '2'", "write 2 without quotes"),
+    "no number": ("max_in_flight: 2.5", ""),
+    "too large a number": ("max_in_flight: 2147483648", ""),
+    "no truth value": ("input_stream_info { tag_index: 'A' back_edge: maybe }", ""),
+    "a field given twice": ("name: 'a' name: 'b'", "keep one; line 2 has one too"),
+    "a list for one value": ("name: ['a']", "write one value without [ and ]"),
+    "a value for a message": ("options: 3", ""),
+    "a message for a value": ("name { }", ""),
+    "two messages in one Any": (
+        f"node_options {{ {STRUCT} {{ }} {STRUCT} {{ }} }}",
+        "give each its own braces",
+    ),
+}
+
+
+@pytest.mark.parametrize(("line", "fix"), SCHEMA.values(), ids=SCHEMA)
+def test_what_does_not_fit_is_found_at_its_line(line: str, fix: str) -> None:
+    """Every such file is one that OVMS cannot read."""
+    problem = problem_of(in_node(line))
+    assert problem.message.startswith("Failed to read protobuf graph configuration file - ")
+    assert (problem.line, problem.suggestion) == (2, fix)
+    assert problem.path.startswith("node[0].")
+
+
+SYNTAX = {
+    "an open brace": ('\nnode {\n  name: "a"\n', 2, "add a }"),
+    "a brace too many": ("node { }\n}\n", 2, ""),
+    "an open string": ('node {\n  name: "a\n}', 2, 'close it with "'),
+    "a strange sign": ("node {\n  name = 'a' }", 2, "remove it, or put the value in quotes"),
+    "a value missing": ("node {\n  name:\n}", 3, ""),
+    "a colon missing": ("node {\n  name 'a' }", 2, ""),
+    "an open bracket": ("node { options {\n [mediapipe. { } } }", 2, ""),
+    "an open list": ("input_stream: ['a'\n'b' c]", 2, ""),
+    "nothing": ("# only this\n", 1, ""),
+    "very deep": ("node {" * 100, 1, ""),
+}
+
+
+@pytest.mark.parametrize(("text", "line", "fix"), SYNTAX.values(), ids=SYNTAX)
+def test_what_is_no_text_format_is_found_at_its_line(text: str, line: int, fix: str) -> None:
+    """Reading ends there, with one problem."""
+    problem = problem_of(text)
+    assert problem.message.startswith("Failed to read protobuf graph configuration file - ")
+    assert (problem.line, problem.suggestion) == (line, fix)
+
+
+NAMES = {
+    "no name": ('input_stream: ""', "Mediapipe unexpected input stream packets name", 1),
+    "no name after the tag": ('output_stream: "TAG:"', OUTPUTS, 1),
+    "no side packet": ('input_side_packet: ""', "Mediapipe unexpected input side packet stream name", 1),
+    "a name twice": ('input_stream: "A:x"\ninput_stream: "B:x"', "Mediapipe unexpected input stream packets name", 2),
+    "an output twice": ('output_stream: "A:x"\noutput_stream: "B:x"', OUTPUTS, 2),
+    "a tag twice": ('input_stream: "A:x"\ninput_stream: "A:y"', INITIALIZE, 2),
+    "a tag twice in a node": (
+        'node {\n input_stream: "A:x"\n input_stream: "A:0:y" }', INITIALIZE, 3
+    ),
+    "a gap": ('node {\n input_stream: "A:0:x"\n input_stream: "A:2:y" }', INITIALIZE, 3),
+    "a lower-case tag": ('input_stream: "wrong:REQUEST:in"', INITIALIZE, 1),
+    "an index that is none": ('output_stream: "NUMBER:test3:out"', INITIALIZE, 1),
+    "a back edge of no input": (
+        'node { input_stream: "LOOPBACK:x"\ninput_stream_info { back_edge: true\ntag_index: "LOOPBACK:1" } }',
+        INITIALIZE, 3,
+    ),
+    "a back edge that is no port": (
+        'node { input_stream_info { tag_index: "loop" back_edge: true } }', INITIALIZE, 1
+    ),
+    "options of a type twice": (
+        f"node {{ node_options {{ {STRUCT} {{ }} }}\nnode_options {{ {STRUCT} {{ }} }} }}",
+        INITIALIZE, 2,
+    ),
+    "options of bytes that are none": (
+        f'node {{ node_options {{ type_url: "type.googleapis.com/{OPTIONS}" value: "\\377" }} }}',
+        "Failed to read protobuf graph configuration file", 1,
+    ),
+    "another output handler": (
+        'node {\n output_stream_handler {\n output_stream_handler: "Other" } }', INITIALIZE, 3
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "base", "line"), NAMES.values(), ids=NAMES)
+def test_names_and_settings_are_checked(text: str, base: str, line: int) -> None:
+    """Each problem begins with OVMS's text and has the line of what is wrong."""
+    problem = problem_of(text)
+    assert problem.message.startswith(f"{base} - ")
+    assert problem.line == line
+
+
+EXECUTORS = {
+    "reserved": 'executor { name: "gpu" type: "ThreadPoolExecutor" }',
+    "reserved by underscores": 'executor { name: "__x" type: "ApplicationThreadExecutor" }',
+    "beside num_threads": "num_threads: 2 executor { }",
+    "without type": 'executor { name: "own" }',
+    "of an unknown type": 'executor { name: "own" type: "ThreadPool" }',
+    "without threads": 'executor { name: "own" type: "ThreadPoolExecutor" }',
+    "given twice": "executor { } executor { }",
+    "undeclared": 'node { executor: "own" }',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EXECUTORS.values(), ids=EXECUTORS)
+def test_executors_are_checked_though_they_change_nothing(text: str) -> None:
+    """A graph that loads here loads in OVMS."""
+    problem = problem_of(text)
+    assert problem.message.startswith("Failed to initialize mediapipe graph - INVALID_ARGUMENT: ")
+    assert problem.suggestion
+
+
+@pytest.mark.parametrize(("value", "size"), [("0", 0), ("1", 1), (" 1 ", 1)])
+def test_the_pool_directive_is_a_comment(value: str, size: int) -> None:
+    """It stands on a line of its own."""
+    assert read_graph(f'type: "x"\n# OVMS_GRAPH_QUEUE_MAX_SIZE:{value}\n', FILE).pool_size == size
+
+
+def test_the_pool_is_bounded_by_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AUTO takes them all, more than those are a warning, and a variable of the environment turns it off."""
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert read_graph('# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\ntype: "x"', FILE).pool_size == 3
+    reading = examine_text('# OVMS_GRAPH_QUEUE_MAX_SIZE: 9\ntype: "x"', FILE)
+    assert reading.config is not None
+    assert reading.config.pool_size == 3
+    assert [(problem.severity, problem.line) for problem in reading.problems] == [("warning", 1)]
+    monkeypatch.setenv("OVMS_GRAPH_QUEUE_OFF", "1")
+    assert read_graph('# OVMS_GRAPH_QUEUE_MAX_SIZE: AUTO\ntype: "x"', FILE).pool_size == 0
+
+
+@pytest.mark.parametrize("value", ["-1", "many", ""])
+def test_a_pool_of_no_size_is_an_error(value: str) -> None:
+    """Only AUTO and numbers from 0 are sizes."""
+    problem = problem_of(f'type: "x"\n# OVMS_GRAPH_QUEUE_MAX_SIZE: {value}')
+    assert (problem.line, problem.expected) == (2, "AUTO or a number from 0")
+
+
+def test_a_pool_and_a_loop_exclude_each_other() -> None:
+    """A kept instance would go on with the last client's loop."""
+    assert problem_of(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: 1{LOOP}").line == 1
+    assert read_graph(f"# OVMS_GRAPH_QUEUE_MAX_SIZE: 0{LOOP}", FILE).pool_size == 0
+
+
+def test_a_sleeping_entry_of_no_input_is_a_warning() -> None:
+    """Without back_edge it changes nothing."""
+    reading = examine_text(in_node('input_stream_info { tag_index: "A" }'), FILE)
+    assert [(problem.severity, problem.line) for problem in reading.problems] == [("warning", 2)]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """What is wrong in one place hides nothing that is wrong in another."""
+    text = """# OVMS_GRAPH_QUEUE_MAX_SIZE: x
+input_streem: "in"
+output_stream: "TAG:Out"
+executor { name: "gpu" }
+node {
+  name: 4
+  node_options { [type.googleapis.com/mediapipe.Unknown] { } }
+  executor: "none"
+}
+node { input_stream: "a:b" }
+"""
+    assert [problem.line for problem in sorted(problems_of(text), key=lambda each: each.line or 0)] == [
+        1, 2, 3, 4, 6, 7, 8, 10,
+    ]  # fmt: skip
+    reading = examine_text(text, FILE)
+    assert reading.config is not None
+    assert len(reading.doubtful) == 2
+
+
+@given(st.sampled_from([ONE_NODE, LOOP, CONVERTERS]), st.data())
+def test_a_damaged_file_is_read_or_refused(text: str, data: st.DataObject) -> None:
+    """Whatever is cut out, doubled or put in, problems are told and nothing else is raised."""
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 40)))
+    middle = data.draw(
+        st.one_of(st.just(text[start:end] * 2), st.text(max_size=4), st.sampled_from(["{", "\\\\x", "[", "1e"]))
+    )
+    reading = examine_text(text[:start] + middle + text[end:], FILE)
+    assert reading.config is not None or reading.problems
+    assert all(problem.line for problem in reading.problems)
