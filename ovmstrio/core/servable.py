@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
 __all__ = [
-    "HttpRoutes",
     "Drainable",
     "GrpcDeclaration",
     "GrpcServices",
+    "HttpRoutes",
     "InferStream",
     "LeaseServable",
     "LeasedServable",

@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.specs import HandlerSpec, ServerSpec
+from ovmstrio.config.specs import ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.dataplane.plane import DataPlane
@@ -30,7 +30,6 @@ from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
-from ovmstrio.runtimes.handlers.handler_kind import GrpcHandlers
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
@@ -181,8 +180,6 @@ class _Server:
     def open_front_ends(self) -> None:
         """Make the front end of each protocol that has a port."""
         settings = self._settings
-        context = self.registry.context
-        projects = await context.shared(GrpcHandlers).open(self._spec.of(HandlerSpec), context)
         size = settings.max_message_size
         grpc = listen_addresses(settings.grpc_bind_address, settings.port)
         if grpc:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.runtimes.resident import ResidentService
 from ovmstrio.core.servable import GrpcDeclaration
+from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse

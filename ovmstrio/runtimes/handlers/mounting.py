@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS
 from ovmstrio.runtimes.handlers.clients import open_clients
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from ovmstrio.config.specs import HandlerSpec
     from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
@@ -107,9 +107,7 @@ async def load_project(
 
 
 @asynccontextmanager
-async def _opened(
-    project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool
-) -> AsyncIterator[HandlerServable]:
+async def _opened(project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool) -> AsyncIterator[HandlerServable]:
     """Host a project until the block ends."""
     _export(project)
     limit = LocalLimit(project.max_concurrency)
@@ -121,9 +119,7 @@ async def _opened(
             async with grpc as opened:
                 yield HandlerServable(project.name, opened.handler, limit, opened, models)
             return
-        async with open_handler(
-            project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone
-        ) as handler:
+        async with open_handler(project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone) as handler:
             yield HandlerServable(project.name, handler, limit, None, models)
 
 

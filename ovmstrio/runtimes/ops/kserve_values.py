@@ -31,7 +31,7 @@ from ovmstrio.runtimes.ops.tensors import to_array as array_of
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse, PipelineTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
 

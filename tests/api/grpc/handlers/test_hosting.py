@@ -27,6 +27,7 @@ from ovmstrio.runtimes.handlers.mounting import load_handler
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import with_channel
 from tests.support.projects import write_project
+from tests.support.stub_registry import registry_of
 
 TIMEOUT_SECONDS = 20
 PROTO = """
@@ -159,17 +160,17 @@ async def running(**options: Any) -> AsyncIterator[Hosting]:
 
         async def load(spec: ServableSpec, _version: int, _directory: Path) -> HandlerServable:
             assert isinstance(spec, HandlerSpec)
-            if hosting.may_load is not None:
-                await hosting.may_load.wait()
+            if server.may_load is not None:
+                await server.may_load.wait()
             return await load_handler(spec, tasks=outer)
 
-        registry = Registry(load, poll_seconds=0, **options)
-        hosting: Any = Hosting(registry, None, Metrics())  # type: ignore[arg-type]
-        hosting.plane = DataPlane(registry, observers=(hosting,), metrics=hosting.metrics)
+        registry = registry_of(load, poll_seconds=0, **options)
+        server: Any = Hosting(registry, None, Metrics())  # type: ignore[arg-type]
+        server.plane = DataPlane(registry, observers=(server,), metrics=server.metrics)
         await nursery.start(registry.run)
-        (hosting.address,) = await nursery.start(GrpcFrontEnd(hosting.plane, ["127.0.0.1:0"]).serve)
-        hosting.plane.begin_serving()
-        yield hosting
+        (server.address,) = await nursery.start(GrpcFrontEnd(server.plane, ["127.0.0.1:0"]).serve)
+        server.plane.begin_serving()
+        yield server
         nursery.cancel_scope.cancel()
 
 

@@ -19,7 +19,6 @@ from ovmstrio.protocol.descriptors import message_class
 from tests.support.grpc_clients import call, with_channel
 from tests.support.handler_grpc import TIMEOUT_SECONDS, opened, served
 from tests.support.protos import PRIMES
-from tests.support.stub_registry import registry_of
 
 OWN_SERVICES = [
     "grpc.health.v1.Health",
