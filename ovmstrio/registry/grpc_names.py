@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ovmstrio.core.servable import GrpcDeclaration, Service
-    from ovmstrio.registry.records import ModelRecord
+    from ovmstrio.registry.records import ServiceRecord
 
 __all__ = ["check_grpc_names"]
 
 
-def check_grpc_names(name: str, service: Service, models: Iterable[ModelRecord]) -> None:
+def check_grpc_names(name: str, service: Service, records: Iterable[ServiceRecord]) -> None:
     """See to it that nothing else has the gRPC services of what is loaded for an entry; what is about to go does not.
 
     Raises:
@@ -27,8 +27,8 @@ def check_grpc_names(name: str, service: Service, models: Iterable[ModelRecord])
     if brought is None:
         return
     owners = dict.fromkeys(OWN_SERVICES, "the server itself")
-    for model in models:
-        found = model.serving.get("") if model.name != name and model.spec is not None else None
+    for record in records:
+        found = record.serving.get("") if record.name != name and record.spec is not None else None
         other = None if found is None else _declaration(found.servable)
         if other is not None:
             owners |= dict.fromkeys(other.names, other.source)

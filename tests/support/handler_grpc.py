@@ -12,12 +12,12 @@ import trio
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.registry import Registry
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc import GrpcProject, UserService, open_grpc_project
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.server.grpc_front_end import HANDLER_LIMITS, GrpcFrontEnd
 from tests.support.protos import written
+from tests.support.stub_registry import registry_of
 
 __all__ = ["TIMEOUT_SECONDS", "ServedProject", "front_end_of", "opened", "served"]
 
@@ -103,12 +103,12 @@ async def front_end_of(project: GrpcProject) -> AsyncIterator[GrpcFrontEnd]:
     """Make the front end of a server with one project, which is loaded already and closed by whoever did that."""
     models: Any = None
     handler = HandlerServable("project", project.handler, project.limit, project, models)
-    handler.closed.set()
+    handler.gone()
 
     async def give(_spec: HandlerSpec, _version: int, _directory: Path) -> HandlerServable:
         return handler
 
-    registry = Registry(give, poll_seconds=0)
+    registry = registry_of(give, poll_seconds=0)
     plane = DataPlane(registry)
     folder = project.proto.source.parent
     async with trio.open_nursery() as nursery:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS
 from ovmstrio.core.limits import LocalLimit
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from ovmstrio.config.specs import HandlerSpec
     from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 

@@ -20,16 +20,16 @@ from ovmstrio.runtimes.handlers.mounting import load_project
 __all__: list[str] = []
 
 
-async def _problems(project: ProjectSpec, *, is_alone: bool) -> Sequence[Problem]:
+async def _tried(project: ProjectSpec, *, is_alone: bool) -> tuple[Sequence[Problem], Sequence[str]]:
     async with trio.open_nursery() as tasks:
         try:
             servable = await load_project(project, tasks=tasks, is_alone=is_alone)
         except ConfigError as error:
-            return error.problems
+            return error.problems, ()
         except ServerError as error:
-            return [Problem(error.message, file=str(project.file))]
+            return [Problem(error.message, file=str(project.file))], ()
         await servable.aclose()
-    return ()
+    return (), () if servable.declaration is None else servable.declaration.names
 
 
 def _main() -> None:
@@ -39,9 +39,10 @@ def _main() -> None:
     if not mounted_as:
         os.chdir(project.directory)
         os.environ.update(project.environment)
-    problems = trio.run(lambda: _problems(project, is_alone=not mounted_as))
+    problems, services = trio.run(lambda: _tried(project, is_alone=not mounted_as))
     unfinished = report.with_suffix(".part")
-    unfinished.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")
+    told = {"problems": [asdict(problem) for problem in problems], "services": list(services)}
+    unfinished.write_text(json.dumps(told), encoding="utf-8")
     unfinished.replace(report)
     # Threads that the handler started may go on for ever.
     sys.stdout.flush()

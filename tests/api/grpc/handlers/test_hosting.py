@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from ovmstrio.runtimes.handlers.mounting import load_handler
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import with_channel
 from tests.support.projects import write_project
+from tests.support.stub_registry import registry_of
 
 TIMEOUT_SECONDS = 20
 PROTO = """
@@ -78,17 +78,6 @@ class Handler:
         return self.pb.Text(number=payload.number + 1)
 """
 
-SLOW = """
-from pathlib import Path
-
-class Handler:
-    def __init__(self):
-        Path(__file__).with_name("go").read_text()
-
-    def Say(self, payload): return payload
-    def Listen(self, payload): return payload
-"""
-
 
 @dataclass
 class Hosting:
@@ -99,6 +88,7 @@ class Hosting:
     metrics: Metrics
     address: str = ""
     events: list[CallEvent] = field(default_factory=list)
+    may_load: trio.Event | None = None
 
     def call_started(self, event: CallEvent) -> None:
         """Wait for its end."""
@@ -170,15 +160,17 @@ async def running(**options: Any) -> AsyncIterator[Hosting]:
 
         async def load(spec: ServableSpec, _version: int, _directory: Path) -> HandlerServable:
             assert isinstance(spec, HandlerSpec)
+            if server.may_load is not None:
+                await server.may_load.wait()
             return await load_handler(spec, tasks=outer)
 
-        registry = Registry(load, poll_seconds=0, **options)
-        hosting: Any = Hosting(registry, None, Metrics())  # type: ignore[arg-type]
-        hosting.plane = DataPlane(registry, observers=(hosting,), metrics=hosting.metrics)
+        registry = registry_of(load, poll_seconds=0, **options)
+        server: Any = Hosting(registry, None, Metrics())  # type: ignore[arg-type]
+        server.plane = DataPlane(registry, observers=(server,), metrics=server.metrics)
         await nursery.start(registry.run)
-        (hosting.address,) = await nursery.start(GrpcFrontEnd(hosting.plane, ["127.0.0.1:0"]).serve)
-        hosting.plane.begin_serving()
-        yield hosting
+        (server.address,) = await nursery.start(GrpcFrontEnd(server.plane, ["127.0.0.1:0"]).serve)
+        server.plane.begin_serving()
+        yield server
         nursery.cancel_scope.cancel()
 
 
@@ -269,15 +261,13 @@ async def test_calls_wait_for_what_is_being_loaded(tmp_path: Path, hosting: Host
 
 async def test_calls_are_refused_when_loading_takes_too_long(tmp_path: Path) -> None:
     """They are told what is not there yet, and that it may be later."""
-    spec = project(tmp_path / "one", "slow")
-    (tmp_path / "one" / "handler.py").write_text(SLOW)
-    os.mkfifo(tmp_path / "one" / "go")
     async with running(load_wait_seconds=0.01) as hosting, trio.open_nursery() as nursery:
-        nursery.start_soon(hosting.registry.apply, [spec])
+        hosting.may_load = trio.Event()
+        nursery.start_soon(hosting.registry.apply, [project(tmp_path / "one", "slow")])
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(grpc.RpcError) as caught:
             await hosting.say("slow")
-        await trio.Path(tmp_path / "one" / "go").write_text("")
+        nursery.cancel_scope.cancel()
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert caught.value.details() == 'handler "one" is not loaded yet'
 

@@ -17,10 +17,10 @@ from ovmstrio.core.events import CallEvent, Step
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.registry import Registry
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import call
+from tests.support.stub_registry import registry_of
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name
 
@@ -70,7 +70,7 @@ async def serving(entries: dict[str, str], root: str = "", ends: Sequence[Ends] 
     async def load(spec: ServableSpec, _version: int, _directory: Path) -> NamedPipeline:
         return NamedPipeline(spec.name, entries[spec.name])
 
-    registry = Registry(load, poll_seconds=0)
+    registry = registry_of(load, poll_seconds=0)
     front_end = GrpcFrontEnd(DataPlane(registry, observers=ends), ["127.0.0.1:0"], root=root)
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)

@@ -102,7 +102,7 @@ async def serving_handler(
     limit = WatchedLimit(project.max_concurrency)
     async with open_clients(project) as models, open_handler(project) as handler:
         servable = HandlerServable(project.name, handler, limit, None, models)
-        servable.closed.set()
+        servable.gone()
         async with open_plane_of(spec, servable, lambda: "") as plane, trio.open_nursery() as nursery:
             options: dict[str, Any] = {"shows_details": shows_details, "max_body_bytes": max_body_bytes}
             end = RestFrontEnd(plane, ["127.0.0.1:0"], root=project.name, **options)
