@@ -11,7 +11,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, fail
 from ovms_cli.pictures import PictureFormat, render, write_picture
-from ovms_cli.run import call_script
+from ovms_cli.script import call_script
 
 if TYPE_CHECKING:
     from ovmstrio.core.drawing import Drawing

@@ -211,9 +211,9 @@ class HandlerSpec(ServableSpec):
 class OpPipelineSpec(ServableSpec):
     """A pipeline of Ops, which has the one version 1.
 
-    ``config`` is its ``config.yml``, in place of the one that the script names, and ``script`` the Python file that runs
-    its service; both are absolute.  Without a script a running one has handed its service over.  ``base_path`` is the
-    folder of the configuration.
+    ``config`` is its ``config.yml``, in place of the one that the script names, and ``script`` the Python file that
+    runs its service; both are absolute.  Without a script a running one has handed its service over.  ``base_path`` is
+    the folder of the configuration.
     """
 
     kind: ClassVar[str] = "op pipeline"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol
 
 __all__ = [
     "NULL_BATCH_HOOKS",
@@ -10,6 +12,7 @@ __all__ = [
     "NULL_HOOKS",
     "NULL_METERS",
     "BatchHooks",
+    "Collectors",
     "GraphHooks",
     "Meters",
     "NullBatchHooks",
@@ -116,6 +119,10 @@ class NullGraphHooks:
 NULL_GRAPH_HOOKS: Final = NullGraphHooks()
 
 
+Collectors = Sequence[Any]
+"""What gives families of metrics when somebody scrapes, as ``prometheus_client`` has them."""
+
+
 class Meters(Protocol):
     """Makes the hooks of services, by the names that these are served under."""
 
@@ -129,6 +136,10 @@ class Meters(Protocol):
 
     def batches(self, name: str, version: str) -> BatchHooks:
         """Give the hooks of one batcher."""
+        ...
+
+    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
+        """Show what collectors of a service give, while the block lasts; with its name unless that is empty."""
         ...
 
 
@@ -149,6 +160,11 @@ class NullMeters:
         """Give hooks for a batcher that nobody observes."""
         del name, version
         return NULL_BATCH_HOOKS
+
+    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
+        """Leave them alone."""
+        del collectors, name
+        return nullcontext()
 
 
 NULL_METERS: Final = NullMeters()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
 __all__ = [
-    "Drainable",
     "GrpcDeclaration",
     "GrpcServices",
     "HttpRoutes",
@@ -84,24 +83,6 @@ class HttpRoutes(Protocol):
         ...
 
 
-@runtime_checkable
-class Drainable(Service, Protocol):
-    """A service with requests of its own that wait, which it answers itself when the server drains."""
-
-    @property
-    def cut(self) -> int:
-        """How many requests the drain has cut, or will as soon as whoever waits for them is cancelled."""
-        ...
-
-    def drain(self, deadline: float) -> None:
-        """Take nothing new, and refuse what waits; what is worked on goes on.
-
-        Args:
-            deadline: from when on, on trio's clock, a request that is cancelled was cut and not left by its client.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class GrpcDeclaration:
     """gRPC services by their full names, the file that declares them, and what describes them.
@@ -114,7 +95,6 @@ class GrpcDeclaration:
     files: Mapping[str, FileDescriptorProto]
 
 
-@runtime_checkable
 class GrpcServices(Service, Protocol):
     """A service that may bring gRPC services of its own, which the server hosts as long as it is available."""
 

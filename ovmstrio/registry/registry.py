@@ -155,6 +155,12 @@ class Registry:
             self._queued_rescan = self._jobs.put(partial(self._reconcile_all, forced=True))
         return await self._queued_rescan.wait()
 
+    def begin_drain(self) -> None:
+        """Have services refuse what waits in them, for the server ends."""
+        for record in self._services.values():
+            for instance in {*record.serving.values()}:
+                record.kind.begin_drain(instance.servable)
+
     async def wait_loaded(self) -> None:
         """Return once the first :meth:`apply` has ended, whatever came of it.
 

@@ -9,7 +9,6 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
-from ovmstrio.core.servable import Servable
 from ovmstrio.registry.grpc_names import check_grpc_names
 from ovmstrio.registry.leases import Instance
 from ovmstrio.registry.records import Failure
@@ -74,7 +73,7 @@ class VersionLoader:
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 # What a service takes is known to those who call it.
                 servable = cast("Servable", await self._load(service, spec, version, directory))
-                await self._check_grpc_names(spec.name, servable)
+                await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - the servable border
                 problems = problems_of(service.kind, spec, error, directory)
                 _log_failure(record, spec, error, problems)
@@ -83,8 +82,8 @@ class VersionLoader:
                 return None
             seconds = perf_counter() - started
             log.info("available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3))
-            calls = frozenset(call.name for call in service.calls)
-            return service.load_succeeds(record, Instance(spec, version, servable, files, calls), seconds)
+            instance = Instance(service, spec, version, servable, files)
+            return service.load_succeeds(record, instance, seconds)
 
     async def _load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Service:
         context = self._context()
@@ -92,10 +91,10 @@ class VersionLoader:
             raise NotReady("the server is not running")
         return await service.kind.load(spec, version, directory, context)
 
-    async def _check_grpc_names(self, name: str, servable: Servable) -> None:
+    async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
         """Close what brings a gRPC service that something else has; no checkpoint for what does not."""
         try:
-            check_grpc_names(name, servable, self._marks.services.values())
+            check_grpc_names(record.name, record.kind, servable, self._marks.services.values())
         except ConfigError:
             await servable.aclose()
             raise

@@ -11,9 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from ovmstrio.config.specs import ServableSpec
+from ovmstrio.core.errors import ServiceMissing
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.servable import LeaseServable, Service
     from ovmstrio.repository.versions import Listing
 
-__all__ = ["Dependency", "Kind", "LoadContext", "Takes"]
+__all__ = ["Dependency", "Kind", "LoadContext", "Takes", "lease_nothing"]
 
 SpecT = TypeVar("SpecT", bound=ServableSpec)
 _T = TypeVar("_T")
@@ -41,7 +42,7 @@ class Takes(Enum):
     TENSORS = "tensors"
     STREAMS = "streams"
     HTTP = "HTTP routes"
-    GRPC = "gRPC services"
+    GRPC = "gRPC services of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,16 @@ class LoadContext:
             self._shared[make] = make()
         made: _T = self._shared[make]
         return made
+
+
+async def lease_nothing(name: str, version: str = "", /) -> NoReturn:
+    """Lease nothing, where a service is loaded alone.
+
+    Raises:
+        ServiceMissing: always.
+    """
+    del version
+    raise ServiceMissing(f'nothing is served under the name "{name}"')
 
 
 class Kind(ABC, Generic[SpecT]):
@@ -167,3 +178,7 @@ class Kind(ABC, Generic[SpecT]):
 
         Cancellation: at any checkpoint; nothing is left.
         """
+
+    def begin_drain(self, service: Service) -> None:
+        """Have a service refuse what waits in it and what still comes, for the server ends; calls under way go on."""
+        del service

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -13,7 +13,6 @@ from ovmstrio.api.grpc_standard.hosted_services import HostedServices
 from ovmstrio.api.grpc_standard.reflection import ReflectionService
 from ovmstrio.api.kserve.grpc.inference_service import InferenceService
 from ovmstrio.api.tensorflow.grpc import ModelService, PredictionService
-from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.server import GrpcServer
 from ovmstrio.wire.listeners import open_listeners
 from ovmstrio.wire.status_mapping import map_error
@@ -23,17 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.grpc.limits import TransportLimits
     from ovmstrio.wire.grpc.server import Service
     from ovmstrio.wire.listeners import Listener
 
-__all__ = ["HANDLER_LIMITS", "GrpcFrontEnd"]
-
-_LARGEST_MESSAGE: Final = 2**31 - 1
-"""What protobuf itself can read and write."""
-HANDLER_LIMITS: Final = TransportLimits(
-    max_receive_message_bytes=_LARGEST_MESSAGE, max_send_message_bytes=_LARGEST_MESSAGE
-)
-"""What peers of a project that is served alone may do unless something else is said: messages of any size."""
+__all__ = ["GrpcFrontEnd"]
 
 
 class GrpcFrontEnd:
@@ -50,7 +43,7 @@ class GrpcFrontEnd:
     def __init__(
         self,
         plane: DataPlane,
-        addresses: Sequence[str],
+        addresses: Sequence[str] = (),
         *,
         tls: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
@@ -91,12 +84,12 @@ class GrpcFrontEnd:
         """Do as :meth:`serve` with listeners that are the caller's."""
         await self._server.serve(listeners, task_status=task_status)
 
-    async def drain(self, grace_seconds: float) -> None:
-        """Stop gently: listeners close, calls in flight get the grace, the rest is cancelled with UNAVAILABLE.
+    async def drain(self, grace_seconds: float) -> int:
+        """Stop gently: listeners close, calls in flight get the grace, the rest is cancelled and counted.
 
         Watches and reflection streams, which would last as long as their clients, end at once.
 
         Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
         """
         self._endless.end()
-        await self._server.drain(grace_seconds)
+        return await self._server.drain(grace_seconds)

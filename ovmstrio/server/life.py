@@ -317,6 +317,7 @@ class _Server:
     async def _drain(self) -> None:
         """Turn not ready, take nothing new, close listeners, let calls end, keep sequences."""
         self._plane.begin_drain()
+        self._registry.begin_drain()
         await trio.sleep(self._settings.drain_delay)
         cut = 0
 

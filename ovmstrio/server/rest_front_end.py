@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
 from ovmstrio.api.handlers.http.handler_kind import HandlerMountKind
@@ -13,12 +13,13 @@ from ovmstrio.api.paddle.http.pipeline_routes import OpsMountKind
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
+from ovmstrio.runtimes.kind import Takes
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.http.router import Router
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from ovmstrio.api.mounts import MountKind
     from ovmstrio.dataplane.plane import DataPlane
@@ -40,23 +41,20 @@ class RestFrontEnd(HttpFrontEnd):
         cors: what browsers of other origins may do, None for nothing.
         shows_details: whether callers of handlers may see what their code raised.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
-        routed_kinds: the names of kinds whose services know their HTTP paths themselves.
     """
 
     def __init__(
         self,
         plane: DataPlane,
-        addresses: Sequence[str],
+        addresses: Sequence[str] = (),
         *,
         tls: ssl.SSLContext | None = None,
         max_body_bytes: int = _MAX_BODY_BYTES,
         cors: Cors | None = None,
         shows_details: bool = False,
         root: str = "",
-        routed_kinds: Collection[str] = (),
     ) -> None:
-        options: dict[str, Any] = {"shows_details": shows_details, "root": root, "routed_kinds": routed_kinds}
-        router = make_router(plane, max_body_bytes, cors, **options)
+        router = make_router(plane, max_body_bytes, cors, shows_details=shows_details, root=root)
         super().__init__(addresses, router, tls=tls, max_body_bytes=max_body_bytes)
 
 
@@ -67,7 +65,6 @@ def make_router(
     *,
     shows_details: bool = False,
     root: str = "",
-    routed_kinds: Collection[str] = (),
 ) -> Router:
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
     rules = [
@@ -80,7 +77,7 @@ def make_router(
         # Without metrics of the server the path is that of the service at the root, which may have its own.
         rules += metrics_rules(plane)
     kinds: dict[str, MountKind] = {
-        **dict.fromkeys(routed_kinds, ServiceItself()),
+        **{name: ServiceItself() for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
         HandlerSpec.kind: HandlerMountKind(shows_details=shows_details),
         OpPipelineSpec.kind: OpsMountKind(plane, max_body_bytes),
     }

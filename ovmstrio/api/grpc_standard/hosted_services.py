@@ -10,34 +10,32 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.doors import HANDLERS_GRPC
-from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
+from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.core.events import CANCELLED
-from ovmstrio.core.servable import GrpcServices
 from ovmstrio.protocol.descriptors import Descriptors
 from ovmstrio.registry import VersionState
+from ovmstrio.registry.grpc_names import declaration_of
 from ovmstrio.registry.states import OK
+from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ovmstrio.core.events import CallEvent
-    from ovmstrio.core.servable import GrpcDeclaration
+    from ovmstrio.core.servable import GrpcDeclaration, Service
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.registry import VersionStatus
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["HostedServices"]
-
-_BRING_SERVICES: Final = frozenset({HandlerSpec.kind})
-"""The kinds of services that bring gRPC services, which are not known before they are loaded."""
 
 
 class HostedServices:
@@ -52,6 +50,8 @@ class HostedServices:
         self._plane = plane
         self._registry = plane.registry
         self._root = root
+        # What they bring is not known before they are loaded.
+        self._bring = {name for name, kind in plane.registry.kinds.items() if Takes.GRPC in kind.takes}
         self._entries: dict[str, _Entry] = {}
         self._owners: dict[str, str] = {}
         self._loading: set[str] = set()
@@ -95,7 +95,7 @@ class HostedServices:
         self._begin()
         if self._pipelines or status.kind == OpPipelineSpec.kind:
             self._follow_pipelines()
-        if status.kind in _BRING_SERVICES and status.state <= VersionState.LOADING and status.error_code == OK:
+        if status.kind in self._bring and status.state <= VersionState.LOADING and status.error_code == OK:
             self._loading.add(status.name)
         else:
             self._loading.discard(status.name)
@@ -111,10 +111,11 @@ class HostedServices:
             service = self._registry.peek(name)
         except ServerError:
             return None
-        if not isinstance(service, GrpcServices) or service.declaration is None:
+        declaration = declaration_of(self._registry.kinds[self._registry.kind_of(name)], service)
+        if declaration is None:
             return None
         known = self._entries.get(name)
-        return known if known is not None and known.service is service else _Entry(service, service.declaration)
+        return known if known is not None and known.service is service else _Entry(service, declaration)
 
     def _follow_pipelines(self) -> None:
         if not self._registry.names_of(OpPipelineSpec.kind):
@@ -177,7 +178,7 @@ class HostedServices:
 class _Entry:
     """A loaded service with what it brings."""
 
-    def __init__(self, service: GrpcServices, declaration: GrpcDeclaration) -> None:
+    def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
         # As with pipelines.
         from ovmstrio.api.handlers.grpc.handler_rpcs import handlers_of  # noqa: PLC0415
 

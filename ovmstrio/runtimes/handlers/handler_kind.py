@@ -60,7 +60,7 @@ class HandlerKind(Kind[HandlerSpec]):
     async def load(self, spec: HandlerSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Import the project's code and make its handler; a trial does it in a process of its own."""
         # What only handlers need is left alone by those who have none.
-        from ovmstrio.runtimes.handlers.mounting import load_handler, read_mounted  # noqa: PLC0415
+        from ovmstrio.runtimes.handlers.mounting import load_handler, read_mounted  # noqa: PLC0415 - loaded on demand
 
         del version, directory
         if context.is_trial:
@@ -68,4 +68,4 @@ class HandlerKind(Kind[HandlerSpec]):
 
             project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
             return await try_mounted(project, spec.name)
-        return await load_handler(spec, tasks=context.tasks, batch_hooks=context.meters.batches(spec.name, "1"))
+        return await load_handler(spec, context)

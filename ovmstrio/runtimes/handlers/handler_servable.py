@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.servable import GrpcDeclaration
 from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
     from ovmstrio.core.limits import ConcurrencyLimit
-    from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.runtimes.handlers.clients import Models
     from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
     from ovmstrio.runtimes.handlers.grpc.services import UserProto
@@ -45,23 +43,12 @@ class HandlerServable(ResidentService):
         self.limit = limit
         self.grpc = grpc
         self.declaration = None if grpc is None else declaration_of(grpc.proto)
-        self._name = name
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
 
     @property
     def metadata(self) -> ServableMetadata:
         """What it tells of itself, which has neither inputs nor outputs."""
         return self._metadata
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Refuse, for handlers have no tensors.
-
-        Raises:
-            NotSupported: always.
-        """
-        del request
-        way = f"call it at /{self._name}" if self.grpc is None else "call its own gRPC service"
-        raise NotSupported(f"{self._name!r} is a handler, which takes no tensors; {way}")
 
 
 def declaration_of(proto: UserProto) -> GrpcDeclaration:

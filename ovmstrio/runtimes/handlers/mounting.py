@@ -12,8 +12,6 @@ import trio
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.hooks import NULL_BATCH_HOOKS
-from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.clients import open_clients
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.runtimes.kind import LoadContext
 
 __all__ = ["examine_mounted", "load_handler", "load_project", "read_mounted"]
 
@@ -63,54 +61,48 @@ def read_mounted(spec: HandlerSpec) -> ProjectSpec:
     return project
 
 
-async def load_handler(
-    spec: HandlerSpec, *, tasks: trio.Nursery, batch_hooks: BatchHooks = NULL_BATCH_HOOKS
-) -> HandlerServable:
+async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServable:
     """Load a project; the caller owns the servable and closes it.
 
     Args:
         spec: how it was configured.
-        tasks: owns what the handler and its models run; must outlive the servable.
-        batch_hooks: are told of batches.
+        context: what the server lends; one that is alone has been read, and told of, before.
 
     Raises:
         ConfigError: the project cannot be used, or its handler cannot be loaded.
 
     Cancellation: while it loads; nothing is left.
     """
-    project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    return await load_project(project, tasks=tasks, batch_hooks=batch_hooks)
+    read = _read_alone if context.is_alone else read_mounted
+    project = await trio.to_thread.run_sync(read, spec, abandon_on_cancel=True)
+    return await load_project(project, context)
 
 
-async def load_project(
-    project: ProjectSpec,
-    *,
-    tasks: trio.Nursery,
-    batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
-    is_alone: bool = False,
-) -> HandlerServable:
+def _read_alone(spec: HandlerSpec) -> ProjectSpec:
+    return read_project(spec.path)[0]
+
+
+async def load_project(project: ProjectSpec, context: LoadContext) -> HandlerServable:
     """Load a project that has been read; as :func:`load_handler`.
 
     Args:
         project: what to load.
-        tasks: owns what the handler and its models run; must outlive the servable.
-        batch_hooks: are told of batches.
-        is_alone: whether nothing else is served in this process.
+        context: what the server lends.
 
     Raises:
         ConfigError: its handler cannot be loaded.
 
     Cancellation: while it loads; nothing is left.
     """
-    opened = _opened(project, batch_hooks, is_alone=is_alone)
-    return await host(tasks, opened, kind=HandlerSpec.kind, name=project.name)
+    return await host(context.tasks, _opened(project, context), kind=HandlerSpec.kind, name=project.name)
 
 
 @asynccontextmanager
-async def _opened(project: ProjectSpec, batch_hooks: BatchHooks, *, is_alone: bool) -> AsyncIterator[HandlerServable]:
+async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[HandlerServable]:
     """Host a project until the block ends."""
     _export(project)
-    limit = LocalLimit(project.max_concurrency)
+    limit, is_alone = context.make_limit(project.max_concurrency), context.is_alone
+    batch_hooks = context.meters.batches(project.name, "1")
     async with open_clients(project) as models:
         if project.protobuf_path is not None:
             grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(

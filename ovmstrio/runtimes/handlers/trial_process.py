@@ -16,6 +16,7 @@ from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.mounting import load_project
+from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 
 __all__: list[str] = []
 
@@ -23,7 +24,7 @@ __all__: list[str] = []
 async def _tried(project: ProjectSpec, *, is_alone: bool) -> tuple[Sequence[Problem], Sequence[str]]:
     async with trio.open_nursery() as tasks:
         try:
-            servable = await load_project(project, tasks=tasks, is_alone=is_alone)
+            servable = await load_project(project, LoadContext(lease_nothing, tasks, is_alone=is_alone))
         except ConfigError as error:
             return error.problems, ()
         except ServerError as error:

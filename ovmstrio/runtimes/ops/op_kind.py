@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.kind import LoadContext
-    from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 
 __all__ = ["OpPipelineKind", "open_service"]
 
@@ -47,7 +47,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
     name: ClassVar[str] = OpPipelineSpec.kind
     spec = OpPipelineSpec
-    takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS, Takes.HTTP, Takes.GRPC})
+    takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS, Takes.HTTP})
     imports: ClassVar[bool] = True
     section: ClassVar[str] = OP_PIPELINES
     occupied: ClassVar[str] = "Op pipeline has a name that is taken"
@@ -88,16 +88,23 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         del version, directory
         if spec.errors:
             raise ConfigError(spec.errors)
-        return await host(context.tasks, self._opened(spec), kind=self.name, name=spec.name)
+        return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
+
+    def begin_drain(self, service: Service) -> None:
+        """Answer what waits with 3001."""
+        if isinstance(service, OpService):
+            service.begin_drain()
 
     @asynccontextmanager
-    async def _opened(self, spec: OpPipelineSpec) -> AsyncIterator[OpService]:
+    async def _opened(self, spec: OpPipelineSpec, context: LoadContext) -> AsyncIterator[OpService]:
+        shown = "" if context.is_alone else spec.name
         if spec.script is None:
             if spec.name not in self._prepared:
                 raise ConfigError([Problem(f"the service {spec.name!r} has no script", path="service")])
             prepared = self._prepared[spec.name]
-            async with open_service(prepared.service.name or None, prepared, None) as service:
-                yield service
+            async with open_service(prepared.service.name or None, prepared) as service:
+                with context.meters.collecting(service.metrics, shown):
+                    yield service
             return
         self._let_import()
         found, modules = await trio.to_thread.run_sync(run_beside_others, spec.script, spec.name, spec.config)
@@ -105,8 +112,9 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
             config = None if spec.config is None else str(spec.config)
             folder = spec.base_path if spec.config is None else spec.config.parent
             prepared = PreparedService(found, config, spec.script, folder)
-            async with open_service(spec.name, prepared, None) as service:
-                yield service
+            async with open_service(spec.name, prepared) as service:
+                with context.meters.collecting(service.metrics, shown):
+                    yield service
         finally:
             modules.unload()
 
@@ -116,15 +124,12 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
 
 @asynccontextmanager
-async def open_service(
-    name: str | None, prepared: PreparedService, settings: PipelineSettings | None
-) -> AsyncIterator[OpService]:
+async def open_service(name: str | None, prepared: PreparedService) -> AsyncIterator[OpService]:
     """Start a service's Ops, and all that observes them, until the block is left.
 
     Args:
         name: what requests must call it; None for one without a name.
         prepared: the service.
-        settings: its configuration; read here if it is not given.
 
     Raises:
         ConfigError: the configuration or the Ops cannot be used, or an Op cannot be prepared.
@@ -134,8 +139,7 @@ async def open_service(
     Cancellation: at any checkpoint; nothing is left.
     """
     graph = prepared.service.graph()
-    if settings is None:
-        settings = await trio.to_thread.run_sync(prepared.settings)
+    settings = await trio.to_thread.run_sync(prepared.settings)
     if settings.build_dag_each_worker:
         log.warning("build_dag_each_worker has no effect: one process serves; is_thread_op: false uses more for Ops")
     pipeline = PIPELINE.set(name or NAMELESS)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
-import trio
 
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
@@ -16,6 +14,8 @@ from ovmstrio.runtimes.ops.values import PipelineResponse
 from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
     from ovmstrio.runtimes.ops.values import PipelineRequest
@@ -55,6 +55,11 @@ class PipelineFigures(Protocol):
         """Give the figures for a live view."""
         ...
 
+    @property
+    def collectors(self) -> Sequence[Any]:
+        """What gives the families of the metrics."""
+        ...
+
     def render_metrics(self) -> bytes:
         """Print what scrapers get."""
         ...
@@ -74,6 +79,8 @@ class OpService(ResidentService):
         obstacle: tells why requests cannot be answered now; empty if they can.
         snapshot: gives the figures for a live view; None for none.
         render_metrics: prints what scrapers get; None for nothing.
+        metrics: what gives the same to whoever has more to print.
+        own_name: what requests must call it; empty for one that answers only nameless requests.
     """
 
     def __init__(
@@ -86,11 +93,10 @@ class OpService(ResidentService):
         self.obstacle = executor.obstacle
         self.snapshot = None if figures is None else figures.snapshot
         self.render_metrics = None if figures is None else figures.render_metrics
-        self._own_name = name
+        self.metrics: Sequence[Any] = () if figures is None else figures.collectors
+        self.own_name = name or ""
         self._executor = executor
         self._is_closed = False
-        self._counts_from = math.inf
-        self._open = self._ended = 0
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call.
@@ -112,39 +118,23 @@ class OpService(ResidentService):
 
         Cancellation: at any checkpoint; the pipeline gives back what the request held.
         """
-        if request.name and request.name != self._own_name:
-            log.error("service name error", log_id=request.logid, asked=request.name[:80], name=self._own_name)
+        if request.name and request.name != self.own_name:
+            log.error("service name error", log_id=request.logid, asked=request.name[:80], name=self.own_name)
             return PipelineResponse(CustomExceptionCode.NO_SERVICE.value, _WRONG_NAME)
         if self._is_closed:
             return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
         return await self._run(request, deadline)
 
     async def _run(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
-        self._open += 1
-        is_answered = False
         pipeline = PIPELINE.set(self.name)
         try:
-            response = await self._executor.infer(request, deadline)
-            is_answered = True
+            return await self._executor.infer(request, deadline)
         finally:
             PIPELINE.reset(pipeline)
-            self._open -= 1
-            self._ended += not is_answered and trio.current_time() >= self._counts_from
-        return response
 
     # End
 
-    def drain(self, deadline: float) -> None:
-        """Answer what waits for its turn, and all that comes, with 3001; what is worked on goes on.
-
-        Args:
-            deadline: from when on, on trio's clock, a request that is cancelled was cut and not left by its client.
-        """
+    def begin_drain(self) -> None:
+        """Answer what waits for its turn, and all that comes, with 3001; what is worked on goes on."""
         self._is_closed = True
-        self._counts_from = deadline
         self._executor.close()
-
-    @property
-    def cut(self) -> int:
-        """How many requests the drain has cut, or will as soon as whoever waits for them is cancelled."""
-        return self._open + self._ended

@@ -246,12 +246,12 @@ class Connection:
 
     # -- the connection's end ------------------------------------------------------------------------------------
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> int:
         """Close gently: announce it, let the calls finish, then cancel them with UNAVAILABLE.
 
         The client is told first that the end is near and then, when it has read that, which stream was the last, so
         that no call is lost in between. Returns when the connection is closed, or when only handlers that do not
-        react to cancellation keep it.
+        react to cancellation keep it, how many calls were cancelled.
 
         Cancellation: leaves the drain where it is.
         """
@@ -266,13 +266,15 @@ class Connection:
         self._name_last_stream()
         with trio.move_on_at(deadline):
             await self.closed.wait()
-        for call in list(self.calls.values()):
+        cut = list(self.calls.values())
+        for call in cut:
             call.cancel(GRPCError(Status.UNAVAILABLE, "the server is shutting down"))
         with trio.move_on_after(self.limits.flush_seconds):
             await self.closed.wait()
         self.abandon()
         with trio.move_on_after(self.limits.flush_seconds):
             await self.closed.wait()
+        return len(cut)
 
     def _name_last_stream(self) -> None:
         if self.core.draining:

@@ -98,18 +98,26 @@ class GrpcServer:
                     await trio.serve_listeners(self.serve_stream, list(listeners), handler_nursery=connections)
             nursery.cancel_scope.cancel()
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> int:
         """Stop gently: close the listeners, let calls finish, cancel the rest with UNAVAILABLE, close the sockets.
 
-        Returns when the last connection is closed, at the latest about two seconds after the grace has passed.
+        Returns when the last connection is closed, at the latest about two seconds after the grace has passed, how
+        many calls were cancelled.
 
         Cancellation: leaves the drain where it is; cancel ``serve`` to end at once.
         """
         self._draining = True
         self._accepting.cancel()
+        cut = 0
+
+        async def drain(connection: Connection) -> None:
+            nonlocal cut
+            cut += await connection.drain(grace_seconds)
+
         async with trio.open_nursery() as nursery:
             for connection in self._connections:
-                nursery.start_soon(connection.drain, grace_seconds)
+                nursery.start_soon(drain, connection)
+        return cut
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serve one connection that was accepted elsewhere; never raises what a peer or a call can cause.

@@ -95,8 +95,10 @@ class HttpFrontEnd:
                 task_status.started([address_of(listener) for listener in listeners])
                 await trio.serve_listeners(self._serve_connection, listeners, handler_nursery=connections)
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> int:
         """Stop gently: listeners close, requests in flight get the grace, the sockets of the rest are closed.
+
+        Returns how many those were.
 
         Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
         """
@@ -105,12 +107,15 @@ class HttpFrontEnd:
         for lane in self._open.values():
             lane.drain()
         await self._application.drain()
+        cut = 0
         for seconds, last_resort in ((grace_seconds, self._close_sockets), (CLOSE_SECONDS, self._cancel)):
             with trio.move_on_after(seconds):
                 if self._open:
                     await self._nobody_left.wait()
-                return
+                break
+            cut = cut or len(self._open)
             last_resort()
+        return cut
 
     def _close_sockets(self) -> None:
         """Close under their users' feet what has not ended: this ends even writes that hypercorn shields."""

@@ -23,7 +23,7 @@ from ovmstrio.work.user_code.calls import is_async
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovmstrio.core.servable import GrpcServices
+    from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.handlers.grpc import GrpcProject, Rpc
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
     from ovmstrio.wire.grpc.stream import Call
@@ -37,7 +37,7 @@ _CARDINALITIES: Final = {
 }
 
 
-def handlers_of(service: GrpcServices) -> Mapping[str, Handler]:
+def handlers_of(service: Service) -> Mapping[str, Handler]:
     """Give what answers the calls of a loaded handler's services, by path."""
     if not isinstance(service, HandlerServable) or service.grpc is None:
         return {}

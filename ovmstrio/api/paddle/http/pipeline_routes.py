@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.servable import HttpRoutes
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.runtimes.ops.op_servable import PipelineDoor
+    from ovmstrio.runtimes.ops.op_service import OpService
 
 __all__ = ["OpsMountKind", "metrics_router"]
 
@@ -57,7 +57,7 @@ class OpsMountKind:
     def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
         """Give the paths of a pipeline."""
         del name, is_root
-        return _PipelineRoutes(service.door, self._plane, self._max_body_bytes)
+        return _PipelineRoutes(service, self._plane, self._max_body_bytes)
 
     def refuse(self, error: Exception) -> HttpAnswer:
         """Answer for an error in the form of the gateway."""
@@ -71,8 +71,8 @@ class OpsMountKind:
 class _PipelineRoutes:
     """The paths of one pipeline."""
 
-    def __init__(self, door: PipelineDoor, plane: DataPlane, max_body_bytes: int) -> None:
-        self._door = door
+    def __init__(self, service: OpService, plane: DataPlane, max_body_bytes: int) -> None:
+        self._service = service
         self._plane = plane
         self._max_body_bytes = max_body_bytes
 
@@ -90,7 +90,7 @@ class _PipelineRoutes:
             answer = self._operation(parts[0])
             if answer is not None:
                 return answer
-        called = _called(parts, (self._door.calls.name or "") if request.mount else None)
+        called = _called(parts, self._service.own_name if request.mount else None)
         if called is None:
             return None if request.mount else _refused(request.method, parts)
         if request.method != "POST":
@@ -100,18 +100,18 @@ class _PipelineRoutes:
     async def _infer(self, request: HttpRequest, name: str, method: str) -> HttpAnswer:
         asked = read_request(inflated_body(request, self._max_body_bytes), name, method)
         asked.clientip = asked.clientip or request.client
-        response = await self._door.calls.answer(asked, math.inf)
+        response = await self._service.answer(asked, math.inf)
         message = to_message(response)
-        by_code = status_of_code(message.err_no) if self._door.http_status else 200
+        by_code = status_of_code(message.err_no) if self._service.settings.http_status else 200
         return HttpAnswer(429 if response.is_overload else by_code, JSON_TYPE, render(message))
 
     def _operation(self, name: str) -> HttpAnswer | None:
         if name == "health":
             return _health(self._plane)
         if name == "metrics":
-            return _metrics(self._door.render_metrics)
+            return _metrics(self._service.render_metrics)
         if name == "trace":
-            snapshot = self._door.snapshot
+            snapshot = self._service.snapshot
             return text_answer(404, "Not Found") if snapshot is None else json_answer(snapshot())
         return None
 
@@ -134,14 +134,14 @@ def _refused(method: str, parts: list[str]) -> HttpAnswer:
     return text_answer(405, "Method Not Allowed")
 
 
-def metrics_router(plane: DataPlane, render_metrics: Callable[[], bytes]) -> Router:
+def metrics_router(plane: DataPlane) -> Router:
     """Make what answers at a port for scrapers alone: ``/metrics`` and ``/health``."""
 
     async def health(_: HttpRequest) -> HttpAnswer:
         return _health(plane)
 
     async def metrics(_: HttpRequest) -> HttpAnswer:
-        return _metrics(render_metrics)
+        return _metrics(plane.render_metrics)
 
     return Router([rule("/health", "GET", health), rule("/metrics", "GET", metrics)], _Refusals())
 
@@ -166,7 +166,8 @@ def _health(plane: DataPlane) -> HttpAnswer:
     return json_answer(document, 200 if readiness.ready else 503)
 
 
-def _metrics(render: Callable[[], bytes] | None) -> HttpAnswer:
-    if render is None:
+def _metrics(render: Callable[[], bytes | None] | None) -> HttpAnswer:
+    text = None if render is None else render()
+    if text is None:
         return text_answer(404, "Not Found")
-    return HttpAnswer(200, (("content-type", CONTENT_TYPE),), render())
+    return HttpAnswer(200, (("content-type", CONTENT_TYPE),), text)

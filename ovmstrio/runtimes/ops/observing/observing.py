@@ -51,6 +51,11 @@ class Observing:
         """Give the figures for the live view."""
         return snapshot(self.figures, self._worker_num)
 
+    @property
+    def collectors(self) -> tuple[CollectorRegistry]:
+        """What gives the families of the metrics."""
+        return (self.registry,)
+
     def render_metrics(self) -> bytes:
         """Print the metrics in Prometheus's text format."""
         return prometheus_client.generate_latest(self.registry)
