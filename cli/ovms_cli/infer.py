@@ -12,7 +12,7 @@ from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovms_cli.tensor_files import Array
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["register"]
 

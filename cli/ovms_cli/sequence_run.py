@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from ovms_cli.sequence_steps import Steps
-    from ovms_cli.tensor_files import Array
     from ovmstrio.client import Client
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["Answer", "Target", "new_id", "stream_steps"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from ovms_cli.sequence_run import Answer
-    from ovms_cli.tensor_files import Array
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["Keeping", "show"]
 

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovms_cli.tensor_files import Array
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["as_json", "check_target", "write_outputs"]
 
