@@ -6,14 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import typer
-
-from ovms_cli.console import stdout
 from ovms_cli.op_pipeline import examine, find_script, load_service
-from ovms_cli.problems import count, count_problems, problem_facts, safe, show_problems
+from ovms_cli.problems import conclude, count, problem_facts, safe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ovmstrio.core.errors import Problem
 
@@ -25,43 +22,32 @@ def check_service(config: Path, service: Path | None, *, load: bool, as_json: bo
 
     Without a script only the configuration is looked at.
     """
-    import json
-
-    script = find_script(config, service)
-    checked = _Checked(config, script)
-    checked.run(load=load)
+    checked = _CheckedService(config)
+    checked.run(find_script(config, service), load=load)
     problems = checked.ordered()
-    errors = [problem for problem in problems if problem.severity == "error"]
-    if as_json:
-        facts = {"pipelines": checked.names, **problem_facts(problems), "without_effect": dict(checked.without_effect)}
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        show_problems(problems)
-        for key, reason in checked.without_effect.items():
-            stdout().print(f"[dim]no effect  {safe(key)}: {safe(reason)}[/]", highlight=False, soft_wrap=True)
-        stdout().print(_summary(problems, errors, checked), highlight=False, soft_wrap=True)
-    raise typer.Exit(1 if errors else 0)
+    facts = {"pipelines": checked.names, **problem_facts(problems), "without_effect": dict(checked.without_effect)}
+    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in checked.without_effect.items()]
+    conclude(problems, checked.sound, facts if as_json else None, remarks)
 
 
-class _Checked:
+class _CheckedService:
     """What is found of one pipeline, step by step.
 
     Attributes:
-        script: makes the Ops; None if only the configuration is looked at.
-        names: the service's name, once the script has run.
-        ops: the names of its Ops, likewise.
+        names: the service's name, once its script has run.
+        sound: what is said if nothing is wrong; markup.
+        without_effect: keys that mean nothing here, and why.
     """
 
-    def __init__(self, config: Path, script: Path | None) -> None:
-        self.script = script
+    def __init__(self, config: Path) -> None:
         self.names: list[str] = []
-        self.ops: list[str] = []
+        self.sound = "no problem found in the configuration; --service names the script, to check its Ops"
         self.without_effect: Mapping[str, str] = {}
         self._config = config
         self._problems: list[Problem] = []
 
-    def run(self, *, load: bool) -> None:
-        """Look at everything that can be looked at."""
+    def run(self, script: Path | None, *, load: bool) -> None:
+        """Look at everything that can be looked at; without a script, at the configuration alone."""
         from ovmstrio.core.errors import ConfigError
 
         try:
@@ -71,8 +57,8 @@ class _Checked:
         except ConfigError as error:
             self._problems += error.problems
         else:
-            if self.script is not None:
-                self._run_script(self.script, load=load)
+            if script is not None:
+                self._run_script(script, load=load)
 
     def _run_script(self, script: Path, *, load: bool) -> None:
         import trio
@@ -84,7 +70,7 @@ class _Checked:
             service = load_service(self._config, script)
             self.names = [service.name]
             graph = service.graph()
-            self.ops = list(graph.ops)
+            self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
             examined = examine(self._config, service)
             self._problems += [problem for problem in examined.problems if problem not in self._problems]
             found = trio.run(lambda: examine_pipeline(graph, examined, load=load))
@@ -96,12 +82,3 @@ class _Checked:
         """Give the problems by file and line, those of the configuration first."""
         first = str(self._config)
         return sorted(self._problems, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
-
-
-def _summary(problems: Sequence[Problem], errors: Sequence[Problem], checked: _Checked) -> str:
-    if problems:
-        mark = "[bold red]not ok[/]" if errors else "[bold green]ok[/]"
-        return f"{mark}: {count_problems(problems)}"
-    if checked.script is None:
-        return "[bold green]ok[/]: no problem found in the configuration; --service names the script, to check its Ops"
-    return f"[bold green]ok[/]: service {safe(checked.names[0])} with {count(len(checked.ops), 'Op')}, no problem found"

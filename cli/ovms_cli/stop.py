@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stdout
+from ovms_cli.console import EX_USAGE, fail, say
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.process_info import ServingProcess
@@ -51,7 +51,7 @@ def stop(
 
 def _said(process: ServingProcess, *, ended: bool) -> bool:
     if ended:
-        stdout().print(f"ended {_names([process])}", highlight=False, soft_wrap=True)
+        say(f"ended {_names([process])}")
     return ended
 
 

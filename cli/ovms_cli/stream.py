@@ -92,8 +92,8 @@ def stream(
 
 def _show(replies: Generator[StreamReply], *, as_json: bool, verbose: bool, live: bool) -> None:
     """Show a stream; one that failed, or a request of which did, ends the command with 1."""
-    from ovms_cli.stream_show import Seen, show
-    from ovms_cli.stream_text import safe_for_terminals
+    from ovms_cli.stream_show import show
+    from ovms_cli.stream_text import Seen, safe_for_terminals
     from ovmstrio.core.errors import ServerError
     from ovmstrio.protocol.status_errors import Unreachable, status_of
 

@@ -1,11 +1,15 @@
-"""Outputs of a stream as text, where they are one, and as values."""
+"""What comes of a stream: its figures, and its outputs as text, where they are one, and as values."""
 
 from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
+from ovms_cli.console import note
+from ovms_cli.problems import count
 from ovms_cli.tensor_output import as_json
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.protocol.wire_tensors import from_raw
@@ -13,9 +17,9 @@ from ovmstrio.protocol.wire_tensors import from_raw
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder
 
-    from ovmstrio.client.streaming import StreamOutput
+    from ovmstrio.client.streaming import StreamOutput, StreamReply
 
-__all__ = ["TextReader", "line_of", "safe_for_terminals", "text_of", "values_of"]
+__all__ = ["Seen", "TextReader", "line_of", "safe_for_terminals", "text_of", "values_of"]
 
 _TEXT_TYPES: Final = frozenset({"UINT8", "BYTES"})
 _NOT_TEXT: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
@@ -26,6 +30,36 @@ _COMMANDS: Final = {0x1B: "\N{SYMBOL FOR ESCAPE}", 0x0D: None, 0x0B: "\n", 0x0C:
 _SHOWN: Final = 8
 
 _Utf8: Final = getincrementaldecoder("utf-8")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What has come of a stream so far."""
+
+    started: float = field(default_factory=perf_counter)
+    first: float = 0.0
+    last: float = 0.0
+    outputs: int = 0
+    problem: str = ""
+
+    def note(self, reply: StreamReply) -> None:
+        """Count a reply, and tell of a problem."""
+        if reply.outputs:
+            self.last = perf_counter()
+            self.first = self.first or self.last
+            self.outputs += len(reply.outputs)
+        if reply.error:
+            self.problem = reply.error
+            note(f"error: {safe_for_terminals(reply.error)}", style="red")
+
+    def summary(self) -> str:
+        """Say how long the first output took, and how fast the others came."""
+        if not self.outputs:
+            return "no output"
+        seconds = self.last - self.first
+        rate = f", {(self.outputs - 1) / seconds:.1f} outputs/s" if seconds > 0 else ""
+        first = (self.first - self.started) * 1e3
+        return f"first output after {first:.1f} ms, {count(self.outputs, 'output')}{rate}"
 
 
 class TextReader:

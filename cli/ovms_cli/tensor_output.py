@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import typer
 
-from ovms_cli.console import stderr, stdout
+from ovms_cli.console import data_table, stderr, stdout
+from ovms_cli.problems import safe
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -90,16 +91,10 @@ def _plain(array: Array) -> Any:
 
 
 def _print_table(outputs: Mapping[str, Array]) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("output", "type", "shape", "values"):
-        table.add_column(column, overflow="fold")
+    table = data_table("output", "type", "shape", "values")
     for name, array in outputs.items():
         kind = "bytes" if array.dtype.hasobject else str(array.dtype)
-        table.add_row(escape(name), kind, str(list(array.shape)), escape(_values(array)))
+        table.add_row(safe(name), kind, str(list(array.shape)), safe(_values(array)))
     stdout().print(table)
 
 
