@@ -61,12 +61,12 @@ def _http_port(file: Path) -> int:
 
 
 @asynccontextmanager
-async def open_source(url: str, timeout: float) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:  # noqa: ASYNC109
-    """Give what reads the figures.
+async def open_source(url: str, patience: float) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """Give what reads the figures, waiting for so many seconds each time.
 
     Owns the connection until the block is left; may be cancelled at any time.
     """
-    async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=patience, trust_env=False) as client:
 
         async def read() -> dict[str, Any]:
             """Read the figures of now; raises NoServer or NoFigures, and may be cancelled."""
