@@ -22,6 +22,7 @@ __all__ = [
     "EX_USAGE",
     "broken_pipe_ends",
     "data_table",
+    "ending_with",
     "fail",
     "file_of",
     "note",
@@ -97,6 +98,15 @@ def file_of(path: Path, default_name: str) -> Path:
     if not file.is_file():
         fail(f"{file}: no such file; give a {default_name}, or the directory that it is in", EX_USAGE)
     return file
+
+
+@contextmanager
+def ending_with(code: int, *errors: type[Exception]) -> Iterator[None]:
+    """End the command with ``code`` where the block raises one of these errors, whose text says why."""
+    try:
+        yield
+    except errors as error:
+        fail(str(error), code)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

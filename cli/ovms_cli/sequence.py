@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, note
+from ovms_cli.console import EX_USAGE, ending_with, note
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
-
-if TYPE_CHECKING:
-    from ovms_cli.sequence_show import Keeping
-    from ovms_cli.sequence_steps import Cutting, Steps
-    from ovmstrio.client import ModelInfo
 
 __all__ = ["register"]
 
@@ -105,33 +100,16 @@ def run(
     """
     from ovms_cli.sequence_run import SequenceModel, new_id, stream_steps
     from ovms_cli.sequence_show import Keeping, show
-    from ovms_cli.sequence_steps import Cutting
+    from ovms_cli.sequence_steps import Cutting, WrongOption, plan
+    from ovmstrio.core.errors import InvalidRequest
 
     cutting = Cutting(chunk, axis, pad, frozenset(whole or ()))
-    keeping = _keeping(output, join) if output or join is not None else Keeping()
+    with ending_with(EX_USAGE, InvalidRequest):
+        keeping = Keeping.of(output, join) if output or join is not None else Keeping()
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
-        steps = _plan(given, known, cutting)
+        with ending_with(EX_USAGE, WrongOption):
+            steps = plan(given, known.inputs, cutting, note)
         called = SequenceModel(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})
         number = sequence_id or new_id()
         show(stream_steps(called, steps, number), number, len(steps), keeping, as_json=as_json)
-
-
-def _keeping(output: str, join: int | None) -> Keeping:
-    """Check where outputs go to before anything is called."""
-    from ovms_cli.sequence_show import Keeping
-    from ovmstrio.core.errors import InvalidRequest
-
-    try:
-        return Keeping.of(output, join)
-    except InvalidRequest as error:
-        fail(error.message, EX_USAGE)
-
-
-def _plan(given: list[str], known: ModelInfo, cutting: Cutting) -> Steps:
-    from ovms_cli.sequence_steps import WrongOption, plan
-
-    try:
-        return plan(given, known.inputs, cutting, note)
-    except WrongOption as error:
-        fail(str(error), EX_USAGE)
