@@ -62,7 +62,7 @@ def check(
 
     configure_logs(level="ERROR")
     if (of_ops := _find_ops(config, service, name)) is not None:
-        from ovms_cli.op_pipeline_check import check_service
+        from ovms_cli.op_pipeline import check_service
 
         check_service(of_ops, service, load=not no_models, as_json=as_json)
     file = file_of(config, _DEFAULT_NAME)

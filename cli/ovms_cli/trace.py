@@ -37,7 +37,7 @@ def trace(
     """
     import trio
 
-    from ovms_cli.trace_source import NoFigures, NoServer, NoTarget, find_url
+    from ovms_cli.trace_figures import NoFigures, NoServer, NoTarget, find_url
 
     try:
         url = find_url(target)
@@ -56,8 +56,7 @@ async def _watch(url: str, patience: float, interval: float | None, as_json: boo
     """Show the figures again and again, once if there is no interval; owns a client, may be cancelled at any time."""
     from rich.live import Live
 
-    from ovms_cli.trace_source import open_source
-    from ovms_cli.trace_view import draw
+    from ovms_cli.trace_figures import draw, open_source
 
     async with open_source(url, patience) as read:
         if as_json:
