@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovms_cli.console import note
 from ovms_cli.problems import count
-from ovms_cli.tensor_output import as_json
+from ovms_cli.tensor_output import plain
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.protocol.wire_tensors import from_raw
 
@@ -70,10 +70,8 @@ class TextReader:
 
     def read(self, output: StreamOutput) -> str | None:
         """Give an output as text, None if it is none."""
-        if not _may_be_text(output):
-            return None
-        if isinstance(output.data, str):
-            return output.data
+        if not _is_encoded(output):
+            return output.data if isinstance(output.data, str) else None
         decoder = self._decoders.get(output.name) or _Utf8()
         try:
             text = decoder.decode(output.data)
@@ -90,10 +88,8 @@ class TextReader:
 
 def text_of(output: StreamOutput) -> str | None:
     """Give an output as text, None if it is none, or not a whole one."""
-    if not _may_be_text(output):
-        return None
-    if isinstance(output.data, str):
-        return output.data
+    if not _is_encoded(output):
+        return output.data if isinstance(output.data, str) else None
     try:
         text = bytes(output.data).decode()
     except UnicodeDecodeError:
@@ -101,11 +97,9 @@ def text_of(output: StreamOutput) -> str | None:
     return None if _NOT_TEXT.search(text) else text
 
 
-def _may_be_text(output: StreamOutput) -> bool:
-    """Tell whether it is a text of JSON, or bytes of a type that Python nodes give to texts."""
-    if isinstance(output.data, bytes):
-        return output.datatype in _TEXT_TYPES or output.datatype not in BY_NAME
-    return isinstance(output.data, str)
+def _is_encoded(output: StreamOutput) -> bool:
+    """Tell whether it is bytes of a type that Python nodes give to texts."""
+    return isinstance(output.data, bytes) and (output.datatype in _TEXT_TYPES or output.datatype not in BY_NAME)
 
 
 def safe_for_terminals(text: str) -> str:
@@ -117,13 +111,10 @@ def values_of(output: StreamOutput) -> Any:
     """Give an output as JSON can hold it; bytes that are not what their datatype says are a list of numbers."""
     if not isinstance(output.data, bytes):
         return output.data
-    if output.datatype not in BY_NAME:
-        return list(output.data)
     try:
-        array = from_raw(output.data, output.datatype, output.shape)
-    except ValueError:
+        return plain(from_raw(output.data, output.datatype, output.shape))
+    except (ValueError, KeyError):
         return list(output.data)
-    return as_json({output.name: array})[output.name]
 
 
 def line_of(output: StreamOutput) -> str:

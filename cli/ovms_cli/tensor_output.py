@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import Array
 
-__all__ = ["as_json", "check_target", "write_outputs"]
+__all__ = ["as_json", "check_target", "plain", "write_outputs"]
 
 _NOT_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _SHOWN: Final = 8
@@ -77,10 +77,11 @@ def as_json(outputs: Mapping[str, Array]) -> dict[str, Any]:
 
     BYTES that are not UTF-8 have their bytes replaced; NaN and infinities, which JSON has no numbers for, are texts.
     """
-    return {name: _plain(array) for name, array in outputs.items()}
+    return {name: plain(array) for name, array in outputs.items()}
 
 
-def _plain(array: Array) -> Any:
+def plain(array: Array) -> Any:
+    """Give an array as JSON can hold it."""
     if array.dtype.hasobject:
         decoded = [element.decode(errors="replace") for element in array.flat]
         return np.array(decoded, object).reshape(array.shape).tolist()

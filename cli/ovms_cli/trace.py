@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, fail, stdout
+from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, ending_with, stdout
 from ovms_cli.server_options import EX_UNREACHABLE, Timeout
 
 if TYPE_CHECKING:
@@ -40,15 +40,9 @@ def trace(
     from ovms_cli.trace_figures import NoFigures, NoServer, NoTarget, find_url
 
     try:
-        url = find_url(target)
-        trio.run(_watch, url, timeout, None if once else interval, as_json)
-    except* NoTarget as group:
-        fail(str(group.exceptions[0]), EX_USAGE)
-    except* NoFigures as group:
-        fail(str(group.exceptions[0]))
-    except* NoServer as group:
-        fail(f"{group.exceptions[0]}; is the server running?", EX_UNREACHABLE)
-    except* KeyboardInterrupt:
+        with ending_with(EX_USAGE, NoTarget), ending_with(1, NoFigures), ending_with(EX_UNREACHABLE, NoServer):
+            trio.run(_watch, find_url(target), timeout, None if once else interval, as_json)
+    except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None
 
 

@@ -83,7 +83,9 @@ async def open_source(url: str, patience: float) -> AsyncIterator[Callable[[], A
             try:
                 answer = await client.get(_TRACE_PATH)
             except httpx.TransportError as error:
-                raise NoServer(f"{url} does not answer: {str(error) or type(error).__name__}") from None
+                raise NoServer(
+                    f"{url} does not answer: {str(error) or type(error).__name__}; is the server running?"
+                ) from None
             return _figures(answer, url)
 
         yield read
