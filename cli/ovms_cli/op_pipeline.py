@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail
 from ovms_cli.pictures import PictureFormat, render, write_picture
+<<<<<<< HEAD
 from ovms_cli.script import call_script
+=======
+from ovms_cli.problems import conclude, count, problem_facts, safe
+from ovms_cli.run import call_script
+>>>>>>> shrinkcli
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.errors import Problem
     from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
     from ovmstrio.runtimes.ops.web_service import WebService
 
-__all__ = ["examine", "find_op_config", "find_script", "load_service", "show_service"]
+__all__ = ["check_service", "find_op_config", "show_service"]
 
 _NAMES: Final = ("config.yml", "config.yaml")
 _SUFFIXES: Final = (".yml", ".yaml")
@@ -36,7 +44,7 @@ def find_op_config(config: Path, service: Path | None) -> Path | None:
     return found[0]
 
 
-def find_script(config: Path, service: Path | None) -> Path | None:
+def _find_script(config: Path, service: Path | None) -> Path | None:
     """Give the script that makes the Ops, ``web_service.py`` beside the configuration if it is not named."""
     script = service or config.with_name(_DEFAULT_SCRIPT)
     if script.is_file():
@@ -46,7 +54,7 @@ def find_script(config: Path, service: Path | None) -> Path | None:
     return None
 
 
-def load_service(config: Path, script: Path) -> WebService:
+def _load_service(config: Path, script: Path) -> WebService:
     """Run a script as far as to where it would serve, and give its service.
 
     What the script prints goes to standard error.
@@ -77,7 +85,7 @@ def _raised(error: Exception, script: Path) -> Problem:
     return Problem(f"the script raised {type(error).__name__}: {error}", str(script), lines[-1] if lines else None)
 
 
-def examine(config: Path, service: WebService | None) -> ExaminedConfig:
+def _examine(config: Path, service: WebService | None) -> ExaminedConfig:
     """Examine what a service would be configured with: the file, unless its script gives a dictionary.
 
     Raises:
@@ -94,7 +102,7 @@ def show_service(config: Path, service: Path | None, picture: PictureFormat, out
     """Draw the Ops of a script with their settings; exits with 1 if no pipeline can be made of them."""
     from ovmstrio.core.errors import ConfigError
 
-    script = find_script(config, service)
+    script = _find_script(config, service)
     if script is None:
         fail(f"there is no {_DEFAULT_SCRIPT} beside {config}; --service names the script that makes the Ops", EX_USAGE)
     try:
@@ -108,8 +116,75 @@ def _draw(config: Path, script: Path) -> Drawing:
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.runtimes.ops.drawing import draw
 
-    service = load_service(config, script)
-    examined = examine(config, service)
+    service = _load_service(config, script)
+    examined = _examine(config, service)
     if examined.errors:
         raise ConfigError(examined.errors)
     return draw(service.graph(), examined.settings)
+
+
+def check_service(config: Path, service: Path | None, *, load: bool, as_json: bool) -> NoReturn:
+    """Tell every problem of a pipeline of Ops; exits with 1 if there is an error.
+
+    Without a script only the configuration is looked at.
+    """
+    checked = _CheckedService(config)
+    checked.run(_find_script(config, service), load=load)
+    problems = checked.ordered()
+    facts = {"pipelines": checked.names, **problem_facts(problems), "without_effect": dict(checked.without_effect)}
+    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in checked.without_effect.items()]
+    conclude(problems, checked.sound, facts if as_json else None, remarks)
+
+
+class _CheckedService:
+    """What is found of one pipeline, step by step.
+
+    Attributes:
+        names: the service's name, once its script has run.
+        sound: what is said if nothing is wrong; markup.
+        without_effect: keys that mean nothing here, and why.
+    """
+
+    def __init__(self, config: Path) -> None:
+        self.names: list[str] = []
+        self.sound = "no problem found in the configuration; --service names the script, to check its Ops"
+        self.without_effect: Mapping[str, str] = {}
+        self._config = config
+        self._problems: list[Problem] = []
+
+    def run(self, script: Path | None, *, load: bool) -> None:
+        """Look at everything that can be looked at; without a script, at the configuration alone."""
+        from ovmstrio.core.errors import ConfigError
+
+        try:
+            examined = _examine(self._config, None)
+            self._problems += examined.problems
+            self.without_effect = examined.without_effect
+        except ConfigError as error:
+            self._problems += error.problems
+        else:
+            if script is not None:
+                self._run_script(script, load=load)
+
+    def _run_script(self, script: Path, *, load: bool) -> None:
+        import trio
+
+        from ovmstrio.core.errors import ConfigError
+        from ovmstrio.runtimes.ops.examining import examine_pipeline
+
+        try:
+            service = _load_service(self._config, script)
+            self.names = [service.name]
+            graph = service.graph()
+            self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
+            examined = _examine(self._config, service)
+            self._problems += [problem for problem in examined.problems if problem not in self._problems]
+            found = trio.run(lambda: examine_pipeline(graph, examined, load=load))
+        except ConfigError as error:
+            found = list(error.problems)
+        self._problems += [problem if problem.file else replace(problem, file=str(script)) for problem in found]
+
+    def ordered(self) -> list[Problem]:
+        """Give the problems by file and line, those of the configuration first."""
+        first = str(self._config)
+        return sorted(self._problems, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
