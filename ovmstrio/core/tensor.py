@@ -83,7 +83,7 @@ class Tensor:
 
     name: str
     datatype: Datatype
-    array: np.ndarray[Any, Any]
+    array: Array
 
     @property
     def shape(self) -> tuple[int, ...]:

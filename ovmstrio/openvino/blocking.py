@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.pool import Slot
-from ovmstrio.openvino.tensors import Array
 
 __all__ = ["BlockingNetwork"]
 

@@ -11,9 +11,10 @@ import trio
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, ModelFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.signature import Signature
-from ovmstrio.openvino.tensors import Array, from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
+from ovmstrio.openvino.tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
 
 __all__ = ["RequestPool", "Slot"]
 

@@ -17,11 +17,11 @@ import trio
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.pool import RequestPool, Slot
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.state import StateChange
-from ovmstrio.openvino.tensors import Array
 
 __all__ = ["Network"]
 

@@ -7,17 +7,15 @@ copying ``infer(inputs)`` corrupts the heap in 2026.4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import openvino as ov
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
-from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.core.tensor import Array, TensorSpec
 
-__all__ = ["Array", "from_tensor", "idle_tensor", "placeholder", "set_inputs", "to_tensor"]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["from_tensor", "idle_tensor", "placeholder", "set_inputs", "to_tensor"]
 
 _TYPES: Final = {row.name: getattr(ov.Type, row.openvino) for row in BY_NAME.values()}
 

@@ -16,14 +16,13 @@ from ovmstrio.config.specs import PipelineNode
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import CustomNodeFailure, NothingToGather, PipelineFailure
 from ovmstrio.core.request import InferRequest
-from ovmstrio.core.tensor import Tensor
+from ovmstrio.core.tensor import Array, Tensor
 from ovmstrio.runtimes.pipelines.node_calls import NodeCall
 from ovmstrio.runtimes.pipelines.plan import make_plan
 from ovmstrio.runtimes.pipelines.run import MAX_SHARDS, MAX_TASKS, Run
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 from tests.support.pipelines import make_node, make_pipeline
 
-Array = np.ndarray[Any, Any]
 FP32 = BY_NAME["FP32"]
 ROW = np.array([[1, 2]], np.float32)
 

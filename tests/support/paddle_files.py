@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.paddle_program import write_field
 
 __all__ = ["Layer", "layers", "write_described", "write_model", "write_prototxt"]
 
-Array = np.ndarray[Any, Any]
 Layout = Literal["pdmodel", "params", "separate"]
 
 _FP32, _LOD_TENSOR, _FEED, _FETCH = 5, 7, 9, 10

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+from ovmstrio.core.tensor import Array
 
+if TYPE_CHECKING:
     from ovmstrio.core.datatypes import Datatype
 
 __all__ = ["ImageFrame", "MediaPipeTensor", "OvTensor", "Packet", "TensorValue", "TfTensor"]
@@ -30,7 +30,7 @@ class TensorValue:
     """A tensor without a name: ``array`` has the dtype ``datatype.numpy`` (``uint16`` bits for ``BF16``)."""
 
     datatype: Datatype
-    array: np.ndarray[Any, Any]
+    array: Array
 
 
 class OvTensor(TensorValue):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import Any
 
 import numpy as np
 
 from ovmstrio.core.request import Buffer
+from ovmstrio.core.tensor import Array
 
 __all__ = ["buffer_of", "framed"]
 
@@ -20,7 +20,7 @@ def framed(elements: Iterable[bytes]) -> bytes:
     return b"".join([part for element in elements for part in (_pack_length(len(element)), element)])
 
 
-def buffer_of(array: np.ndarray[Any, Any]) -> Buffer:
+def buffer_of(array: Array) -> Buffer:
     """Give an array's elements in row-major order, little-endian and packed; those of an object array framed.
 
     Nothing is copied if the array is contiguous: the buffer is then a view of it.

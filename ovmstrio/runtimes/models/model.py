@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.openvino.run import Network
 from ovmstrio.openvino.signature import Signature
 from ovmstrio.runtimes.models.reshaping import NetworkSource, relaxed
@@ -20,8 +18,6 @@ from ovmstrio.runtimes.models.validation import Validator
 __all__ = ["PLATFORM", "ModelServable", "model_metadata", "named_outputs"]
 
 PLATFORM = "OpenVINO"
-
-Array = np.ndarray[Any, Any]
 
 
 class ModelServable:

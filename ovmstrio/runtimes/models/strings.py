@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import Buffer, Contents, InferInput
-from ovmstrio.core.tensor import Tensor, TensorSpec
+from ovmstrio.core.tensor import Array, Tensor, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch, refused, show_shape
 
 __all__ = ["elements_of", "is_string_matrix", "native_strings", "string_matrix", "strings_of_rows"]
-
-Array = np.ndarray[Any, Any]
 
 MAX_ELEMENTS: Final = 2**25
 """The most strings in one tensor; 33.5 million, as in OVMS."""

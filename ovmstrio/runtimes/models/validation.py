@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
-from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.contents import to_array
 from ovmstrio.runtimes.models.images import IMAGE_RANK, image_batch
 from ovmstrio.runtimes.models.rejections import BOTH_STYLES, combined, mismatch, refused, show_shape
 from ovmstrio.runtimes.models.strings import is_string_matrix, native_strings, string_matrix
 
 __all__ = ["InputValidator", "Validator", "check_style", "validate"]
-
-Array = np.ndarray[Any, Any]
 
 _MAX_BYTES: Final = 2**63 - 1
 

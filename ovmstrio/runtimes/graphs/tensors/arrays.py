@@ -10,6 +10,7 @@ import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import Buffer, InferInput
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, TensorValue, TfTensor
 from ovmstrio.runtimes.graphs.tensors.rejections import (
     CONTENT_SIZE,
@@ -32,9 +33,9 @@ MEDIAPIPE_DATATYPES: Final = frozenset({"FP32", "FP16", "INT32", "INT8", "UINT8"
 _Value = TypeVar("_Value", bound=TensorValue)
 
 
-def wrapped(raw: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def wrapped(raw: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Make an array over bytes whose number fits; it is a copy only where they are not aligned."""
-    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, raw)
+    array: Array = np.ndarray(shape, dtype, raw)
     return array if array.flags.aligned else array.copy()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.run import Network
-from ovmstrio.openvino.tensors import Array
 from ovmstrio.runtimes.ops.predictor.local_model import LocalModel
 from ovmstrio.runtimes.ops.predictor.protocol import Feed
 

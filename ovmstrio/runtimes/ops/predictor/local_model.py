@@ -11,10 +11,10 @@ import structlog
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.compile import Compiled, ModelSource, compile_read
 from ovmstrio.openvino.paddle import read_paddle
 from ovmstrio.openvino.signature import port_names
-from ovmstrio.openvino.tensors import Array
 from ovmstrio.runtimes.ops.predictor.aliases import map_aliases
 from ovmstrio.runtimes.ops.predictor.feeding import check, check_fetch, prepare
 from ovmstrio.runtimes.ops.predictor.model_config import ModelConfig, Variable, read_model_config

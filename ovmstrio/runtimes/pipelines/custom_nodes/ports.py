@@ -6,12 +6,12 @@ A library is opened once for every node that uses it; what is opened is closed w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from ovmstrio.core.tensor import Array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import numpy as np
 
     from ovmstrio.core.datatypes import Datatype
 
@@ -43,7 +43,7 @@ class CustomNode(Protocol):
         """What the node gives, by name; constant."""
         ...
 
-    async def execute(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the node once; may be called many times at once.
 
         Inputs are C-contiguous and shared with other nodes: the node is never let write into them.  Outputs are what

@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
-import numpy as np
 import structlog
 import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import CLASS_OF
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
@@ -22,8 +22,6 @@ from ovmstrio.runtimes.pipelines.custom_nodes.sharing import read_only
 from ovmstrio.work.placement import run_load
 
 __all__ = ["Builtin", "BuiltinNode", "described", "open_builtin"]
-
-Array = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 

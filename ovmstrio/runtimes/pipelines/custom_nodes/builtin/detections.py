@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import Box, PictureSettings, to_pixels
 
 __all__ = ["CONFIDENCE", "LABEL", "PLACE", "ROW", "boxes_of", "chosen_rows"]
-
-Array = np.ndarray[Any, Any]
 
 LABEL: Final = 1
 CONFIDENCE: Final = 2

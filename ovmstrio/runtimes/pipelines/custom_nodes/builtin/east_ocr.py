@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import cv2
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.east_boxes import FoundText, find_texts, suppress_overlaps
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import PictureSettings, cut
 
 __all__ = ["EastOcr"]
-
-Array = np.ndarray[Any, Any]
 
 _CELL: Final = 4
 _DEFAULT_BATCH: Final = 100

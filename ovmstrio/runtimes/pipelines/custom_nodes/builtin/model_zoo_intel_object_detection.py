@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.detections import (
     CONFIDENCE,
@@ -20,8 +21,6 @@ from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Paramete
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import PictureSettings, cut, to_pixels
 
 __all__ = ["ObjectDetection"]
-
-Array = np.ndarray[Any, Any]
 
 _DEFAULT_BATCH: Final = 100
 _DEFAULT_QUEUE: Final = 24

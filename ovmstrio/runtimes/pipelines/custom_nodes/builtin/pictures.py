@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import cv2
 import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
@@ -30,8 +31,6 @@ __all__ = [
     "to_pixels",
     "to_tensor",
 ]
-
-Array = np.ndarray[Any, Any]
 
 LAYOUTS: Final = ("NCHW", "NHWC")
 COLOURS: Final = 3

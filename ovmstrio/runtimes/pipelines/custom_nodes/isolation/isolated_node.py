@@ -13,6 +13,7 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import refuse_unknown_types
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
@@ -21,8 +22,6 @@ from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "IsolatedNode", "open_isolated_node"]
-
-Ndarray = np.ndarray[Any, Any]
 
 GRACE_SECONDS: Final = 5.0
 """How long a call may go on whose caller has left, and closing may take, before the process is killed."""
@@ -68,7 +67,7 @@ class IsolatedNode:
         """The number of the process that gets the calls, if there is one."""
         return None if self._worker is None else self._worker.pid
 
-    async def execute(self, inputs: Mapping[str, Ndarray]) -> dict[str, Ndarray]:
+    async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the node once; may be called many times at once.
 
         Inputs are copied to the process, and what it gives is copied once there.
@@ -86,7 +85,7 @@ class IsolatedNode:
         while True:
             worker = await self._usable_worker()
             try:
-                outputs: str | dict[str, Ndarray] = await worker.call(dict(inputs))
+                outputs: str | dict[str, Array] = await worker.call(dict(inputs))
             except WorkerEnded as end:
                 if end.was_called:
                     raise CustomNodeFailure(self._crashed(end.why)) from end

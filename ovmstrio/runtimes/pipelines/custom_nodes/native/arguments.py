@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
-from ctypes import Array, c_uint64, c_void_p, cast
-from typing import Any
-
-import numpy as np
+from ctypes import c_uint64, c_void_p, cast
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS, NodeParam, NodeTensor
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 
 __all__ = ["CallInputs", "CallParams", "private", "refuse_unknown_types"]
-
-Ndarray = np.ndarray[Any, Any]
 
 
 class CallParams:
@@ -31,7 +28,7 @@ class CallParams:
         self.count = len(params)
 
 
-def private(array: Ndarray) -> Ndarray:
+def private(array: Array) -> Array:
     """Give an array that a library may be let at: the same one if nobody else has it, or a copy.
 
     An array that nobody else has is writeable; a copy is made as well of one that is not packed or not aligned.
@@ -39,7 +36,7 @@ def private(array: Ndarray) -> Ndarray:
     return array if array.flags.carray else array.copy(order="C")
 
 
-def refuse_unknown_types(identity: NodeIdentity, inputs: Mapping[str, Ndarray]) -> None:
+def refuse_unknown_types(identity: NodeIdentity, inputs: Mapping[str, Array]) -> None:
     """Raise ``CustomNodeFailure`` if an array has a dtype that the interface has no number for."""
     for name, array in inputs.items():
         if array.dtype not in PRECISIONS:
@@ -54,10 +51,10 @@ class CallInputs:
         inputs: the arrays by name, of types that the interface knows; none of them is copied.
     """
 
-    def __init__(self, inputs: Mapping[str, Ndarray]) -> None:
+    def __init__(self, inputs: Mapping[str, Array]) -> None:
         self._arrays = [inputs[name] for name in sorted(inputs)]
         self._sizes = [(c_uint64 * max(array.ndim, 1))(*array.shape) for array in self._arrays]
-        self.array: Array[NodeTensor] = (NodeTensor * len(inputs))(
+        self.array: ctypes.Array[NodeTensor] = (NodeTensor * len(inputs))(
             *map(self._tensor, sorted(inputs), range(len(inputs)))
         )
         self.count = len(inputs)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from ctypes import byref, c_int, c_void_p
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import structlog
 import trio
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import (
     CallInputs,
     CallParams,
@@ -29,8 +29,6 @@ from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 __all__ = ["GRACE_SECONDS", "NativeNode", "open_native_node"]
-
-Ndarray = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +63,7 @@ class NativeNode:
         """How many calls go on although their callers have left."""
         return self._threads.abandoned
 
-    async def execute(self, inputs: Mapping[str, Ndarray]) -> dict[str, Ndarray]:
+    async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the node once; may be called many times at once.
 
         Arrays that are writeable are the caller's alone and are given to the library as they are, packed and aligned
@@ -88,7 +86,7 @@ class NativeNode:
     def _closed(self) -> CustomNodeFailure:
         return CustomNodeFailure(f"{self.identity} is closed")
 
-    def _execute(self, inputs: dict[str, Ndarray]) -> dict[str, Ndarray]:
+    def _execute(self, inputs: dict[str, Array]) -> dict[str, Array]:
         node = self._node
         holder = node.enter()
         if holder is None:

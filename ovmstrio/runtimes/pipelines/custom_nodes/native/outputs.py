@@ -22,13 +22,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import DATATYPES, NodeTensor
 from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import CallInputs
 from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode, LibraryBuffer, Memory
 
 __all__ = ["MOST_DIMENSIONS", "MOST_ITEMS", "OutputTaker", "shape_at"]
-
-Ndarray = np.ndarray[Any, Any]
 
 MOST_ITEMS: Final = 4096
 """A higher number of inputs or outputs is taken for a mistake, before memory behind the array is read."""
@@ -70,7 +69,7 @@ class OutputTaker:
         self._data: set[int] = set()
         self._failure: CustomNodeFailure | None = None
 
-    def take(self, status: int, address: int | None, count: int) -> dict[str, Ndarray]:
+    def take(self, status: int, address: int | None, count: int) -> dict[str, Array]:
         """Check what ``execute`` returned, and give the arrays; of several outputs of one name the first.
 
         Raises:
@@ -130,8 +129,8 @@ class OutputTaker:
     def _fail(self, code: str, detail: str) -> None:
         self._failure = self._failure or self._node.identity.failed(code, detail)
 
-    def _arrays(self) -> dict[str, Ndarray]:
-        arrays: dict[str, Ndarray] = {}
+    def _arrays(self) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
         lent: set[int] = set()
         for name, address, dtype, shape in self._outputs:
             if name in arrays:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.python.infos import DATATYPE_OF
 from ovmstrio.runtimes.pipelines.custom_nodes.sharing import read_only
 
 __all__ = ["WrongOutputsError", "read_outputs"]
-
-Array = np.ndarray[Any, Any]
 
 
 class WrongOutputsError(Exception):

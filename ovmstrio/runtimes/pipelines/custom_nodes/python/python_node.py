@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
 import structlog
 import trio
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import node_threads
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.python.arrays import WrongOutputsError, read_outputs
@@ -22,8 +22,6 @@ from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 
 __all__ = ["CLOSING_SECONDS", "PythonNode", "open_python_node"]
-
-Array = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 
