@@ -30,7 +30,7 @@ from ovmstrio.runtimes.ops import Op, WebService
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ovmstrio.ops_server import RunningPipeline
+    from tests.support.served_plans import ServedPlan
 
 __all__ = ["run"]
 
@@ -75,9 +75,9 @@ class _Chain(WebService):
         return op
 
 
-def _calls(running: RunningPipeline) -> Iterator[tuple[_Door, Callable[[], None]]]:
+def _calls(running: ServedPlan) -> Iterator[tuple[_Door, Callable[[], None]]]:
     """Give a call for each door, which ends the program if it is answered wrongly."""
-    connection = http.client.HTTPConnection(running.http[0])
+    connection = http.client.HTTPConnection(running.rest[0])
     channel = grpc.insecure_channel(running.grpc[0])
     tensor = {"name": "x", "shape": [1], "datatype": "BYTES", "data": [_TEXT]}
     infer = ModelInferRequest(
@@ -109,7 +109,7 @@ def _calls(running: RunningPipeline) -> Iterator[tuple[_Door, Callable[[], None]
         yield door, call
 
 
-def _measure(running: RunningPipeline, counted: Callable[[], int]) -> list[tuple[_Door, float]]:
+def _measure(running: ServedPlan, counted: Callable[[], int]) -> list[tuple[_Door, float]]:
     """Count what a call of each door takes, in a thread whose own calls do not count."""
     sys.setprofile(None)
     found = []
