@@ -7,10 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from ovmstrio.config.findings import by_line
-from ovmstrio.runtimes.ops import WebService
+from ovmstrio.runtimes.ops import Op, WebService
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 from ovmstrio.server.service_plan import plan_service, service_settings
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
+
+
+class _Service(WebService):
+    def get_pipeline_response(self, read_op: Op) -> Op:
+        return Op(name="one", input_ops=[read_op])
 
 
 async def test_port_for_scrapers_alone() -> None:
@@ -37,16 +42,16 @@ async def test_port_for_scrapers_alone() -> None:
 def test_no_port_unless_it_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a port for scrapers, or without metrics, there is none."""
     monkeypatch.chdir(tmp_path)
-    scraped = {"enable_prometheus": True, "prometheus_port": 0}
+    scraped = {"enable_prometheus": True, "prometheus_port": 9393}
     host = {"grpc_bind_address": "127.0.0.1"}
     for dag, options, addresses in (
-        (scraped, {}, ("127.0.0.1:0",)),
+        (scraped, {}, ("127.0.0.1:9393",)),
         ({}, {}, ()),
         ({**scraped, "enable_prometheus": False}, {}, ()),
         (scraped, {"metrics_enable": False}, ()),
     ):
-        service = WebService(name="uci")
-        service.prepare_pipeline_config(yml_dict={"rpc_port": 0, "http_port": 18082, "dag": dag})
+        service = _Service(name="uci")
+        service.prepare_pipeline_config(yml_dict={"rpc_port": 0, "http_port": 0, "dag": dag})
         assert plan_service(service, service_settings({**host, **options})).metrics == addresses
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.core.servable import Service
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp, WebService
@@ -271,18 +271,12 @@ class _Lingering(OpPipelineKind):
     def __init__(self) -> None:
         super().__init__()
         self.executor = EchoExecutor()
-        self.drained = 0
         self.ending, self.go = trio.Event(), trio.Event()
 
     async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
         """Host it."""
         del version, directory
         return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
-
-    def begin_drain(self, service: Service) -> None:
-        """Count drains."""
-        del service
-        self.drained += 1
 
     @asynccontextmanager
     async def _opened(self, spec: OpPipelineSpec, context: LoadContext) -> AsyncIterator[OpService]:
@@ -304,12 +298,14 @@ async def test_a_signal_while_workers_are_closed() -> None:
     async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
         results.append(await serve_plan(plan, Hosting(until=until.wait), task_status=task_status))
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve)
-        until.set()
-        await kind.ending.wait()
-        signal.raise_signal(signal.SIGTERM)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert (kind.drained, results) == (1, [])
-        kind.go.set()
+    with capture_logs() as logged:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve)
+            until.set()
+            await kind.ending.wait()
+            signal.raise_signal(signal.SIGTERM)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert results == []
+            kind.go.set()
     assert results == [True]
+    assert [entry["event"] for entry in logged].count("drained") == 1
