@@ -131,10 +131,10 @@ async def test_figures_of_a_served_pipeline() -> None:
     """What a pipeline's HTTP port tells is what the view draws; without figures that is said."""
     async with (
         serving_pipeline(EchoExecutor(), snapshot=_figures) as running,
-        open_source(f"http://{running.http[0]}", 5) as read,
+        open_source(f"http://{running.rest[0]}", 5) as read,
     ):
         assert await read() == _figures()
-    async with serving_pipeline(EchoExecutor()) as running, open_source(f"http://{running.http[0]}", 5) as read:
+    async with serving_pipeline(EchoExecutor()) as running, open_source(f"http://{running.rest[0]}", 5) as read:
         with pytest.raises(NoFigures, match="status 404"):
             await read()
 
