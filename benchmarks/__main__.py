@@ -15,6 +15,7 @@ from benchmarks import (
     handlers_http,
     handlers_models,
     ocr_pipeline,
+    ops_calls,
     ops_engine,
     ops_ocr,
     pipelines,
@@ -40,6 +41,7 @@ MEASUREMENTS = {
     "handlers": handlers_http,
     "handler_models": handlers_models,
     "ops_engine": ops_engine,
+    "ops_calls": ops_calls,
 }
 
 _HEAD = """# Results

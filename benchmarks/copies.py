@@ -23,6 +23,7 @@ from ovmstrio.config.specs import PipelineSpec
 from ovmstrio.core.errors import NotFound
 from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
+from ovmstrio.runtimes.table import KINDS
 
 TENSOR_BYTES: Final = 1 << 20
 _FRAME: Final = 5
@@ -74,5 +75,5 @@ async def _measure(
 
 if __name__ == "__main__":
     config = Path(sys.argv[1])
-    (only,) = parse_config(config.read_bytes(), config).pipelines
+    (only,) = parse_config(KINDS.values(), config.read_bytes(), config).of(PipelineSpec)
     trio.run(main, only, Path(sys.argv[2]))

@@ -12,7 +12,7 @@ import typer
 from ovms_cli.console import fail, stderr, stdout
 
 if TYPE_CHECKING:
-    from ovmstrio.server.supervisor import Running
+    from ovmstrio.server.life import Running
     from ovmstrio_samples.question import Ask, Question
 
 __all__ = ["register"]
@@ -101,7 +101,7 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool) -> bool:
 
     from ovmstrio.observability.logs import configure_logs
     from ovmstrio.server.command_line import read_settings
-    from ovmstrio.server.supervisor import serve
+    from ovmstrio.server.life import serve
 
     addresses = {"grpc_bind_address": _HOST, "rest_bind_address": _HOST}
     settings = read_settings({"config_path": config, "port": port, "rest_port": rest_port, **addresses})

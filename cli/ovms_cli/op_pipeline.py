@@ -13,7 +13,7 @@ import typer
 from ovms_cli.console import EX_USAGE, fail
 from ovms_cli.pictures import PictureFormat, render, write_picture
 from ovms_cli.problems import conclude, count, problem_facts, safe
-from ovms_cli.run import call_script
+from ovms_cli.script import call_script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

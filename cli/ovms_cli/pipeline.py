@@ -124,22 +124,21 @@ def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
     """Give the pipelines that are asked for, and what is wrong with the file and with them as far as it can be seen."""
     from ovmstrio.config.findings import did_you_mean
     from ovmstrio.config.ovms_json import examine_config
+    from ovmstrio.config.specs import PipelineSpec
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.runtimes.pipelines.examining import examine_pipeline
+    from ovmstrio.runtimes.table import KINDS
+    from ovmstrio.server.checking import examine_pipelines
 
     try:
-        examined = examine_config(file.read_bytes(), file)
+        examined = examine_config(KINDS.values(), file.read_bytes(), file)
     except ConfigError as error:
         return [], list(error.problems)
     except OSError as error:
         fail(f"{file}: {error.strerror or error}")
     problems = [*examined.fatal, *examined.spec.problems]
-    known = [spec.name for spec in examined.spec.pipelines]
+    known = [spec.name for spec in examined.spec.of(PipelineSpec)]
     if name and name not in known and not problems:
         hint = did_you_mean(name, known, otherwise=f"known are {', '.join(known) or 'none'}")
         fail(f"{file}: there is no pipeline {name!r}; {hint}", EX_USAGE)
-    found = [spec for spec in examined.spec.pipelines if name in ("", spec.name)]
-    configured = [servable.name for servable in examined.spec.servables]
-    for spec in found:
-        problems += examine_pipeline(spec, configured)
-    return found, problems
+    found = [spec for spec in examined.spec.of(PipelineSpec) if name in ("", spec.name)]
+    return found, problems + examine_pipelines(examined.spec, [name] if name else ())

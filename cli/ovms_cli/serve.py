@@ -1,27 +1,23 @@
 """`ovms serve`: settings from the command line, the server, and what is seen of it on a terminal.
 
-The options are made from the fields of ``ServeSettings``, so that a setting is described in one place.
+The options are made from the fields of ``ServerSettings``, so that a setting is described in one place.
 """
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stderr
+from ovms_cli.console import stderr
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
+from ovms_cli.serving import run_to_the_end, server_parameters, set_up_logs, usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pydantic.fields import FieldInfo
-
-    from ovmstrio.server.settings import ServeSettings
-    from ovmstrio.server.supervisor import Running
 
 __all__ = ["register", "run_server"]
 
@@ -39,8 +35,6 @@ def register(app: typer.Typer) -> None:
 
 
 def _command() -> Callable[..., None]:
-    from ovmstrio.server.settings import ServeSettings
-
     def serve(project: Path | None = None, service: Path | None = None, **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
         if service is not None:
@@ -51,7 +45,7 @@ def _command() -> Callable[..., None]:
             run_project(project, given)
 
     parameters = [_project_parameter(), _service_parameter()]
-    parameters += [_parameter(name, field) for name, field in ServeSettings.model_fields.items()]
+    parameters += server_parameters()
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return serve
@@ -73,48 +67,26 @@ def _service_parameter() -> inspect.Parameter:
     return inspect.Parameter("service", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    """Make an option of a setting; a flag stays one, anything else is read as text and judged by the settings."""
-    flag = field.annotation is bool or bool in get_args(field.annotation)
-    extra = field.json_schema_extra
-    option = typer.Option(
-        f"--{name}/--no_{name}" if flag else f"--{name}",
-        help=field.description,
-        rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
-        show_default=False if field.default is None else str(field.default),
-        metavar=None if flag else "TEXT" if field.annotation is str else "VALUE",
-    )
-    kind: Any = bool if flag else str
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
-
-
 def run_server(options: dict[str, Any]) -> None:
     """Run a server until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
-    import trio
+    from ovmstrio.server.command_line import ignored_options, read_settings
+    from ovmstrio.server.own_process import serve_in_own_process
+    from ovmstrio.server.plan import read_plan
 
-    from ovmstrio.observability.logs import configure_logs
-    from ovmstrio.server.command_line import UsageProblems, ignored_options, read_settings
-    from ovmstrio.server.freed_memory import keep_freed_memory
-
-    try:
+    with usage():
         settings = read_settings(options)
-    except UsageProblems as problems:
-        fail("\n       ".join(problems.lines), EX_USAGE)
-    if settings.readiness_file is not None:
-        fail("--readiness_file is for a handler project; models tell their readiness at /v2/health/ready", EX_USAGE)
     if settings.config_path is None and settings.model_name is None:
         settings = settings.model_copy(update={"config_path": _embedded_samples()})
-    try:
-        configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
-    except OSError as error:
-        fail(f"--log_path: {settings.log_path} cannot be opened: {error.strerror}")
+    set_up_logs(settings)
     for name, reason in ignored_options(options).items():
         stderr().print(f"[yellow]warning:[/] --{name} has no effect: {reason}", highlight=False)
-    keep_freed_memory()
-    code = trio.run(_run, settings)
-    raise typer.Exit(code)
+
+    async def run() -> bool:
+        from ovms_cli.startup import show_startup
+
+        return await serve_in_own_process(await read_plan(settings), show=show_startup)
+
+    raise typer.Exit(run_to_the_end(run))
 
 
 def _embedded_samples() -> Path:
@@ -125,32 +97,3 @@ def _embedded_samples() -> Path:
     path = prepare_repository(user_cache_path("ovmstrio"))
     stderr().print(f"[dim]no model named: serving the embedded samples of {path}[/]", highlight=False)
     return path
-
-
-async def _run(settings: ServeSettings) -> int:
-    """Serve, show the start-up, and turn what ends the server into an exit code."""
-    import trio
-    from rich.markup import escape
-
-    from ovms_cli.startup import explain, show_startup, spare_the_collector
-    from ovmstrio.core.errors import ServerError
-    from ovmstrio.server.supervisor import serve
-
-    reasons: list[str] = []
-    gently = False
-
-    async def serve_to_the_end(*, task_status: trio.TaskStatus[Running]) -> None:
-        nonlocal gently
-        gently = await serve(settings, task_status=task_status)
-        nursery.cancel_scope.cancel()
-
-    try:
-        async with trio.open_nursery() as nursery:
-            running = await nursery.start(serve_to_the_end)
-            nursery.start_soon(show_startup, running)
-            nursery.start_soon(spare_the_collector, running)
-    except* (ServerError, OSError) as group:
-        reasons += explain(group, settings)
-    for reason in reasons:
-        stderr().print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True)
-    return 0 if gently and not reasons else 1

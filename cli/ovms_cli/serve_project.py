@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr
+from ovms_cli.serving import run_to_the_end, set_up_logs, usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from pydantic_core import ErrorDetails
-
     from ovmstrio.core.errors import Problem
-    from ovmstrio.project_server.settings import ProjectSettings
     from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["run_project"]
 
-_SHARED: Final = ("port", "drain_delay", "drain_seconds", "tls_cert", "tls_key", "client_ca", "readiness_file", "debug")
-"""Options that mean the same as for models; of gRPC or HTTP there is only the one port."""
-
-
 _OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
 """Keys of the configuration of a pipeline of Ops, which no project has."""
+_OF_LOGS: Final = frozenset({"log_level", "log_format", "log_path"})
 
 
 def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
-    import trio
+    from ovmstrio.server.own_process import serve_in_own_process
+    from ovmstrio.server.project_environment import enter_project
+    from ovmstrio.server.project_logs import configure_project_logs
+    from ovmstrio.server.project_plan import own_port, plan_project
+    from ovmstrio.server.start_failures import log_failures
 
+    project = _read(path)
+    with usage():
+        plan = plan_project(project, options)
+    enter_project(project, own_port(project, plan.settings))
+    if _OF_LOGS.isdisjoint(options):
+        configure_project_logs(project.log_level)
+    else:
+        set_up_logs(plan.settings)
+    raise typer.Exit(run_to_the_end(partial(serve_in_own_process, plan), log_failures))
+
+
+def _read(path: Path) -> ProjectSpec:
+    """Read a project; shows its problems, and exits with 1 if one is an error."""
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.project_server.environment import enter_project
-    from ovmstrio.project_server.listening import port_of
-    from ovmstrio.project_server.logs import configure_project_logs
     from ovmstrio.runtimes.handlers.config.project_file import read_project
 
     try:
@@ -46,10 +56,7 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
         _warn(problem for problem in error.problems if problem.severity == "warning")
         fail("\n       ".join(str(problem) for problem in error.problems if problem.severity == "error"))
     _warn(warnings)
-    settings = _settings(project, options)
-    enter_project(project, port_of(project, settings))
-    configure_project_logs(project.log_level)
-    raise typer.Exit(trio.run(_run, project, settings))
+    return project
 
 
 def _refuse_pipeline(path: Path) -> None:
@@ -65,43 +72,3 @@ def _warn(problems: Iterable[Problem]) -> None:
 
     for problem in problems:
         stderr().print(f"[yellow]warning:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
-
-
-def _settings(project: ProjectSpec, options: dict[str, Any]) -> ProjectSettings:
-    from pydantic import ValidationError
-
-    from ovmstrio.project_server.settings import ProjectSettings
-
-    address = "rest_bind_address" if project.protobuf_path is None else "grpc_bind_address"
-    foreign = sorted(set(options) - {*_SHARED, address})
-    if foreign:
-        names = ", ".join(f"--{name}" for name in foreign)
-        fail(f"{names} cannot be used with a project; its nucleus.yaml has the settings of the handler", EX_USAGE)
-    given = {name: value for name, value in options.items() if name in _SHARED}
-    if address in options:
-        given["bind_address"] = options[address]
-    try:
-        return ProjectSettings.model_validate(given)
-    except ValidationError as error:
-        fail("\n       ".join(map(_fault, error.errors())), EX_USAGE)
-
-
-def _fault(error: ErrorDetails) -> str:
-    """Say what is wrong with an option, or with several of them together."""
-    if not error["loc"]:
-        return str(error["ctx"]["error"])
-    return f"--{error['loc'][0]}: {error['msg']}, found {error['input']!r}"
-
-
-async def _run(project: ProjectSpec, settings: ProjectSettings) -> int:
-    """Serve, log what ends the server, and turn it into an exit code."""
-    from ovmstrio.project_server.failures import log_failures
-    from ovmstrio.project_server.serving import serve_project
-
-    gently = failed = False
-    try:
-        gently = await serve_project(project, settings)
-    except* Exception as group:  # noqa: BLE001 - the border of the process
-        failed = True
-        log_failures(group)
-    return 0 if gently and not failed else 1

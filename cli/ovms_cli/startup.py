@@ -1,39 +1,18 @@
-"""What `ovms serve` shows of a starting server, and how it says why one could not start."""
+"""What `ovms serve` shows of a starting server."""
 
 from __future__ import annotations
 
-import errno
-import gc
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from ovms_cli.console import stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import RenderableType
 
     from ovmstrio.registry import VersionStatus
-    from ovmstrio.server.settings import ServeSettings
-    from ovmstrio.server.supervisor import Running
+    from ovmstrio.server.life import Running
 
-__all__ = ["explain", "show_startup", "spare_the_collector"]
-
-_OBJECTS_A_COLLECTION: Final = 20_000
-"""How many objects may come before the youngest are looked at; a call makes a few dozen, few of them in cycles."""
-
-
-async def spare_the_collector(running: Running) -> None:
-    """Keep Python's cyclic collector from what was loaded at the start, and from looking at every few calls.
-
-    By default it takes a tenth to a fifth of the time of a small call.
-
-    Cancellation: until the first load has ended; nothing is changed then.
-    """
-    await running.plane.registry.wait_loaded()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_A_COLLECTION, 20, 20)
+__all__ = ["show_startup"]
 
 
 async def show_startup(running: Running) -> None:
@@ -104,27 +83,3 @@ def _row(status: VersionStatus) -> tuple[str, str, str, str, str]:
         seconds,
         escape(status.reason.split("\n")[0]),
     )
-
-
-def explain(group: BaseExceptionGroup[Any], settings: ServeSettings) -> list[str]:
-    """Say in a line each why the server could not start, or ended."""
-    return [_explain_one(error, settings) for error in _leaves(group)]
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
-
-
-def _explain_one(error: BaseException, settings: ServeSettings) -> str:
-    if not isinstance(error, OSError):
-        return str(error)
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"an address is in use: {error.strerror} (gRPC port {settings.port}, REST port {settings.rest_port}); "
-            "choose others with --port and --rest_port, or end the program that has them"
-        )
-    return f"{error.strerror}: {error.filename}" if error.filename else str(error)

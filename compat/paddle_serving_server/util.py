@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ovmstrio.runtimes.ops.config.overrides import conf_dict
+from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE, conf_dict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["CONFIG_VARIABLE", "ArgsParser"]
-
-CONFIG_VARIABLE: Final = "OVMS_PIPELINE_CONFIG"
-"""The environment variable that names a configuration."""
 
 
 class ArgsParser(ArgumentParser):

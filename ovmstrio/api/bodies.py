@@ -1,34 +1,64 @@
-"""The body of the framework's request, as it was before it was encoded for the way."""
+"""The body of a request, as it was before it was encoded for the way."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from quart import request
+import zlib
+from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.doors import KSERVE_REST
-from ovmstrio.api.kserve.rest.infer_route import inflate
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import InvalidRequest, ServerError
+from ovmstrio.wire.http.answers import size_refusal
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import Door
+    from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["read_body"]
+__all__ = ["body_of_call", "inflated_body"]
+
+_WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-async def read_body(plane: DataPlane, model: str, version: str, limit: int, door: Door = KSERVE_REST) -> bytes:
-    """Read the whole body of a call to a servable.
+def body_of_call(
+    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: Door = KSERVE_REST
+) -> bytes:
+    """Give the body of a call to a servable.
 
     Raises:
         InvalidRequest: its encoding is unknown or broken; the call has been counted then.
-        PayloadTooLarge: it is larger than ``limit``.
-
-    Cancellation: while it comes in; nothing is held.
+        PayloadTooLarge: what comes out is larger than ``limit``; likewise.
     """
-    sent: Any = await request.get_data()
     try:
-        return inflate(sent, request.headers.get("Content-Encoding", "").strip().lower(), limit)
+        return inflated_body(request, limit)
     except ServerError as error:
-        plane.count_unparsed(model, version, error, door, len(sent))
+        plane.count_unparsed(model, version, error, door, len(request.body))
         raise
+
+
+def inflated_body(request: HttpRequest, limit: int) -> bytes:
+    """Undo a body's ``Content-Encoding``.
+
+    Raises:
+        InvalidRequest: the encoding is unknown, or the body is not encoded so.
+        PayloadTooLarge: what comes out is larger than ``limit``.
+    """
+    said = request.header("content-encoding")
+    return request.body if said is None else _inflated(request.body, said.strip().lower(), limit)
+
+
+def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    if encoding in {"", "identity"}:
+        return body
+    bits = _WINDOW_BITS.get(encoding)
+    if bits is None:
+        raise InvalidRequest(f"Content-Encoding {encoding[:40]!r} is not supported; use gzip, deflate or none")
+    inflater = zlib.decompressobj(bits)
+    try:
+        inflated = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is not {encoding}: {error}") from None
+    if len(inflated) > limit:
+        raise size_refusal(f"more than {limit}", limit)
+    if not inflater.eof or inflater.unused_data:
+        raise InvalidRequest(f"the body is not {encoding}: it {'goes on' if inflater.eof else 'ends too early'}")
+    return inflated

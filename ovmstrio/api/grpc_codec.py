@@ -1,6 +1,7 @@
 """The codec of the gRPC front end: what the transport calls between the bytes of a message and an object.
 
-Inferences go straight to and from the domain's values.  Every other message is one of betterproto2's.
+Inferences go straight to and from the domain's values.  The server's other messages are betterproto2's, those of users
+are Google's.  What is bytes already stays as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from betterproto2 import Message
 from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as GoogleMessage
 from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
@@ -29,26 +31,14 @@ __all__ = ["Codec"]
 _DECODERS: Final[Mapping[type, Callable[[bytes], Any]]] = {
     InferRequest: decode_request,
     PredictRequest: decode_predict,
+    bytes: bytes,
 }
 
 
 class Codec(CodecBase):
-    """Protobuf for the messages of :mod:`ovmstrio.protocol` and for the domain's requests and responses.
-
-    Args:
-        decoders: of further types that handlers take.
-        encoders: of further types that handlers give.
-    """
+    """Protobuf for all messages that the server knows, and for those of users."""
 
     __content_subtype__ = "proto"
-
-    def __init__(
-        self,
-        decoders: Mapping[type, Callable[[bytes], Any]] | None = None,
-        encoders: Mapping[type, Callable[[Any], bytes]] | None = None,
-    ) -> None:
-        self._decoders = {**_DECODERS, **(decoders or {})}
-        self._encoders = encoders or {}
 
     def encode(self, message: Any, message_type: Any) -> bytes:
         """Serialise a message; one that has been serialised is sent as it is.
@@ -58,10 +48,7 @@ class Codec(CodecBase):
         """
         if not isinstance(message, message_type):
             raise TypeError(f"expected a message of {message_type.__name__}, got {type(message).__name__}")
-        if message_type is bytes:
-            return bytes(message)
-        encoder = self._encoders.get(message_type)
-        return bytes(message) if encoder is None else encoder(message)
+        return bytes(message)
 
     def decode(self, data: bytes, message_type: Any) -> Any:
         """Parse a message.
@@ -70,8 +57,12 @@ class Codec(CodecBase):
             GRPCError: INVALID_ARGUMENT, when the bytes are not a message of that type.
         """
         try:
-            decoder = self._decoders.get(message_type) or _decoder_of(message_type)
-            return decoder(data)
+            decoder = _DECODERS.get(message_type)
+            if decoder is not None:
+                return decoder(data)
+            if issubclass(message_type, GoogleMessage):
+                return _parse(data, message_type)
+            return _decoder_of(message_type)(data)
         except InvalidRequest as error:
             raise GRPCError(Status.INVALID_ARGUMENT, error.message) from None
 
@@ -83,17 +74,20 @@ def _decoder_of(message_type: type[Message]) -> Callable[[bytes], Message]:
     betterproto2 takes cut-off fields and wrong wire types for values, so it is given nothing but what Google's parser
     has accepted, written anew.
     """
-    name = default_message_pool.type_to_url[message_type].rpartition("/")[2]
-    strict = message_class(name)
+    strict = message_class(default_message_pool.type_to_url[message_type].rpartition("/")[2])
 
     def decode(data: bytes) -> Message:
-        try:
-            message = strict.FromString(data)
-        except DecodeError:
-            raise InvalidRequest(
-                f"malformed {name}: its {len(data)} bytes are not a protobuf message of that type"
-            ) from None
+        message = _parse(data, strict)
         message.DiscardUnknownFields()
         return message_type.parse(message.SerializeToString())
 
     return decode
+
+
+def _parse(data: bytes, strict: Any) -> Any:
+    try:
+        return strict.FromString(data)
+    except DecodeError:
+        name = strict.DESCRIPTOR.full_name
+        text = f"malformed {name}: its {len(data)} bytes are not a protobuf message of that type"
+        raise InvalidRequest(text) from None

@@ -66,7 +66,8 @@ def is_graph(given: Mapping[str, Any], directory: Path) -> bool:
 def check_graph_settings(given: Mapping[str, Any]) -> list[Problem]:
     """Check a graph's name, the spelling of its paths, and for options that are not for it; paths are the keys."""
     problems = check_name(given["name"]) if "name" in given else []
-    for key in ("base_path", "graph_path", "subconfig"):
+    folder = "base_path" if given.get("base_path") else "name"
+    for key in (folder, "graph_path", "subconfig"):
         if given.get(key):
             problems += [replace(problem, path=key) for problem in check_local_path(given[key])]
     problems += [

@@ -15,22 +15,16 @@ from ovmstrio.config.findings import Findings
 from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import LAYOUT_DEPENDENT, check_base_path, check_name, read_model_options
+from ovmstrio.config.places import Place
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Problem
 
-__all__ = ["KnownModel", "ModelEntries", "Place"]
+__all__ = ["KnownModel", "ModelEntries"]
 
 _NOT_SERVED: Final = "is not served by this version"
 
 Count = Annotated[int, Field(ge=0)]
 Object = dict[str, Any]
-
-
-class Place(NamedTuple):
-    """Where something is configured: the file, and its settings in it."""
-
-    file: str
-    settings: Located
 
 
 class KnownModel(NamedTuple):
@@ -80,6 +74,8 @@ class ModelEntries:
         graphs: the settings of those entries that are graphs.
     """
 
+    section: ClassVar[str] = "model_config_list"
+
     findings: Findings
     directory: Path
     cache_dir: Path | None
@@ -104,7 +100,8 @@ class ModelEntries:
         placed = [self.findings.place(config, problem) for problem in problems]
         errors = [problem for problem in placed if problem.severity == "error"]
         self.findings.problems += [problem for problem in placed if problem.severity != "error"]
-        if "name" not in given:
+        base_path_told = "base_path" not in given and _is_told("base_path", config, given)
+        if "name" not in given or base_path_told:
             self.findings.problems += errors
             return
         spec = ModelSpec(
@@ -113,6 +110,7 @@ class ModelEntries:
             cache_dir=self.cache_dir,
             origin=f"{self.findings.file}:{config.line}",
             problems=tuple(errors),
+            place=Place(self.findings.file, config),
             **fields,
         )
         self._add(spec, config)
@@ -122,7 +120,7 @@ class ModelEntries:
         problems = check_name(given["name"]) if "name" in given else []
         if "base_path" in given:
             problems += check_base_path(given["base_path"])
-        elif not get_close_matches("base_path", config.value.keys() - given.keys()):  # told already, as wrong
+        elif not _is_told("base_path", config, given):
             problems.append(Problem("the key 'base_path' is missing", suggestion="add it"))
         if "custom_loader_options" in given:
             problems.append(Problem(f"a custom loader {_NOT_SERVED}", path="custom_loader_options"))
@@ -146,3 +144,8 @@ class ModelEntries:
             severity="warning" if other_file else "error",
         )
         self.findings.problems.append(self.findings.place(config, problem))
+
+
+def _is_told(key: str, config: Located, given: Mapping[str, Any]) -> bool:
+    """Tell whether a key that is not there was refused as it is written."""
+    return bool(get_close_matches(key, config.value.keys() - given.keys()))

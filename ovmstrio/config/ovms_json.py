@@ -1,54 +1,36 @@
 """OVMS's ``config.json``, read into specs with every problem of the file at once.
 
 Two kinds of problem are told apart.  What breaks the form of the file (no JSON, an unknown key, a wrong type, a wrong
-metric family) makes all of it unusable.  What is wrong with the settings of one model, pipeline, graph or handler
-stays with it; it then fails to load while the rest is served.
+metric family) makes all of it unusable.  What is wrong with the settings of one service stays with it; it then fails
+to load while the rest is served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
+from pydantic import create_model
+
+from ovmstrio.config.config_file import ConfigFile, ReadsConfig, with_article
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, items_of, load_document
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
-from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
-from ovmstrio.config.handler_entries import HandlerEntries
-from ovmstrio.config.located import Document, Located
-from ovmstrio.config.model_entries import ModelEntries, Place
-from ovmstrio.config.node_libraries import NodeLibraries
-from ovmstrio.config.pipeline_circles import refuse_circles
-from ovmstrio.config.pipeline_entries import PipelineEntries
-from ovmstrio.config.specs import GraphSpec, HandlerSpec, MetricsSpec, PipelineSpec, ServableSpec, ServerSpec
-from ovmstrio.config.subconfigs import Subconfigs
+from ovmstrio.config.located import Located
+from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.metric_families import FAMILIES
 
 __all__ = ["Examined", "check_families", "examine_config", "parse_config"]
 
 _NOT_SERVED: Final = "is not served by this version"
-_OCCUPIED: Final = {
-    PipelineSpec.kind: "Pipeline has the same name as model",
-    GraphSpec.kind: "Given mediapipe graph name is already occupied",
-    HandlerSpec.kind: "Handler has a name that is taken",
-}
-"""What OVMS says of a name that something else has taken; handlers are unknown to it."""
-
-_Single = TypeVar("_Single", bound=ServableSpec)
 
 Object = dict[str, Any]
 
 
 class _File(Schema):
     model_config_list: list[Any]
-    pipeline_config_list: list[Object] = OPTIONAL
-    custom_node_library_config_list: list[Object] = OPTIONAL
-    custom_loader_config_list: list[Object] = OPTIONAL
-    mediapipe_config_list: list[Object] = OPTIONAL
-    handler_config_list: list[Object] = OPTIONAL
-    monitoring: Object = OPTIONAL
 
 
 class _Monitoring(Schema):
@@ -64,22 +46,21 @@ class _Metrics(Schema):
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was understood of a file: ``fatal`` problems make it unusable, whatever ``spec`` holds.
-
-    ``places`` tells where each model, pipeline, graph and handler is configured, by its name.
-    """
+    """What was understood of a file: ``fatal`` problems make it unusable, whatever ``spec`` holds."""
 
     spec: ServerSpec
     fatal: tuple[Problem, ...]
-    places: Mapping[str, Place]
 
 
-def parse_config(content: bytes, path: Path, *, cache_dir: Path | None = None) -> ServerSpec:
+def parse_config(
+    kinds: Iterable[ReadsConfig], content: bytes, path: Path, *, cache_dir: Path | None = None
+) -> ServerSpec:
     """Read the content of a file.
 
     Who watches a file that others write reads it again after a pause when this fails, because it may be half written.
 
     Args:
+        kinds: read the lists of their services; a name that several use is the first one's of them.
         content: what the file holds.
         path: where it lies, for messages and for the paths in it, which lead on from its directory.
         cache_dir: where models keep what was compiled; the file cannot say.
@@ -91,22 +72,41 @@ def parse_config(content: bytes, path: Path, *, cache_dir: Path | None = None) -
     Raises:
         ConfigError: the file as a whole cannot be used; lists every problem that it has.
     """
-    examined = examine_config(content, path, cache_dir=cache_dir)
+    examined = examine_config(kinds, content, path, cache_dir=cache_dir)
     if examined.fatal:
         spec = examined.spec
-        own = [problem for servable in (*spec.servables, *spec.handlers) for problem in servable.problems]
+        own = [problem for service in spec.services for problem in service.problems]
         raise ConfigError(by_line([*examined.fatal, *spec.problems, *own]))
     return examined.spec
 
 
-def examine_config(content: bytes, path: Path, *, cache_dir: Path | None = None) -> Examined:
+def examine_config(
+    kinds: Iterable[ReadsConfig], content: bytes, path: Path, *, cache_dir: Path | None = None
+) -> Examined:
     """Read the content of a file as far as it can be understood; see :func:`parse_config`.
 
     Raises:
         ConfigError: it is not JSON.
     """
     document = load_document(content, str(path))
-    return _Reader(document, path, cache_dir).read()
+    findings = Findings(str(path))
+    findings.refuse_repeated(document)
+    # Paths in the file must not come to hold the `..` that led to the file.
+    directory = path.parent.resolve()
+    kinds = tuple(kinds)
+    members = check_members(document.root, _schema(kinds), findings)
+    file = ConfigFile(findings, directory, members, cache_dir)
+    services = _read_services(kinds, file)
+    metrics = _read_monitoring(members["monitoring"], findings) if "monitoring" in members else None
+    for item in items_of(members, "custom_loader_config_list"):
+        findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is left out")
+    spec = ServerSpec(
+        services=services,
+        metrics=metrics,
+        problems=(*by_line(findings.problems), *file.subconfigs.problems),
+        further_files=file.subconfigs.contents,
+    )
+    return Examined(spec, by_line(findings.fatal))
 
 
 def check_families(names: Sequence[str]) -> list[tuple[int, str, str]]:
@@ -121,115 +121,47 @@ def check_families(names: Sequence[str]) -> list[tuple[int, str, str]]:
     return wrong
 
 
-class _Reader:
-    """Reads one document from the top down."""
+def _schema(kinds: Iterable[ReadsConfig]) -> type[Schema]:
+    sections = [name for kind in kinds for name in (kind.section, *kind.further_sections) if name]
+    lists: dict[str, Any] = dict.fromkeys([*sections, "custom_loader_config_list"], (list[Object], OPTIONAL))
+    lists.pop("model_config_list", None)
+    return create_model("_WholeFile", __base__=_File, **lists, monitoring=(Object, OPTIONAL))
 
-    def __init__(self, document: Document, path: Path, cache_dir: Path | None) -> None:
-        self._root = document.root
-        # Paths in the file must not come to hold the `..` that led to the file.
-        self._directory = path.parent.resolve()
-        self._findings = Findings(str(path))
-        self._findings.refuse_repeated(document)
-        self._models = ModelEntries(self._findings, self._directory, cache_dir, {})
-        self._subconfigs = Subconfigs(cache_dir, self._models.known)
-        self._libraries = NodeLibraries(self._findings, self._directory)
-        self._pipelines = PipelineEntries(self._findings, self._directory, self._libraries)
-        self._handlers = HandlerEntries(self._findings, self._directory)
-        self._graph_places: dict[str, Place] = {}
 
-    def read(self) -> Examined:
-        top = check_members(self._root, _File, self._findings)
-        self._models.read(items_of(top, "model_config_list"))
-        graphs = self._graphs(items_of(top, "mediapipe_config_list"))
-        self._libraries.read(items_of(top, "custom_node_library_config_list"))
-        pipelines = self._pipelines.read(items_of(top, "pipeline_config_list"))
-        handlers = self._handlers.read(items_of(top, "handler_config_list"))
-        metrics = self._monitoring(top["monitoring"]) if "monitoring" in top else None
-        for item in items_of(top, "custom_loader_config_list"):
-            self._findings.warn(item, f"{_loader_name(item)} {_NOT_SERVED}", "it is left out")
-        known = self._models.known
-        taken: dict[str, ServableSpec] = {name: model.spec for name, model in known.items()}
-        pipelines = refuse_circles(self._free(pipelines, taken, self._pipelines.places))
-        taken |= {pipeline.name: pipeline for pipeline in pipelines}
-        graphs = self._free(graphs, taken, self._graph_places)
-        taken |= {graph.name: graph for graph in graphs}
-        handlers = self._free(handlers, taken, self._handlers.places)
-        spec = ServerSpec(
-            models=tuple(model.spec for model in known.values()),
-            pipelines=tuple(pipelines),
-            graphs=tuple(graphs),
-            handlers=tuple(handlers),
-            metrics=metrics,
-            problems=(*by_line(self._findings.problems), *self._subconfigs.problems),
-            further_files=self._subconfigs.contents,
-        )
-        places = {name: model.place for name, model in known.items()}
-        places |= self._pipelines.places | self._graph_places | self._handlers.places
-        return Examined(spec, by_line(self._findings.fatal), places)
+def _read_services(kinds: Sequence[ReadsConfig], file: ConfigFile) -> tuple[ServableSpec, ...]:
+    """Read every list, and leave out whatever has the name of something that is served already."""
+    # The models that graphs bring with them are known once the graphs have been read.
+    read = {kind: kind.read(file) for kind in reversed(kinds)}
+    taken: dict[str, ServableSpec] = {}
+    for kind in kinds:
+        for spec in read[kind]:
+            first = taken.setdefault(spec.name, spec)
+            if first is not spec:
+                _refuse_occupied(kind.occupied, spec, first, file.findings)
+    return tuple(taken.values())
 
-    def _graphs(self, items: Sequence[Located]) -> list[GraphSpec]:
-        """Read every graph, and the models that belong to it, which take their names first."""
-        checked = [replace(item, value=check_members(item, GraphEntry, self._findings)) for item in items]
-        return [self._graph(node) for node in self._first_of_each_name([*self._models.graphs, *checked])]
 
-    def _first_of_each_name(self, nodes: Iterable[Located]) -> list[Located]:
-        for node in nodes:
-            if "name" not in node.value:  # told already, as wrong
-                continue
-            name = node.value["name"].value
-            first = self._graph_places.setdefault(name, Place(self._findings.file, node)).settings
-            if first is not node:
-                message = f"there is a graph {name!r} already, so this one is left out"
-                self._findings.warn(node.find("name"), message, f"line {first.line} has it")
-        return [place.settings for place in self._graph_places.values()]
+def _refuse_occupied(message: str, spec: ServableSpec, other: ServableSpec, findings: Findings) -> None:
+    problem = Problem(
+        f"{message}: {spec.name!r} is {with_article(other.kind)}'s, which is served",
+        path="name",
+        expected="a name of its own",
+        suggestion=f"{other.origin} has it",
+    )
+    findings.problems.append(spec.placed(problem))
 
-    def _graph(self, node: Located) -> GraphSpec:
-        given = {key: member.plain() for key, member in node.value.items()}
-        files = find_graph(given, self._directory)
-        placed = [self._findings.place(node, problem) for problem in check_graph_settings(given)]
-        errors = [problem for problem in placed if problem.severity == "error"]
-        self._findings.problems += [problem for problem in placed if problem.severity != "error"]
-        if not errors:
-            errors += self._subconfigs.read(files.subconfig)
-        return GraphSpec(
-            name=given["name"],
-            origin=f"{self._findings.file}:{node.line}",
-            problems=tuple(errors),
-            **files._asdict(),
-        )
 
-    def _free(
-        self, specs: Iterable[_Single], taken: Mapping[str, ServableSpec], places: dict[str, Place]
-    ) -> list[_Single]:
-        """Leave out whatever has the name of something that is served already."""
-        free = []
-        for spec in specs:
-            if spec.name in taken:
-                self._refuse_occupied(spec, taken[spec.name], places.pop(spec.name))
-            else:
-                free.append(spec)
-        return free
-
-    def _refuse_occupied(self, spec: ServableSpec, other: ServableSpec, place: Place) -> None:
-        problem = Problem(
-            f"{_OCCUPIED[spec.kind]}: {spec.name!r} is a {other.kind}'s, which is served",
-            path="name",
-            expected="a name of its own",
-            suggestion=f"{other.origin} has it",
-        )
-        self._findings.problems.append(self._findings.place(place.settings, problem))
-
-    def _monitoring(self, node: Located) -> MetricsSpec | None:
-        members = check_members(node, _Monitoring, self._findings)
-        if "metrics" not in members:
-            return None
-        metrics = check_members(members["metrics"], _Metrics, self._findings)
-        if "metrics_list" not in metrics:
-            return MetricsSpec(enable=metrics["enable"].value) if "enable" in metrics else None
-        names = metrics["metrics_list"].plain()
-        for index, message, suggestion in check_families(names):
-            self._findings.refuse(metrics["metrics_list"].find(index), message, suggestion=suggestion)
-        return MetricsSpec(enable=metrics["enable"].value, families=tuple(names)) if "enable" in metrics else None
+def _read_monitoring(node: Located, findings: Findings) -> MetricsSpec | None:
+    members = check_members(node, _Monitoring, findings)
+    if "metrics" not in members:
+        return None
+    metrics = check_members(members["metrics"], _Metrics, findings)
+    if "metrics_list" not in metrics:
+        return MetricsSpec(enable=metrics["enable"].value) if "enable" in metrics else None
+    names = metrics["metrics_list"].plain()
+    for index, message, suggestion in check_families(names):
+        findings.refuse(metrics["metrics_list"].find(index), message, suggestion=suggestion)
+    return MetricsSpec(enable=metrics["enable"].value, families=tuple(names)) if "enable" in metrics else None
 
 
 def _loader_name(item: Located) -> str:

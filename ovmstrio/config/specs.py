@@ -6,11 +6,13 @@ user's spelling of a shape or a policy.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ovmstrio.config.places import Place
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.tensor import Dim
 
@@ -29,6 +31,7 @@ __all__ = [
     "ModelSpec",
     "NodeInput",
     "NodeOutput",
+    "OpPipelineSpec",
     "PipelineNode",
     "PipelineSpec",
     "ServableSpec",
@@ -37,6 +40,9 @@ __all__ = [
     "SpecificVersions",
     "VersionPolicy",
 ]
+
+
+SpecT = TypeVar("SpecT", bound="ServableSpec")
 
 
 class _Spec(BaseModel):
@@ -116,7 +122,8 @@ class ServableSpec(_Spec):
     """What is configured of anything that is served under a name, whatever file or option it came from.
 
     ``origin`` says where it was configured, for messages.  ``problems`` are faults of the settings: a servable that
-    has any is known by name and fails to load with them, while everything else is served.
+    has any is known by name and fails to load with them, while everything else is served.  ``place`` is where it is
+    written, if that is a file.
     """
 
     kind: ClassVar[str]
@@ -127,11 +134,18 @@ class ServableSpec(_Spec):
     version_policy: VersionPolicy = LatestVersions()
     origin: str = ""
     problems: tuple[Problem, ...] = ()
+    place: Place | None = Field(default=None, exclude=True, repr=False)
 
     @property
     def errors(self) -> tuple[Problem, ...]:
         """The problems because of which it must not be loaded."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
+
+    def placed(self, problem: Problem) -> Problem:
+        """Give a problem of no file, or of the settings, the place where the settings are written, if that is known."""
+        if problem.file not in ("", self.origin):
+            return problem
+        return replace(problem, file=self.origin) if self.place is None else self.place.of(problem)
 
     def needs_reload(self, other: ServableSpec) -> bool:
         """Tell whether loaded versions must be loaded again for ``other``: policy, origin and problems do not count."""
@@ -195,9 +209,17 @@ class HandlerSpec(ServableSpec):
 
 
 class OpPipelineSpec(ServableSpec):
-    """A pipeline of Ops, which has the one version 1; ``base_path`` is the folder of its service."""
+    """A pipeline of Ops, which has the one version 1.
+
+    ``config`` is its ``config.yml``, in place of the one that the script names, and ``script`` the Python file that
+    runs its service; both are absolute.  Without a script a running one has handed its service over.  ``base_path`` is
+    the folder of the configuration.
+    """
 
     kind: ClassVar[str] = "op pipeline"
+
+    config: Path | None = None
+    script: Path | None = None
 
 
 class NodeInput(_Spec):
@@ -261,19 +283,16 @@ class MetricsSpec(_Spec):
 class ServerSpec(_Spec):
     """A whole configuration, validated.
 
-    ``problems`` are those that belong to no servable, warnings among them.  ``further_files`` holds what was read
-    besides the file itself, None for what was looked for and is not there: a change of one is a change of all.
+    ``services`` have a name of their own each.  ``problems`` are those that belong to none, warnings among them.
+    ``further_files`` holds what was read besides the file itself, None for what was looked for and is not there: a
+    change of one is a change of all.
     """
 
-    models: tuple[ModelSpec, ...] = ()
-    graphs: tuple[GraphSpec, ...] = ()
-    pipelines: tuple[PipelineSpec, ...] = ()
-    handlers: tuple[HandlerSpec, ...] = ()
+    services: tuple[ServableSpec, ...] = ()
     metrics: MetricsSpec | None = None
     problems: tuple[Problem, ...] = ()
     further_files: dict[Path, bytes | None] = {}
 
-    @property
-    def servables(self) -> tuple[ServableSpec, ...]:
-        """Everything that is to be served from versions, each under a name of its own; handlers are not."""
-        return (*self.models, *self.pipelines, *self.graphs)
+    def of(self, spec: type[SpecT]) -> tuple[SpecT, ...]:
+        """Give what is to be served of one kind."""
+        return tuple(each for each in self.services if isinstance(each, spec))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol
 
 __all__ = [
     "NULL_BATCH_HOOKS",
@@ -10,6 +12,7 @@ __all__ = [
     "NULL_HOOKS",
     "NULL_METERS",
     "BatchHooks",
+    "Collectors",
     "GraphHooks",
     "Meters",
     "NullBatchHooks",
@@ -64,6 +67,10 @@ class ServableHooks(BatchHooks, Protocol):
         """The pool has ``size`` infer requests, ``active`` of which are in use."""
         ...
 
+    def set_load_seconds(self, seconds: float) -> None:
+        """The version took this long to load."""
+        ...
+
 
 class NullHooks(NullBatchHooks):
     """Hooks for models that nobody observes."""
@@ -78,6 +85,9 @@ class NullHooks(NullBatchHooks):
         """Ignore it."""
 
     def set_pool(self, size: int, active: int) -> None:
+        """Ignore it."""
+
+    def set_load_seconds(self, seconds: float) -> None:
         """Ignore it."""
 
 
@@ -109,6 +119,10 @@ class NullGraphHooks:
 NULL_GRAPH_HOOKS: Final = NullGraphHooks()
 
 
+Collectors = Sequence[Any]
+"""What gives families of metrics when somebody scrapes, as ``prometheus_client`` has them."""
+
+
 class Meters(Protocol):
     """Makes the hooks of services, by the names that these are served under."""
 
@@ -122,6 +136,10 @@ class Meters(Protocol):
 
     def batches(self, name: str, version: str) -> BatchHooks:
         """Give the hooks of one batcher."""
+        ...
+
+    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
+        """Show what collectors of a service give, while the block lasts; with its name unless that is empty."""
         ...
 
 
@@ -142,6 +160,11 @@ class NullMeters:
         """Give hooks for a batcher that nobody observes."""
         del name, version
         return NULL_BATCH_HOOKS
+
+    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
+        """Leave them alone."""
+        del collectors, name
+        return nullcontext()
 
 
 NULL_METERS: Final = NullMeters()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
 
 __all__ = [
+    "SEQUENCE_CONTROL",
+    "SEQUENCE_ID",
     "Buffer",
     "Contents",
     "InferInput",
@@ -30,6 +32,10 @@ __all__ = [
     "StreamProblem",
     "StreamReply",
 ]
+
+SEQUENCE_ID: Final = "sequence_id"
+SEQUENCE_CONTROL: Final = "sequence_control_input"
+"""The inputs by which a client of a stateful model says to which sequence a request belongs, and where that begins."""
 
 ParameterValue = bool | int | float | str
 Buffer = bytes | bytearray | memoryview

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     import trio
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
 __all__ = [
+    "GrpcDeclaration",
+    "GrpcServices",
+    "HttpRoutes",
     "InferStream",
     "LeaseServable",
     "LeasedServable",
@@ -59,6 +65,42 @@ class Servable(Service, Protocol):
         Cancellation: at any checkpoint; work on the device is cancelled or its result dropped, and every pooled
         resource is given back.
         """
+        ...
+
+
+class HttpRoutes(Protocol):
+    """A service that has HTTP paths of its own, or what gives them to it; they are below where it is mounted."""
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
+        """Answer one request; None if there is no such path.
+
+        Raises:
+            ServerError: it is refused, in the words of the kind of service.
+
+        Ownership: a stream in the answer is the caller's to close.
+        Cancellation: at any checkpoint; what the request held is given back.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcDeclaration:
+    """gRPC services by their full names, the file that declares them, and what describes them.
+
+    ``files`` are the descriptors of that file and of all that it imports, by name.
+    """
+
+    names: tuple[str, ...]
+    source: str
+    files: Mapping[str, FileDescriptorProto]
+
+
+class GrpcServices(Service, Protocol):
+    """A service that may bring gRPC services of its own, which the server hosts as long as it is available."""
+
+    @property
+    def declaration(self) -> GrpcDeclaration | None:
+        """The services, None if there are none; constant for the life of the service."""
         ...
 
 

@@ -13,23 +13,24 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
 
 import trio
 
 from ovmstrio.core.errors import NotFound, NotSupported, ServerError, ServiceMissing, VersionRetired
 from ovmstrio.core.events import OK, CallEvent, Step
-from ovmstrio.core.servable import SequenceServable, StreamingServable
+from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.registry import Readiness
+from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from ovmstrio.core.events import CallObserver, Door
     from ovmstrio.core.request import InferRequest, InferResponse
-    from ovmstrio.core.servable import SequenceInfo
+    from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.registry import Lease, Registry, VersionStatus
@@ -223,6 +224,8 @@ class DataPlane:
         """
         method = door.infer
         with await self._lease(request.model_name, request.model_version, door, method) as lease:
+            if Takes.TENSORS not in lease.takes:
+                raise NotSupported(_no_tensors(lease))
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
             self._start(event)
@@ -268,7 +271,7 @@ class DataPlane:
         with await self._lease(name, version, door, door.infer) as lease:
             servable = lease.servable
             known = servable.metadata
-            return Description(known.inputs, known.outputs, isinstance(servable, StreamingServable))
+            return Description(known.inputs, known.outputs, Takes.STREAMS in lease.takes)
 
     @asynccontextmanager
     async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
@@ -285,9 +288,9 @@ class DataPlane:
         Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
         """
         with await self._lease_stream(first.model_name, door) as lease:
-            servable = lease.servable
-            if not isinstance(servable, StreamingServable):
+            if Takes.STREAMS not in lease.takes:
                 raise door.words(_no_streams(first.model_name), door.stream)
+            servable = cast("StreamingServable", lease.servable)
             event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id)
             self._start(event)
             opened = None
@@ -387,3 +390,8 @@ class DataPlane:
 
 def _no_streams(name: str) -> ServiceMissing:
     return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')
+
+
+def _no_tensors(lease: Lease) -> str:
+    ways = " or ".join(sorted(each.value for each in lease.takes))
+    return f'the {lease.kind} "{lease.name}" takes no tensors; call it by its {ways}'

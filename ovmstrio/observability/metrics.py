@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from ovmstrio.core.events import OK, QUESTIONS
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
+from ovmstrio.observability.service_metrics import ServiceMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,6 +53,9 @@ class Metrics:
 
     Args:
         families: the OVMS families to serve, None for those that are on by default.
+
+    Attributes:
+        collecting: shows what services count themselves, as ``ServiceMetrics.collecting``.
     """
 
     def __init__(self, families: Iterable[str] | None = None) -> None:
@@ -61,6 +65,9 @@ class Metrics:
         self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
         self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}
+        services = ServiceMetrics()
+        self.registry.register(services)
+        self.collecting = services.collecting
 
     def servable(self, name: str, version: str) -> ServableMetrics:
         """Give the metrics of one version, made at zero on first sight."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
-__all__ = ["FILES", "POOL", "Descriptors", "message_class"]
+__all__ = ["FILES", "OWN_SERVICES", "POOL", "Descriptors", "message_class"]
 
 
 def _read_files() -> dict[str, FileDescriptorProto]:
@@ -85,6 +85,9 @@ class Descriptors:
 
 FILES: Final[Mapping[str, FileDescriptorProto]] = _read_files()
 """Every source file, by the name under which others import it."""
+
+OWN_SERVICES: Final = frozenset(f"{file.package}.{each.name}" for file in FILES.values() for each in file.service)
+"""The full names of the services that are the server's own."""
 
 POOL: Final = _build_pool(FILES)
 

@@ -3,12 +3,10 @@
 from ovmstrio.registry.leases import Lease
 from ovmstrio.registry.registry import Registry
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionState, VersionStatus
-from ovmstrio.registry.version_loader import LoadServable
 
 __all__ = [
     "ApplyResult",
     "Lease",
-    "LoadServable",
     "Readiness",
     "Registry",
     "VersionState",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -20,15 +21,28 @@ CLOSE_SECONDS: Final = 10.0
 """How long one servable may take to give back what it holds, cancelled or not."""
 
 
+@dataclass(slots=True)
+class _Retired:
+    """An instance's end: what is to be called then, and the ends that it waits for."""
+
+    closed: Callable[[], None] | None
+    callers: tuple[trio.Event, ...]
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
 class RetiredInstances:
-    """The instances that get no more calls and are not closed yet, with what is to be called once they are."""
+    """The instances that get no more calls and are not closed yet; each is closed after those that call it."""
 
     def __init__(self) -> None:
-        self._open: dict[Instance, Callable[[], None] | None] = {}
+        self._open: dict[Instance, _Retired] = {}
 
     def add(self, instance: Instance, closed: Callable[[], None] | None) -> None:
-        """Take over an instance that gets no more calls; ``closed`` is called once it is closed."""
-        self._open[instance] = closed
+        """Take over an instance that gets no more calls; ``closed`` is called once it is closed.
+
+        Only callers that were retired before it are waited for, so that no two wait for each other.
+        """
+        callers = tuple(retired.ended for other, retired in self._open.items() if instance.name in other.calls)
+        self._open[instance] = _Retired(closed, callers)
 
     async def close_when_idle(self, instance: Instance) -> None:
         """Close a retired instance when its last call has ended.
@@ -39,7 +53,18 @@ class RetiredInstances:
         is shielded, with a bound.
         """
         await instance.wait_drained()
-        closed = self._open.pop(instance)
+        retired = self._open[instance]
+        for ended in retired.callers:
+            await ended.wait()
+        await self._close(instance)
+        # What it calls may be closed now.
+        del self._open[instance]
+        retired.ended.set()
+        log.info("retired", kind=instance.spec.kind, name=instance.name, version=instance.version)
+        if retired.closed is not None:
+            retired.closed()
+
+    async def _close(self, instance: Instance) -> None:
         with trio.move_on_after(CLOSE_SECONDS, shield=True) as scope:
             try:
                 await instance.servable.aclose()
@@ -47,9 +72,6 @@ class RetiredInstances:
                 log.exception("closing failed", name=instance.name, version=instance.version)
         if scope.cancelled_caught:
             log.error("closing took too long", name=instance.name, version=instance.version, seconds=CLOSE_SECONDS)
-        log.info("retired", kind=instance.spec.kind, name=instance.name, version=instance.version)
-        if closed is not None:
-            closed()
 
     async def close_all(self, seconds: float) -> None:
         """Close everything that is retired, each when its calls have ended; no other task may be closing any more.

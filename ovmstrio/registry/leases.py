@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.servable import Servable
+    from ovmstrio.registry.records import ServiceRecord
 
 __all__ = ["Instance", "Lease"]
 
@@ -20,17 +21,20 @@ class Instance:
     """One loaded servable with the number of calls in flight.
 
     A version that is loaded again has a new instance; the old one lives until its last lease is given back.
-    ``files`` is the mark of what it was loaded from.
+    ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, and ``takes`` the calls
+    that it takes.
     """
 
-    __slots__ = ("_drained", "files", "in_flight", "name", "servable", "spec", "version")
+    __slots__ = ("_drained", "calls", "files", "in_flight", "name", "servable", "spec", "takes", "version")
 
-    def __init__(self, spec: ServableSpec, version: int, servable: Servable, files: str) -> None:
+    def __init__(self, record: ServiceRecord, spec: ServableSpec, version: int, servable: Servable, files: str) -> None:
         self.name = spec.name
         self.version = str(version)
         self.spec = spec
         self.servable = servable
         self.files = files
+        self.calls = frozenset(call.name for call in record.calls)
+        self.takes = record.kind.takes
         self.in_flight = 0
         self._drained: trio.Event | None = None
 
@@ -53,7 +57,7 @@ class Instance:
 class Lease:
     """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block."""
 
-    __slots__ = ("_instance", "kind", "name", "servable", "version")
+    __slots__ = ("_instance", "kind", "name", "servable", "takes", "version")
 
     def __init__(self, instance: Instance) -> None:
         instance.in_flight += 1
@@ -61,6 +65,7 @@ class Lease:
         self.name = instance.name
         self.version = instance.version
         self.kind = instance.spec.kind
+        self.takes = instance.takes
         self.servable = instance.servable
 
     def __enter__(self) -> Self:

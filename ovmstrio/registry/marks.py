@@ -1,4 +1,4 @@
-"""What versions there are, with marks of all that each is made of: its files, and of a pipeline the models it calls.
+"""What versions there are, with marks of all that each is made of: its files, and the loads of what it calls.
 
 ::
 
@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.config.specs import PipelineSpec
-from ovmstrio.registry.files import files_mark, list_versions
-from ovmstrio.registry.kinds import kind_of
+from ovmstrio.registry.records import DEFAULT_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.registry.records import ModelRecord
+    from ovmstrio.registry.records import ServiceRecord
     from ovmstrio.repository.versions import Listing
+    from ovmstrio.runtimes.kind import Dependency
 
 __all__ = ["Marks"]
 
@@ -33,40 +32,35 @@ class Marks:
     """Looks at files and at what is loaded.
 
     Args:
-        models: everything that the registry knows, by name.
+        services: everything that the registry knows, by name.
     """
 
-    def __init__(self, models: Mapping[str, ModelRecord]) -> None:
-        self._models = models
+    def __init__(self, services: Mapping[str, ServiceRecord]) -> None:
+        self.services = services
 
-    async def list(self, spec: ServableSpec) -> Listing:
+    async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
         """List the versions that could be loaded.
 
         Raises:
-            ConfigError: a model's settings cannot be used, or its versions cannot be listed.
+            ConfigError: the settings cannot be used, or the versions cannot be listed.
 
         Cancellation: once the files have been looked at; nothing is held.
         """
-        listing = await trio.to_thread.run_sync(list_versions, spec)
-        return replace(listing, mark=listing.mark + self._called(spec))
+        listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
+        return replace(listing, mark=listing.mark + self._called(record))
 
-    async def of(self, spec: ServableSpec, directory: Path) -> str:
+    async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
         """Give the mark that a version has if it is loaded now.
 
         Cancellation: once the files have been looked at; nothing is held.
         """
-        called = self._called(spec)
-        return await trio.to_thread.run_sync(files_mark, spec, directory) + called
+        called = self._called(record)
+        return await trio.to_thread.run_sync(record.kind.files_mark, spec, directory) + called
 
-    def _called(self, spec: ServableSpec) -> str:
-        """Tell which loads of which versions a pipeline calls, as far as they come before it."""
-        if not isinstance(spec, PipelineSpec):
-            return ""
-        called = sorted({(node.model_name, node.version) for node in spec.nodes if node.model_name})
-        return "".join(f"\n{name}:{version}:{self._loaded(name, version, spec)}" for name, version in called)
+    def _called(self, record: ServiceRecord) -> str:
+        """Tell which loads of which versions answer the calls of what is loaded again with them."""
+        return "".join(f"\n{call.name}:{call.version}:{self._loaded(call)}" for call in record.calls if call.reloads)
 
-    def _loaded(self, name: str, version: int, caller: ServableSpec) -> str:
-        model = self._models.get(name)
-        if model is None or model.kind.rank >= kind_of(caller).rank:
-            return ""
-        return model.loaded(version)
+    def _loaded(self, call: Dependency) -> str:
+        service = self.services.get(call.name)
+        return "" if service is None else service.loaded(int(call.version or DEFAULT_VERSION))

@@ -7,13 +7,14 @@ version as requests spell it to the instance that answers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.core.errors import ServiceLoading, VersionLoading, VersionMissing, VersionRetired
-from ovmstrio.registry.kinds import MODEL, ONLY_VERSION, Kind, kind_of
+from ovmstrio.core.errors import Problem, ServiceLoading, VersionLoading, VersionMissing, VersionRetired
 from ovmstrio.registry.states import OK, VersionState, VersionStatus
+from ovmstrio.repository.versions import ONLY_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,22 +22,32 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import ServerError
     from ovmstrio.registry.leases import Instance
+    from ovmstrio.runtimes.kind import Dependency, Kind
     from ovmstrio.work.backoff import Backoff
 
-__all__ = ["DEFAULT_VERSION", "Failure", "ModelRecord", "VersionRecord"]
+__all__ = ["DEFAULT_VERSION", "Failure", "ServiceRecord", "VersionRecord", "error_code_of"]
 
 DEFAULT_VERSION: Final = 0
 """The number by which requests ask for the highest version available."""
 
 
+def error_code_of(kind: Kind[Any]) -> str:
+    """Give the code of what could not be loaded: OVMS has one for models, and another one for all else."""
+    return "UNKNOWN" if kind.has_versions else "FAILED_PRECONDITION"
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A load that failed: with which settings, over which files, when to try again, and what pauses come then."""
+    """A load that failed: with which settings, over which files, when to try again, and what pauses come then.
+
+    ``problems`` say why, with the places where that can be mended.
+    """
 
     spec: ServableSpec
     files: str
     backoff: Backoff
     retry_at: float
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +59,7 @@ class VersionRecord:
 
     name: str
     version: int
-    kind: Kind = MODEL
+    kind: Kind[Any]
     state: VersionState = VersionState.START
     error_code: str = OK
     reason: str = ""
@@ -71,39 +82,60 @@ class VersionRecord:
         return self.state <= VersionState.LOADING and self.error_code == OK
 
 
-class ModelRecord:
+class ServiceRecord:
     """One name with all versions ever seen; ``spec`` is None once the name is not configured any more.
 
     ``kind`` is that of what it stands for, or stood for when it was last configured.  What has no versions has the one
     version 1, which answers whatever version is asked for.  ``settled`` turns true when the first pass over the
-    versions has ended; ``problem`` says why they could not even be listed.
+    versions has ended; ``problem`` says why they could not even be listed, and ``problems`` say it with their places.
+    ``calls`` are what it depends on, ``circle`` says how it would call itself, and ``unmet`` what it calls in vain.
     """
 
-    def __init__(self, name: str, publish: Callable[[VersionStatus], None]) -> None:
+    def __init__(self, name: str, kind: Kind[Any], publish: Callable[[VersionStatus], None]) -> None:
         self.name = name
         self.spec: ServableSpec | None = None
-        self.kind = MODEL
+        self.kind = kind
         self.versions: dict[int, VersionRecord] = {}
         self.serving: dict[str, Instance] = {}
         self.settled = False
         self.problem = ""
+        self.problems: tuple[Problem, ...] = ()
         self.warnings: tuple[str, ...] = ()
+        self.calls: tuple[Dependency, ...] = ()
+        self.circle: Problem | None = None
+        self.unmet: tuple[Problem, ...] = ()
         self.changed = trio.Event()
         self._publish = publish
 
-    def configure(self, spec: ServableSpec | None) -> None:
+    def configure(self, spec: ServableSpec, kind: Kind[Any]) -> None:
         """Note what the name is to stand for from now on; an only version that has to be loaded can be waited for."""
         self.settled = self.settled and self.spec is not None
-        self.spec = spec
-        if spec is None:
-            return
-        self.kind = kind_of(spec)
+        self.spec, self.kind = spec, kind
         if not self.kind.has_versions:
             record = self.versions.get(ONLY_VERSION)
             if record is None or record.state >= VersionState.UNLOADING:
                 self.load_begins(ONLY_VERSION)
 
+    def leave_out(self) -> None:
+        """Note that the name is not to stand for anything any more."""
+        self.spec, self.settled = None, False
+
     # What is asked
+
+    @property
+    def wanted(self) -> ServableSpec | None:
+        """What is to be loaded: the settings, with the circle that they are part of among their problems."""
+        if self.spec is None or self.circle is None:
+            return self.spec
+        return self.spec.model_copy(update={"problems": (*self.spec.problems, self.circle)})
+
+    @property
+    def findings(self) -> tuple[Problem, ...]:
+        """Everything that is wrong with what is configured, as far as listing, ordering and loading it showed."""
+        base_path = "" if self.spec is None else str(self.spec.base_path)
+        warnings = (Problem(text, base_path, severity="warning") for text in self.warnings)
+        failures = [record.failure.problems for record in self.versions.values() if record.failure is not None]
+        return (*self.problems, *warnings, *self.unmet, *chain.from_iterable(failures))
 
     def find(self, version: int) -> Instance | None:
         """Find the instance that answers for a version."""
@@ -144,7 +176,7 @@ class ModelRecord:
 
     def missing(self, version: int) -> VersionMissing:
         """Say that a version is not there, and of the default one why nothing can stand for it."""
-        failed = [each for each in self.versions.values() if each.failure is not None]
+        failed = [each for _, each in sorted(self.versions.items()) if each.failure is not None]
         text = f"{self._named(version)} is not there"
         if version != DEFAULT_VERSION or not failed:
             return VersionMissing(text)
@@ -181,7 +213,7 @@ class ModelRecord:
 
     def load_begins(self, version: int) -> VersionRecord:
         """Note that a load has begun; a version that serves stays available."""
-        record = self.versions.setdefault(version, VersionRecord(self.name, version))
+        record = self.versions.setdefault(version, VersionRecord(self.name, version, self.kind))
         record.kind = self.kind
         if record.instance is None:
             record.state, record.error_code, record.reason = VersionState.LOADING, OK, ""
@@ -200,7 +232,7 @@ class ModelRecord:
 
     def load_fails(self, record: VersionRecord, reason: str, failure: Failure, seconds: float) -> None:
         """Note why a load failed; what was served goes on."""
-        record.error_code, record.reason, record.failure = self.kind.failed, reason, failure
+        record.error_code, record.reason, record.failure = error_code_of(self.kind), reason, failure
         record.load_seconds = seconds
         self._announce(record)
 

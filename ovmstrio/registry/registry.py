@@ -1,11 +1,11 @@
 """Name and version to servable: what is served, in which state, and how it changes while calls are in flight.
 
-Servables are models, pipelines and graphs; the latter are names with one version, which answers whatever version is
+What kinds of services there are is said by a table; some are names with one version, which answers whatever version is
 asked for.
 
 ::
 
-    apply / rescan / watcher ──> JobQueue ──> Reconciler ──> VersionLoader ──> ModelRecord (states, routing)
+    apply / rescan / watcher ──> JobQueue ──> Reconciler ──> VersionLoader ──> ServiceRecord (states, routing)
     lease ─────────────────────────────────────────────────────────────────────────^   │ replaced, retired
                                                         RetiredInstances (close when idle) <──┘
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -23,18 +23,22 @@ from ovmstrio.registry.instances import RetiredInstances
 from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.leases import Instance, Lease
 from ovmstrio.registry.marks import Marks
+from ovmstrio.registry.order import callers_before, find_calls, in_order
 from ovmstrio.registry.readiness import readiness_at_start, readiness_of
 from ovmstrio.registry.reconcile import Reconciler
-from ovmstrio.registry.records import DEFAULT_VERSION, ModelRecord
+from ovmstrio.registry.records import DEFAULT_VERSION, ServiceRecord
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
-from ovmstrio.registry.version_loader import LoadServable, VersionLoader
+from ovmstrio.registry.version_loader import VersionLoader
 from ovmstrio.repository.watcher import FileWatcher
+from ovmstrio.runtimes.kind import LoadContext
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.core.servable import Servable
+    from ovmstrio.core.errors import Problem
+    from ovmstrio.core.servable import LeaseServable, Servable
+    from ovmstrio.runtimes.kind import Kind
 
 __all__ = ["Registry"]
 
@@ -46,7 +50,8 @@ class Registry:
     """Everything that can be called by name.
 
     Args:
-        load: makes a servable of a version, warmed and ready to be called.
+        kinds: what can be served, by name; they are listed in this order.
+        lend: makes what those that load are lent, of the registry's ``lease`` and the nursery of what services run.
         poll_seconds: how often the configuration and the version directories are looked at; 0 never.
         concurrent_loads: how many versions may be loading at once.
         load_wait_seconds: how long a lease waits for a version that is being loaded.
@@ -57,7 +62,8 @@ class Registry:
 
     def __init__(
         self,
-        load: LoadServable,
+        kinds: Mapping[str, Kind[Any]],
+        lend: Callable[[LeaseServable, trio.Nursery], LoadContext] = LoadContext,
         *,
         poll_seconds: float = 1.0,
         concurrent_loads: int = 2,
@@ -66,14 +72,18 @@ class Registry:
         ready_when_failed: bool = False,
         ready_when_empty: bool = False,
     ) -> None:
+        self.kinds = kinds
+        self._lend = lend
+        self._context: LoadContext | None = None
         self._poll_seconds = poll_seconds
-        self._load_wait_seconds = load_wait_seconds
+        self.load_wait_seconds = load_wait_seconds
         self._shutdown_seconds = shutdown_seconds
         self._readiness_options = {"when_failed": ready_when_failed, "when_empty": ready_when_empty}
-        self._models: dict[str, ModelRecord] = {}
+        self._services: dict[str, ServiceRecord] = {}
         self._retired = RetiredInstances()
-        marks = Marks(self._models)
-        self._reconciler = Reconciler(VersionLoader(load, marks, concurrent_loads), marks, self._retire)
+        marks = Marks(self._services)
+        loader = VersionLoader(lambda: self._context, marks, concurrent_loads)
+        self._reconciler = Reconciler(loader, marks, self._retire)
         self._jobs = JobQueue()
         self._queued_rescan: Job | None = None
         self._nursery: trio.Nursery | None = None
@@ -88,20 +98,35 @@ class Registry:
     # Life
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own loads, the watcher and retirements until cancelled; may be run once.
+        """Own loads, the watcher, retirements, and what services run besides their calls, until cancelled; run once.
 
         Cancellation: loads are cancelled; then, shielded and with a bound, calls in flight may end and everything
-        that is open is closed.
+        that is open is closed, and only then what services run is cancelled.
         """
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._jobs.run)
-                if self._poll_seconds > 0:
-                    nursery.start_soon(self._watch)
-                task_status.started()
-        finally:
-            await self._shut_down()
+        async with trio.open_nursery() as outer:
+            services = await outer.start(_run_services)
+            self._context = self._lend(self.lease, services)
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    nursery.start_soon(self._jobs.run)
+                    if self._poll_seconds > 0:
+                        nursery.start_soon(self._watch)
+                    task_status.started()
+            finally:
+                await self._shut_down()
+                services.cancel_scope.cancel()
+
+    @property
+    def context(self) -> LoadContext:
+        """What those that load are lent.
+
+        Raises:
+            NotReady: the registry does not run yet.
+        """
+        if self._context is None:
+            raise NotReady("the server is not running")
+        return self._context
 
     async def apply(self, specs: Sequence[ServableSpec]) -> ApplyResult:
         """Load, swap and retire until exactly these are served; of two with one name the first counts.
@@ -130,6 +155,12 @@ class Registry:
             self._queued_rescan = self._jobs.put(partial(self._reconcile_all, forced=True))
         return await self._queued_rescan.wait()
 
+    def begin_drain(self) -> None:
+        """Have services refuse what waits in them, for the server ends."""
+        for record in self._services.values():
+            for instance in {*record.serving.values()}:
+                record.kind.begin_drain(instance.servable)
+
     async def wait_loaded(self) -> None:
         """Return once the first :meth:`apply` has ended, whatever came of it.
 
@@ -154,9 +185,9 @@ class Registry:
 
         Cancellation: while a load is waited for; nothing is held then.
         """
-        model = self._models.get(name)
-        if model is not None:
-            instance = model.serving.get(version)
+        service = self._services.get(name)
+        if service is not None:
+            instance = service.serving.get(version)
             if instance is not None:
                 return Lease(instance)
         return await self._lease_later(name, _parse(version))
@@ -180,18 +211,18 @@ class Registry:
             InvalidRequest: the version is not a number.
         """
         number = _parse(version)
-        model = self._known(name)
-        record = model.record(number)
+        service = self._known(name)
+        record = service.record(number)
         if record is not None:
             return record.instance is not None
-        if version == "" and model.serving:
+        if version == "" and service.serving:
             return True
-        raise model.missing(number)
+        raise service.missing(number)
 
     def available_versions(self, name: str) -> list[int]:
         """List the versions of a name that can be called, ascending; none for an unknown name."""
-        model = self._models.get(name)
-        return [] if model is None else model.available_versions()
+        service = self._services.get(name)
+        return [] if service is None else service.available_versions()
 
     # What is told
 
@@ -201,27 +232,31 @@ class Registry:
         Raises:
             NotFound: the name or version is unknown.
         """
-        model = self._known(name)
+        service = self._known(name)
         if version == DEFAULT_VERSION:
-            return model.statuses()
-        record = model.record(version)
+            return service.statuses()
+        record = service.record(version)
         if record is None:
-            raise model.missing(version)
+            raise service.missing(version)
         return [record.status]
 
     def kind_of(self, name: str) -> str:
         """Give the kind of what has a name, or had it last; empty for an unknown name."""
-        model = self._models.get(name)
-        return "" if model is None else model.kind.name
+        service = self._services.get(name)
+        return "" if service is None else service.kind.name
 
     def names_of(self, kind: str) -> frozenset[str]:
         """Give the names that are configured for servables of a kind, loaded or not."""
-        models = self._models.items()
-        return frozenset(name for name, model in models if model.spec is not None and model.kind.name == kind)
+        models = self._services.items()
+        return frozenset(name for name, service in models if service.spec is not None and service.kind.name == kind)
+
+    def findings(self) -> list[Problem]:
+        """Tell everything that is wrong with what is configured, with the places where it can be mended."""
+        return [problem for record in self._services.values() if record.spec for problem in record.findings]
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the state of every version ever seen, by name."""
-        return {name: model.statuses() for name, model in self._models.items()}
+        return {name: service.statuses() for name, service in self._services.items()}
 
     @property
     def readiness(self) -> Readiness:
@@ -229,8 +264,8 @@ class Registry:
         if self._stopped:
             return Readiness(ready=False, reason="the server is shutting down")
         if not self._loaded.is_set():
-            return readiness_at_start(self._models.values())
-        return readiness_of(self._models.values(), **self._readiness_options)
+            return readiness_at_start(self._services.values(), self.kinds)
+        return readiness_of(self._services.values(), **self._readiness_options)
 
     def subscribe(self, callback: Callable[[VersionStatus], None]) -> None:
         """Have every change of a version's state told; the callback must neither block nor raise."""
@@ -253,63 +288,66 @@ class Registry:
 
     # Inside
 
-    def _known(self, name: str) -> ModelRecord:
-        model = self._models.get(name)
-        if model is None:
+    def _known(self, name: str) -> ServiceRecord:
+        service = self._services.get(name)
+        if service is None:
             raise ServiceMissing(f'nothing is served under the name "{name[:80]}"')
-        return model
+        return service
 
     def _find(self, name: str, version: int) -> Instance:
         if self._stopped:
             raise NotReady("the server is shutting down")
-        model = self._known(name)
-        instance = model.find(version)
+        service = self._known(name)
+        instance = service.find(version)
         if instance is None:
-            raise model.refusal(version)
+            raise service.refusal(version)
         return instance
 
     async def _lease_later(self, name: str, version: int) -> Lease:
-        with trio.move_on_after(self._load_wait_seconds):
-            while (model := self._models.get(name)) is not None and not self._stopped:
-                if model.find(version) is not None or not model.is_pending(version):
+        with trio.move_on_after(self.load_wait_seconds):
+            while (service := self._services.get(name)) is not None and not self._stopped:
+                if service.find(version) is not None or not service.is_pending(version):
                     break
-                await model.changed.wait()
+                await service.changed.wait()
         return Lease(self._find(name, version))
 
     async def _apply(self, specs: Iterable[ServableSpec]) -> ApplyResult:
         by_name: dict[str, ServableSpec] = {}
         for spec in specs:
             by_name.setdefault(spec.name, spec)
-        for name in by_name:
-            self._models.setdefault(name, ModelRecord(name, self._publish))
-        for name, model in self._models.items():
-            model.configure(by_name.get(name))
+        for name, record in self._services.items():
+            if name not in by_name:
+                record.leave_out()
+        for name, spec in by_name.items():
+            kind = self.kinds[spec.kind]
+            self._services.setdefault(name, ServiceRecord(name, kind, self._publish)).configure(spec, kind)
         result = await self._reconcile_all(forced=True)
         self._loaded.set()
         self._announce_readiness()
         return result
 
     async def _reconcile_all(self, *, forced: bool) -> ApplyResult:
-        """Bring everything in line: models before what may call them, and what is not served any more last."""
-        results: list[ApplyResult] = []
-        for stage in _stages(self._models.values()):
-            results += await self._reconcile(stage, forced=forced)
-        gone = await self._reconcile([model for model in self._models.values() if model.spec is None], forced=forced)
-        if any(result.changed for result in gone):
-            callers = [model for model in self._models.values() if model.spec and not model.kind.has_versions]
-            results += await self._reconcile(callers, forced=False)
+        """Bring everything in line: what is called before those that call it, and what is not served any more last."""
+        await find_calls(self._services)
+        configured = [record for record in self._services.values() if record.spec is not None]
+        results = await self._reconcile(configured, forced=forced)
+        left_out = [record for record in self._services.values() if record.spec is None]
+        gone = {record.name: self._reconciler.retire_all(record) for record in callers_before(left_out)}
+        for record in left_out:
+            record.settled = True
+            record.touch()
+        callers = [each for each in configured if any(gone.get(call.name) for call in each.calls if call.reloads)]
+        results += await self._reconcile(callers, forced=False)
         self._announce_readiness()
-        return _sum_up([*results, *gone])
+        return _sum_up([*results, ApplyResult(changed=any(gone.values()))])
 
-    async def _reconcile(self, models: Iterable[ModelRecord], *, forced: bool) -> list[ApplyResult]:
+    async def _reconcile(self, records: Collection[ServiceRecord], *, forced: bool) -> list[ApplyResult]:
         results: list[ApplyResult] = []
 
-        async def reconcile(model: ModelRecord) -> None:
-            results.append(await self._reconciler.reconcile(model, forced=forced))
+        async def reconcile(record: ServiceRecord) -> None:
+            results.append(await self._reconciler.reconcile(record, forced=forced))
 
-        async with trio.open_nursery() as nursery:
-            for model in models:
-                nursery.start_soon(reconcile, model)
+        await in_order(records, reconcile)
         return results
 
     async def _watch(self) -> None:
@@ -330,9 +368,9 @@ class Registry:
 
     async def _shut_down(self) -> None:
         self._stopped = True
-        for model in self._models.values():
-            self._reconciler.retire_all(model)
-            model.touch()
+        for record in callers_before(self._services.values()):
+            self._reconciler.retire_all(record)
+            record.touch()
         self._announce_readiness()
         await self._retired.close_all(self._shutdown_seconds)
 
@@ -363,11 +401,11 @@ def _parse(version: str) -> int:
     return number
 
 
-def _stages(models: Iterable[ModelRecord]) -> list[list[ModelRecord]]:
-    """Group what is configured by its kind, in the order of loading."""
-    configured = [model for model in models if model.spec is not None]
-    ranks = sorted({model.kind.rank for model in configured})
-    return [[model for model in configured if model.kind.rank == rank] for rank in ranks]
+async def _run_services(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    with trio.CancelScope(shield=True):
+        async with trio.open_nursery() as nursery:
+            task_status.started(nursery)
+            await trio.sleep_forever()
 
 
 def _sum_up(results: Iterable[ApplyResult]) -> ApplyResult:

@@ -17,7 +17,6 @@ import trio
 
 from ovmstrio.config.specs import ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError
-from ovmstrio.registry.kinds import MODEL
 from ovmstrio.repository.fingerprints import content_mark
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ async def reload_versions(registry: Registry) -> bool:
     Cancellation: at once; the registry goes on with it.
     """
     result = await registry.rescan()
-    _check(result, _VERSIONS_FAILED)
+    _check(registry, result, _VERSIONS_FAILED)
     return result.changed
 
 
@@ -112,17 +111,11 @@ class ConfigSource:
         except ConfigError as error:
             raise FailedPrecondition(f"{_FILE_FAILED}: {error.message}") from error
         self._further = spec.further_files
-        result = await self._registry.apply((*spec.servables, *spec.handlers))
-        log.info(
-            "config applied",
-            path=str(self._path),
-            models=len(spec.models),
-            pipelines=len(spec.pipelines),
-            graphs=len(spec.graphs),
-            handlers=len(spec.handlers),
-            failures=len(result.failures),
-        )
-        _check(result, _FILE_FAILED)
+        result = await self._registry.apply(spec.services)
+        kinds = self._registry.kinds.values()
+        counts = {f"{kind.name.replace(' ', '_')}s": len(spec.of(kind.spec)) for kind in kinds}
+        log.info("config applied", path=str(self._path), **counts, failures=len(result.failures))
+        _check(self._registry, result, _FILE_FAILED)
         _check_problems(spec.problems)
         self._failed = False
 
@@ -166,14 +159,14 @@ async def _read(path: Path) -> bytes | None:
         return None
 
 
-def _check(result: ApplyResult, text: str) -> None:
+def _check(registry: Registry, result: ApplyResult, text: str) -> None:
     if result.failures:
         first = result.failures[0]
-        raise ModelFailure(f"{text}: {_name_of(first)}: {first.reason}")
+        raise ModelFailure(f"{text}: {_name_of(registry, first)}: {first.reason}")
 
 
-def _name_of(status: VersionStatus) -> str:
-    version = f" version {status.version}" if status.kind == MODEL.name and status.version else ""
+def _name_of(registry: Registry, status: VersionStatus) -> str:
+    version = f" version {status.version}" if registry.kinds[status.kind].has_versions and status.version else ""
     return f'{status.kind} "{status.name}"{version}'
 
 

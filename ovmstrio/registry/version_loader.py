@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, ServerError
-from ovmstrio.core.servable import Servable
+from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
+from ovmstrio.registry.grpc_names import check_grpc_names
 from ovmstrio.registry.leases import Instance
 from ovmstrio.registry.records import Failure
 from ovmstrio.work.backoff import Backoff
 
 if TYPE_CHECKING:
-    from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.registry.marks import Marks
-    from ovmstrio.registry.records import ModelRecord, VersionRecord
+    from collections.abc import Callable
+    from pathlib import Path
 
-__all__ = ["LoadServable", "VersionLoader", "describe"]
+    from ovmstrio.config.specs import ServableSpec
+    from ovmstrio.core.servable import Servable, Service
+    from ovmstrio.registry.marks import Marks
+    from ovmstrio.registry.records import ServiceRecord, VersionRecord
+    from ovmstrio.runtimes.kind import Kind, LoadContext
+
+__all__ = ["VersionLoader", "describe", "problems_of"]
 
 log = structlog.get_logger(__name__)
-
-LoadServable = Callable[[Any, int, Path], Awaitable[Servable]]
-"""What makes a servable of a version's files, warmed and ready to be called.
-
-Its first argument is one of the specs that the registry was told to serve, of whichever kinds those are."""
 
 
 def describe(error: Exception) -> str:
@@ -36,58 +34,85 @@ def describe(error: Exception) -> str:
     return error.message if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
 
 
+def problems_of(
+    kind: Kind[Any], spec: ServableSpec, error: Exception, directory: Path | None = None
+) -> tuple[Problem, ...]:
+    """List why a version could not be loaded, or versions not be listed, with the places where that can be mended."""
+    problems = error.problems if isinstance(error, ConfigError) else (Problem(describe(error)),)
+    return tuple(kind.place(spec, problem, directory) for problem in problems)
+
+
 class VersionLoader:
-    """Loads versions, a bounded number at a time.
+    """Loads versions, a bounded number at a time; whatever a load raises is a failure of that version alone.
 
     Args:
-        load: makes a servable; anything that it raises is a failure of that version alone.
+        context: gives what the server lends to those that load, None while it does not run.
         marks: tell what a version is made of.
         concurrent_loads: how many loads may run at once.
     """
 
-    def __init__(self, load: LoadServable, marks: Marks, concurrent_loads: int) -> None:
-        self._load = load
+    def __init__(self, context: Callable[[], LoadContext | None], marks: Marks, concurrent_loads: int) -> None:
+        self._context = context
         self._marks = marks
         self._limiter = trio.CapacityLimiter(concurrent_loads)
 
-    async def load(self, model: ModelRecord, spec: ServableSpec, version: int, directory: Path) -> Instance | None:
+    async def load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Instance | None:
         """Load a version and let it serve; the instance that it replaces is returned, to be retired.
 
         Raises: nothing that the loader raises; that becomes the version's state.
 
         Cancellation: at any checkpoint; the loader gives back what it had opened, and what was served goes on.
         """
-        record = model.load_begins(version)
+        record = service.load_begins(version)
         async with self._limiter:
-            files = await self._marks.of(spec, directory)
-            log.info("loading", kind=spec.kind, name=model.name, version=version, path=str(directory))
+            files = await self._marks.of(service, spec, directory)
+            log.info("loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
                 if spec.errors:
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
-                servable = await self._load(spec, version, directory)
+                # What a service takes is known to those who call it.
+                servable = cast("Servable", await self._load(service, spec, version, directory))
+                await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - the servable border
-                _log_failure(record, spec, error)
-                failure = _next_failure(record, spec, files)
-                model.load_fails(record, describe(error), failure, perf_counter() - started)
+                problems = problems_of(service.kind, spec, error, directory)
+                _log_failure(record, spec, error, problems)
+                failure = _next_failure(record, spec, files, problems)
+                service.load_fails(record, describe(error), failure, perf_counter() - started)
                 return None
             seconds = perf_counter() - started
-            log.info("available", kind=spec.kind, name=model.name, version=version, load_seconds=round(seconds, 3))
-            return model.load_succeeds(record, Instance(spec, version, servable, files), seconds)
+            log.info("available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3))
+            instance = Instance(service, spec, version, servable, files)
+            return service.load_succeeds(record, instance, seconds)
+
+    async def _load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Service:
+        context = self._context()
+        if context is None:
+            raise NotReady("the server is not running")
+        return await service.kind.load(spec, version, directory, context)
+
+    async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
+        """Close what brings a gRPC service that something else has; no checkpoint for what does not."""
+        try:
+            check_grpc_names(record.name, record.kind, servable, self._marks.services.values())
+        except ConfigError:
+            await servable.aclose()
+            raise
 
 
-def _next_failure(record: VersionRecord, spec: ServableSpec, files: str) -> Failure:
+def _next_failure(record: VersionRecord, spec: ServableSpec, files: str, problems: tuple[Problem, ...]) -> Failure:
     backoff = Backoff() if record.failure is None else record.failure.backoff
-    return Failure(spec, files, backoff, trio.current_time() + backoff.seconds_after())
+    return Failure(spec, files, backoff, trio.current_time() + backoff.seconds_after(), problems)
 
 
-def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception) -> None:
+def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception, problems: tuple[Problem, ...]) -> None:
     log.error(
         "load failed",
         kind=spec.kind,
         name=record.name,
         version=record.version,
         reason=describe(error),
+        problems=[str(problem) for problem in problems],
         old_serves=record.instance is not None,
         exc_info=None if isinstance(error, ServerError) else error,
     )

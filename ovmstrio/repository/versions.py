@@ -22,9 +22,12 @@ import structlog
 from ovmstrio.config.specs import VersionPolicy
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["Listing", "choose_versions", "find_model_file", "list_versions", "scan"]
+__all__ = ["ONLY_VERSION", "Listing", "choose_versions", "find_model_file", "list_versions", "scan"]
 
 log = structlog.get_logger(__name__)
+
+ONLY_VERSION: Final = 1
+"""The version of what has only one."""
 
 _LEADING_INTEGER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 """What C's ``stoll`` reads from the front of a name, so that ``1abc`` is version 1, as in OVMS."""

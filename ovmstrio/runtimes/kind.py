@@ -11,10 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 from ovmstrio.config.specs import ServableSpec
+from ovmstrio.core.errors import ServiceMissing
 from ovmstrio.core.hooks import NULL_METERS
+from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,12 +24,13 @@ if TYPE_CHECKING:
 
     import trio
 
+    from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
     from ovmstrio.core.servable import LeaseServable, Service
     from ovmstrio.repository.versions import Listing
 
-__all__ = ["Dependency", "Kind", "LoadContext", "Takes"]
+__all__ = ["Dependency", "Kind", "LoadContext", "Takes", "lease_nothing"]
 
 SpecT = TypeVar("SpecT", bound=ServableSpec)
 _T = TypeVar("_T")
@@ -39,14 +42,16 @@ class Takes(Enum):
     TENSORS = "tensors"
     STREAMS = "streams"
     HTTP = "HTTP routes"
-    GRPC = "gRPC services"
+    GRPC = "gRPC services of its own"
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """Something that a service calls by name; ``place`` says where that is written, for messages.
+    """Something that a service calls by name, of a version, or of the default one.
 
-    With ``reloads`` the service is loaded again whenever what it calls was.
+    With ``place``, which says where the name is written, a warning tells that nothing of the name is configured;
+    without it loading fails for want of it, and says so.  With ``reloads`` the service is loaded again whenever what
+    it calls was.
     """
 
     name: str
@@ -65,7 +70,9 @@ class LoadContext:
         meters: makes the hooks by which services tell of their runs.
         hide_errors: tell clients only the type of what user code raises.
         isolates_nodes: whether custom nodes in shared libraries run in processes of their own.
+        is_trial: whether what is loaded is closed again without a call, as a check does.
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
+        make_limit: makes what counts the requests of a service that may have so many in flight.
     """
 
     lease: LeaseServable
@@ -73,7 +80,9 @@ class LoadContext:
     meters: Meters = NULL_METERS
     hide_errors: bool = False
     isolates_nodes: bool = False
+    is_trial: bool = False
     is_alone: bool = False
+    make_limit: Callable[[int], ConcurrencyLimit] = LocalLimit
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:
@@ -84,6 +93,16 @@ class LoadContext:
         return made
 
 
+async def lease_nothing(name: str, version: str = "", /) -> NoReturn:
+    """Lease nothing, where a service is loaded alone.
+
+    Raises:
+        ServiceMissing: always.
+    """
+    del version
+    raise ServiceMissing(f'nothing is served under the name "{name}"')
+
+
 class Kind(ABC, Generic[SpecT]):
     """One kind of service.
 
@@ -92,17 +111,28 @@ class Kind(ABC, Generic[SpecT]):
         spec: what its configuration becomes.
         takes: the calls that its services take.
         has_versions: false where one version answers whatever version is asked for.
+        imports: whether loading runs a program of the user's, which a check does in another process or not at all.
         section: the key of ``config.json`` that lists services of this kind, empty if there is none.
+        further_sections: the keys of other lists that it reads.
+        occupied: what is said of a service whose name another kind has taken.
     """
 
     name: ClassVar[str]
     spec: type[SpecT]
     takes: ClassVar[frozenset[Takes]]
     has_versions: ClassVar[bool] = False
+    imports: ClassVar[bool] = False
     section: ClassVar[str] = ""
+    further_sections: ClassVar[tuple[str, ...]] = ()
+    occupied: ClassVar[str] = "The name is taken"
+
+    def read(self, file: ConfigFile) -> Sequence[SpecT]:
+        """Read what a configuration file says of services of this kind; of two with one name the first counts."""
+        del file
+        return ()
 
     def depends_on(self, spec: SpecT) -> Sequence[Dependency]:
-        """Tell what else a service calls, as far as its files say; blocking."""
+        """Tell what else a service calls, as far as its settings and files say; itself is left out; blocking."""
         del spec
         return ()
 
@@ -118,10 +148,26 @@ class Kind(ABC, Generic[SpecT]):
     def files_mark(self, spec: SpecT, directory: Path) -> str:
         """Give a mark of all that a version is loaded from, which changes when any of it does; blocking."""
 
+    def check_change(self, spec: SpecT, served: Sequence[ServableSpec]) -> None:
+        """See that what is served under a name, of whatever kind, may be replaced.
+
+        Raises:
+            ConfigError: clients would fail.
+        """
+        del spec, served
+
     def examine(self, spec: SpecT) -> Sequence[Problem]:
-        """Tell warnings of what a service is loaded from, which do not keep it from being loaded; blocking."""
+        """Tell all that is odd or wrong with what a service is loaded from, without running user code; blocking.
+
+        For checks: errors among it are told again by loading.
+        """
         del spec
         return ()
+
+    def place(self, spec: SpecT, problem: Problem, directory: Path | None) -> Problem:
+        """Say where a problem can be mended that loading a version told, or listing them if there is no directory."""
+        del directory
+        return spec.placed(problem)
 
     @abstractmethod
     async def load(self, spec: SpecT, version: int, directory: Path, context: LoadContext) -> Service:
@@ -132,3 +178,7 @@ class Kind(ABC, Generic[SpecT]):
 
         Cancellation: at any checkpoint; nothing is left.
         """
+
+    def begin_drain(self, service: Service) -> None:
+        """Have a service refuse what waits in it and what still comes, for the server ends; calls under way go on."""
+        del service

@@ -20,7 +20,7 @@ from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.config.subconfigs import Subconfigs
 from ovmstrio.core.errors import Problem
-from ovmstrio.server.settings import IGNORED, MODEL, ServeSettings
+from ovmstrio.server.settings import IGNORED, MODEL, ServerSettings
 
 __all__ = [
     "UsageProblems",
@@ -51,8 +51,11 @@ class UsageProblems(Exception):
         return [str(problem) for problem in self.problems]
 
 
-def read_settings(options: Mapping[str, Any]) -> ServeSettings:
+def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSettings:
     """Make settings of the options that were given; texts are converted.
+
+    With ``foreign`` something else than models is served, whose own file says what it is and where it listens; it is
+    what is said of options that are for models.
 
     Raises:
         UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
@@ -60,21 +63,25 @@ def read_settings(options: Mapping[str, Any]) -> ServeSettings:
     given = {name: value for name, value in options.items() if value is not None}
     problems: list[Problem] = []
     try:
-        settings = ServeSettings.model_validate(given)
+        settings = ServerSettings.model_validate(given)
     except ValidationError as error:
         bad = {str(fault["loc"][0]): fault for fault in error.errors(include_url=False)}
         problems += [_refused(option, fault) for option, fault in bad.items()]
         # The rest is judged with the defaults in place of what was refused.
-        settings = ServeSettings.model_validate({name: value for name, value in given.items() if name not in bad})
-    problems += [*_addresses(settings), *_groups(settings), *_security(settings), *_metrics(settings)]
-    if _is_single_model(settings):
+        settings = ServerSettings.model_validate({name: value for name, value in given.items() if name not in bad})
+    problems += [*_security(settings), *_metric_lists(settings)]
+    if foreign:
+        problems += [Problem(foreign, path=f"--{name}") for name in sorted(_OF_MODELS & settings.model_fields_set)]
+    else:
+        problems += [*_addresses(settings), *_groups(settings), *_metrics(settings)]
+    if _is_single_model(settings) and not foreign:
         problems += [problem for problem in _single_problems(settings) if problem.severity == "error"]
     if problems:
         raise UsageProblems(problems)
     return settings
 
 
-def single_servable(settings: ServeSettings) -> ServerSpec:
+def single_servable(settings: ServerSettings) -> ServerSpec:
     """Give what the command line describes: a model, a graph with the models of its subconfig, or nothing."""
     if settings.model_name is None or settings.model_path is None:
         return ServerSpec()
@@ -89,10 +96,10 @@ def single_servable(settings: ServeSettings) -> ServerSpec:
         problems=tuple(problem for problem in problems if problem.severity == "error"),
         **fields,
     )
-    return ServerSpec(models=(model,))
+    return ServerSpec(services=(model,))
 
 
-def _graph_alone(settings: ServeSettings, name: str) -> ServerSpec:
+def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
     files = _graph_files(settings)
     subconfigs = Subconfigs(cache_directory(settings), {})
     problems = subconfigs.read(files.subconfig)
@@ -101,7 +108,7 @@ def _graph_alone(settings: ServeSettings, name: str) -> ServerSpec:
         message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
         problems = (*problems, Problem(message, path="--model_name", suggestion="call one of them otherwise"))
     graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, **files._asdict())
-    return ServerSpec(models=tuple(models), graphs=(graph,), problems=tuple(subconfigs.problems))
+    return ServerSpec(services=(*models, graph), problems=tuple(subconfigs.problems))
 
 
 def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
@@ -114,7 +121,7 @@ def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
     return reasons
 
 
-def contradictions(settings: ServeSettings, spec: ServerSpec) -> list[Problem]:
+def contradictions(settings: ServerSettings, spec: ServerSpec) -> list[Problem]:
     """Tell where the command line and a configuration file exclude each other; the server must not start then."""
     if spec.metrics is None:
         return []
@@ -129,12 +136,12 @@ def contradictions(settings: ServeSettings, spec: ServerSpec) -> list[Problem]:
     return []
 
 
-def metric_families(settings: ServeSettings) -> tuple[str, ...] | None:
+def metric_families(settings: ServerSettings) -> tuple[str, ...] | None:
     """Give the families that the command line asks for, None for the default set."""
     return None if settings.metrics_list is None else _parts(settings.metrics_list)
 
 
-def cache_directory(settings: ServeSettings) -> Path | None:
+def cache_directory(settings: ServerSettings) -> Path | None:
     """Give where compiled models are kept: what was asked for, else OVMS's own place if it exists."""
     return settings.cache_dir or (_OVMS_CACHE if _OVMS_CACHE.is_dir() else None)
 
@@ -160,14 +167,14 @@ def _with_port(address: str, port: int) -> str:
 
 def _refused(option: str, fault: Any) -> Problem:
     if fault["type"] == "extra_forbidden":
-        suggestion = did_you_mean(option, ServeSettings.model_fields)
+        suggestion = did_you_mean(option, ServerSettings.model_fields)
         return Problem("there is no such option", path=f"--{option}", suggestion=suggestion)
     return Problem(
         "the value cannot be used", path=f"--{option}", expected=expected_by(fault), found=shown(fault["input"])
     )
 
 
-def _addresses(settings: ServeSettings) -> list[Problem]:
+def _addresses(settings: ServerSettings) -> list[Problem]:
     both = Problem("", path="--port and --rest_port")
     grpc = listen_addresses(settings.grpc_bind_address, settings.port)
     rest = listen_addresses(settings.rest_bind_address, settings.rest_port)
@@ -179,17 +186,19 @@ def _addresses(settings: ServeSettings) -> list[Problem]:
 
 
 _MODEL_OPTIONS: Final = tuple(
-    name for name, field in ServeSettings.model_fields.items() if (field.json_schema_extra or {}) == {"group": MODEL}
+    name for name, field in ServerSettings.model_fields.items() if (field.json_schema_extra or {}) == {"group": MODEL}
 )
+_OF_MODELS: Final = {*_MODEL_OPTIONS, "config_path", "allow_empty", "cache_dir"}
+"""Options that say nothing where no models are served."""
 _MODEL_KEYS: Final = {"name": "model_name", "base_path": "model_path"}
 """Options that a configuration file calls otherwise."""
 
 
-def _is_single_model(settings: ServeSettings) -> bool:
+def _is_single_model(settings: ServerSettings) -> bool:
     return settings.model_name is not None and settings.model_path is not None
 
 
-def _groups(settings: ServeSettings) -> list[Problem]:
+def _groups(settings: ServerSettings) -> list[Problem]:
     """Check that what belongs to one model comes with a model, and not with a configuration file."""
     given = [name for name in _MODEL_OPTIONS if name in settings.model_fields_set]
     options = ", ".join(f"--{name}" for name in given)
@@ -202,7 +211,7 @@ def _groups(settings: ServeSettings) -> list[Problem]:
     return []
 
 
-def _security(settings: ServeSettings) -> list[Problem]:
+def _security(settings: ServerSettings) -> list[Problem]:
     problems = []
     if (settings.tls_cert is None) != (settings.tls_key is None):
         problems.append(Problem("each needs the other", path="--tls_cert and --tls_key"))
@@ -211,14 +220,18 @@ def _security(settings: ServeSettings) -> list[Problem]:
     return problems
 
 
-def _metrics(settings: ServeSettings) -> list[Problem]:
-    asked = [name for name in ("metrics_enable", "metrics_list") if name in settings.model_fields_set]
-    if not asked:
-        return []
-    problems = [
+def _metric_lists(settings: ServerSettings) -> list[Problem]:
+    return [
         Problem(message, path="--metrics_list", suggestion=suggestion)
         for _, message, suggestion in check_families(metric_families(settings) or ())
     ]
+
+
+def _metrics(settings: ServerSettings) -> list[Problem]:
+    asked = [name for name in ("metrics_enable", "metrics_list") if name in settings.model_fields_set]
+    if not asked:
+        return []
+    problems = []
     if settings.metrics_enable and not listen_addresses(settings.rest_bind_address, settings.rest_port):
         message = "metrics are served on the REST port, and --rest_port is 0"
         problems.append(Problem(message, path=f"--{asked[0]}", suggestion="set --rest_port"))
@@ -227,7 +240,7 @@ def _metrics(settings: ServeSettings) -> list[Problem]:
     return problems
 
 
-def _single_problems(settings: ServeSettings) -> list[Problem]:
+def _single_problems(settings: ServerSettings) -> list[Problem]:
     if not _is_graph(settings):
         return _read_model(settings)[1]
     allowed = set(_MODEL_KEYS.values())
@@ -238,25 +251,25 @@ def _single_problems(settings: ServeSettings) -> list[Problem]:
     ] + _own_problems(settings)
 
 
-def _is_graph(settings: ServeSettings) -> bool:
+def _is_graph(settings: ServerSettings) -> bool:
     path = settings.model_path
     return path is not None and (path.suffix == GRAPH_SUFFIX or _graph_files(settings).graph_path.is_file())
 
 
-def _graph_files(settings: ServeSettings) -> GraphFiles:
+def _graph_files(settings: ServerSettings) -> GraphFiles:
     path = (settings.model_path or Path()).absolute()
     if path.suffix == GRAPH_SUFFIX and not path.is_dir():
         return find_graph({"base_path": str(path.parent), "graph_path": path.name}, path.parent)
     return find_graph({"base_path": str(path)}, path)
 
 
-def _read_model(settings: ServeSettings) -> tuple[dict[str, Any], list[Problem]]:
+def _read_model(settings: ServerSettings) -> tuple[dict[str, Any], list[Problem]]:
     options = {name: getattr(settings, name) for name in _MODEL_OPTIONS if name in settings.model_fields_set}
     fields, problems = read_model_options(options)
     placed = [replace(problem, path=f"--{problem.path}") for problem in problems]
     return fields, placed + _own_problems(settings)
 
 
-def _own_problems(settings: ServeSettings) -> list[Problem]:
+def _own_problems(settings: ServerSettings) -> list[Problem]:
     problems = [*check_name(settings.model_name or ""), *check_base_path(str(settings.model_path or ""))]
     return [replace(problem, path=f"--{_MODEL_KEYS[problem.path]}") for problem in problems]

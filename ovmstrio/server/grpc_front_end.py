@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
 from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.api.grpc_standard.endless_calls import EndlessCalls
 from ovmstrio.api.grpc_standard.health import HealthService, PlaneHealth
-from ovmstrio.api.grpc_standard.reflection import ReflectionService, service_names
-from ovmstrio.api.grpc_standard.services_front_end import ServicesFrontEnd
+from ovmstrio.api.grpc_standard.hosted_services import HostedServices
+from ovmstrio.api.grpc_standard.reflection import ReflectionService
 from ovmstrio.api.kserve.grpc.inference_service import InferenceService
 from ovmstrio.api.tensorflow.grpc import ModelService, PredictionService
 from ovmstrio.wire.grpc.server import GrpcServer
+from ovmstrio.wire.listeners import open_listeners
 from ovmstrio.wire.status_mapping import map_error
 
 if TYPE_CHECKING:
@@ -19,60 +22,74 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.runtimes.handlers.grpc import GrpcProject
     from ovmstrio.wire.grpc.limits import TransportLimits
     from ovmstrio.wire.grpc.server import Service
+    from ovmstrio.wire.listeners import Listener
 
 __all__ = ["GrpcFrontEnd"]
 
 
-class GrpcFrontEnd(ServicesFrontEnd):
-    """Serves a data plane over gRPC: KServe v2, TensorFlow Serving, health checks and reflection.
+class GrpcFrontEnd:
+    """Serves a data plane over gRPC: KServe v2, TensorFlow Serving, health checks, reflection, and what services bring.
 
     Args:
         plane: what is served.
         addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
         tls: the server's TLS settings, None for plain connections.
         limits: what peers may do.
-        projects: what else is served: services of users.
-        services: hosted beside those of the data plane.
-        codec: knows their messages, too.
-
-    Raises:
-        ConfigError: two projects, or a project and the server, have a service of the same name.
+        root: the entry that answers where no name is given; empty for none.
     """
 
     def __init__(
         self,
         plane: DataPlane,
-        addresses: Sequence[str],
+        addresses: Sequence[str] = (),
         *,
         tls: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
-        projects: Sequence[GrpcProject] = (),
-        services: Sequence[Service] = (),
-        codec: Codec | None = None,
+        root: str = "",
     ) -> None:
-        endless = EndlessCalls()
-        names = [service.name for project in projects for service in project.proto.services]
-        health = HealthService(PlaneHealth(plane, names), endless)
-        hosted: list[Service] = [
+        self._addresses = addresses
+        self._tls = tls
+        self._endless = EndlessCalls()
+        hosted = HostedServices(plane, root)
+        services: list[Service] = [
             InferenceService(plane),
             PredictionService(plane),
             ModelService(plane),
-            health,
-            *services,
+            HealthService(PlaneHealth(plane, hosted), self._endless),
         ]
-        listed = {*names, *service_names(hosted)}
-        if projects:
-            # What only projects need is left alone by those who serve none.
-            from ovmstrio.api.handlers.grpc.codec import UserCodec  # noqa: PLC0415
-            from ovmstrio.api.handlers.grpc.projects import user_descriptors, user_services  # noqa: PLC0415
+        services.append(ReflectionService(services, hosted, self._endless))
+        self._server = GrpcServer(services, Codec(), further=hosted, limits=limits, map_error=map_error)
 
-            codec = codec or UserCodec()
-            hosted.append(ReflectionService(listed, endless, user_descriptors(projects)))
-            hosted += user_services(projects, service_names(hosted))
-        else:
-            hosted.append(ReflectionService(listed, endless))
-        server = GrpcServer(hosted, codec or Codec(), limits=limits, map_error=map_error)
-        super().__init__(server, addresses, endless, tls)
+    async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until :meth:`drain` has ended the last connection; may be run once.
+
+        Reports the addresses that are bound once connections are accepted.
+
+        Ownership: listeners, connections and calls.  A failing connection or call ends nothing but itself.
+
+        Raises:
+            ValueError: an address is not understood.
+            OSError: an address cannot be bound.
+
+        Cancellation: closes everything at once.
+        """
+        async with open_listeners(self._addresses, self._tls) as listeners:
+            await self.serve_listeners(listeners, task_status=task_status)
+
+    async def serve_listeners(
+        self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Do as :meth:`serve` with listeners that are the caller's."""
+        await self._server.serve(listeners, task_status=task_status)
+
+    async def drain(self, grace_seconds: float) -> int:
+        """Stop gently: listeners close, calls in flight get the grace, the rest is cancelled and counted.
+
+        Watches and reflection streams, which would last as long as their clients, end at once.
+
+        Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
+        """
+        self._endless.end()
+        return await self._server.drain(grace_seconds)

@@ -1,22 +1,33 @@
-"""The REST front end of a data plane as a whole: the application, and the fast lane before it."""
+"""The HTTP front end of a data plane: every protocol's rules, and the services that have paths of their own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ovmstrio.api.handlers.http.lane import MountedRoutes
-from ovmstrio.api.handlers.http.mounts import HandlerMounts
-from ovmstrio.api.infer_lane import InferRoutes
-from ovmstrio.server.rest_application import Cors, make_application
+from ovmstrio.api.admin.routes import admin_rules, metrics_rules
+from ovmstrio.api.handlers.http.handler_kind import HandlerMountKind
+from ovmstrio.api.kserve.rest.generate import generate_rules
+from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
+from ovmstrio.api.mounts import ServiceItself, ServiceMounts
+from ovmstrio.api.paddle.http.pipeline_routes import OpsMountKind
+from ovmstrio.api.refusals import OvmsRefusals
+from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
+from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
+from ovmstrio.runtimes.kind import Takes
 from ovmstrio.wire.http.http_server import HttpFrontEnd
+from ovmstrio.wire.http.router import Router
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+    from ovmstrio.api.mounts import MountKind
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.http.cors import Cors
 
-__all__ = ["RestFrontEnd"]
+__all__ = ["RestFrontEnd", "make_router"]
+
+_MAX_BODY_BYTES: Final = 64 * 2**20
 
 
 class RestFrontEnd(HttpFrontEnd):
@@ -29,19 +40,47 @@ class RestFrontEnd(HttpFrontEnd):
         max_body_bytes: larger bodies are refused.
         cors: what browsers of other origins may do, None for nothing.
         shows_details: whether callers of handlers may see what their code raised.
+        root: the name of the service whose paths are at the root of the port, too; empty for none.
     """
 
     def __init__(
         self,
         plane: DataPlane,
-        addresses: Sequence[str],
+        addresses: Sequence[str] = (),
         *,
         tls: ssl.SSLContext | None = None,
-        max_body_bytes: int = 64 * 2**20,
+        max_body_bytes: int = _MAX_BODY_BYTES,
         cors: Cors | None = None,
         shows_details: bool = False,
+        root: str = "",
     ) -> None:
-        mounts = HandlerMounts(plane.registry, shows_details=shows_details)
-        application = make_application(plane, max_body_bytes=max_body_bytes, cors=cors, mounts=mounts)
-        routes = MountedRoutes(mounts, InferRoutes(plane))
-        super().__init__(addresses, routes, application, tls=tls, max_body_bytes=max_body_bytes)
+        router = make_router(plane, max_body_bytes, cors, shows_details=shows_details, root=root)
+        super().__init__(addresses, router, tls=tls, max_body_bytes=max_body_bytes)
+
+
+def make_router(
+    plane: DataPlane,
+    max_body_bytes: int = _MAX_BODY_BYTES,
+    cors: Cors | None = None,
+    *,
+    shows_details: bool = False,
+    root: str = "",
+) -> Router:
+    """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
+    rules = [
+        *kserve_rules(plane, max_body_bytes),
+        *tensorflow_rules(plane, max_body_bytes),
+        *generate_rules(plane, max_body_bytes),
+        *admin_rules(plane),
+    ]
+    if not root or plane.render_metrics() is not None:
+        # Without metrics of the server the path is that of the service at the root, which may have its own.
+        rules += metrics_rules(plane)
+    kinds: dict[str, MountKind] = {
+        **{name: ServiceItself() for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
+        HandlerSpec.kind: HandlerMountKind(shows_details=shows_details),
+        OpPipelineSpec.kind: OpsMountKind(plane, max_body_bytes),
+    }
+    router = Router(rules, OvmsRefusals(), ServiceMounts(plane, kinds, root), cors)
+    plane.registry.subscribe(lambda _: router.forget())
+    return router

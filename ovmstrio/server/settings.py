@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["GROUPS", "IGNORED", "MODEL", "ServeSettings"]
+__all__ = ["GROUPS", "IGNORED", "MODEL", "ServerSettings"]
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
@@ -43,7 +43,7 @@ def _setting(default: Any, group: str, help_text: str, **bounds: Any) -> Any:
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
-class ServeSettings(BaseModel):
+class ServerSettings(BaseModel):
     """The settings of one server, as given on the command line; times are seconds, sizes bytes.
 
     Settings of one model are texts here; ``ovmstrio.server.command_line`` makes a ``ServerSpec`` of them.

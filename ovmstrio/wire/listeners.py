@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-__all__ = ["Listener", "Peer", "address_of", "open_listeners", "peer_of", "tls_context"]
+__all__ = ["Listener", "Peer", "address_of", "client_of", "open_listeners", "peer_of", "tls_context"]
 
 Listener = trio.abc.Listener[Any]
 
@@ -144,6 +144,17 @@ def peer_of(stream: trio.abc.Stream) -> Peer:
     with suppress(OSError):
         return Peer(_format(sock.getpeername()), certificate)
     return Peer("unknown", certificate)
+
+
+def client_of(stream: trio.abc.Stream) -> str:
+    """Give the host at the other end of an accepted stream; empty if it has no name, as with a Unix socket."""
+    if isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    sock = getattr(stream, "socket", None)
+    if sock is not None and sock.family != trio.socket.AF_UNIX:
+        with suppress(OSError):
+            return str(sock.getpeername()[0])
+    return ""
 
 
 def _format(name: object) -> str:

@@ -18,7 +18,6 @@ import trio
 from ovmstrio.api.doors import KSERVE_GRPC, TENSORFLOW_GRPC
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.registry import Registry
 from ovmstrio.runtimes.graphs.load_graph import load_graph
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
@@ -26,6 +25,7 @@ from tests.api.grpc.streams import Caller, payload
 from tests.api.grpc.tensorflow.calls import predict_request, refusal, tensor
 from tests.support.graphs import LOOPBACK, graph_text, python_node
 from tests.support.grpc_clients import TIMEOUT_SECONDS, call, with_channel, with_triton
+from tests.support.stub_registry import registry_of
 
 HANDLERS = {
     "upper": """
@@ -91,7 +91,7 @@ async def _serve(folder: Path) -> AsyncIterator[Both]:
         async def load(spec: Any, version: int, directory: Path) -> Any:
             return await load_graph(spec, lease=registry.lease, tasks=tasks)
 
-        registry = Registry(load, poll_seconds=0)
+        registry = registry_of(load, poll_seconds=0)
         plane = DataPlane(registry)
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)

@@ -89,3 +89,24 @@ def test_handlers_of_a_configuration_are_checked(run: Run) -> None:
         ("nucleus.yaml", "processes", "a handler that is served beside others has no processes of its own"),
         ("config.json", "handler_config_list[2].path", "the project does not exist"),
     ]
+
+
+def test_grpc_services_of_one_name_are_told(run: Run) -> None:
+    """One of the two would serve; the other is told with its file, and with that of the one that has the name."""
+    code = "class Handler:\n    def Say(self, payload): return payload\n"
+    proto = 'syntax = "proto3";\npackage clash;\nmessage Text {}\nservice Talk { rpc Say (Text) returns (Text); }\n'
+    for name in ("one", "two"):
+        _write(name, f"{PYTHON}protobuf_path: talk.proto\n", code)
+        Path(name, "talk.proto").write_text(proto, "utf-8")
+    handlers = [{"name": name, "path": name} for name in ("one", "two")]
+    Path("config.json").write_text(json.dumps({"model_config_list": [], "handler_config_list": handlers}), "utf-8")
+    result = run("config.json", "--json")
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    (loaded,) = answer["loaded"]
+    (problem,) = answer["problems"]
+    files = {name: str(Path(name, "talk.proto").resolve()) for name in ("one", "two")}
+    has = files.pop(loaded["model"])
+    (has_not,) = files.values()
+    assert problem["file"] == has_not
+    assert problem["message"] == f"the service clash.Talk is already served by {has}"

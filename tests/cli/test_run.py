@@ -12,8 +12,8 @@ import typer
 from ovms_cli.run import _take_config, compat_folder, execute_script, run
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import hosts_of, run_pipeline_service
-from ovmstrio.ops_server.scripts import source_of
 from ovmstrio.runtimes.ops import WebService
+from ovmstrio.runtimes.ops.prepared_service import PreparedService
 
 SCRIPT = """
 import sys
@@ -142,5 +142,5 @@ def test_a_script_may_go_elsewhere(script: Path, tmp_path: Path) -> None:
     )
     script.write_text(script.read_text().replace("A.parse_args([]).conf_dict", '{"rpc_port": 0}'))
     sources: list[Any] = []
-    execute_script(Path("web_service.py"), [], None, lambda service: sources.append(source_of(service, None)))
+    execute_script(Path("web_service.py"), [], None, lambda service: sources.append(PreparedService(service).source()))
     assert json.loads(sources[0].argument)["script"] == str(tmp_path / "web_service.py")

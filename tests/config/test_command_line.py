@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.config.specs import BatchingSpec, LayoutSpec, MetricsSpec, ServerSpec, ShapeSpec, SpecificVersions
+from ovmstrio.config.specs import (
+    BatchingSpec,
+    GraphSpec,
+    LayoutSpec,
+    MetricsSpec,
+    ModelSpec,
+    ServerSpec,
+    ShapeSpec,
+    SpecificVersions,
+)
 from ovmstrio.core.tensor import Dim
 from ovmstrio.server.command_line import (
     UsageProblems,
@@ -17,7 +26,7 @@ from ovmstrio.server.command_line import (
     read_settings,
     single_servable,
 )
-from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServeSettings
+from ovmstrio.server.settings import IGNORED, IGNORED_GROUP, ServerSettings
 
 MODEL = {"model_name": "m", "model_path": "models/m"}
 
@@ -52,7 +61,7 @@ def test_a_single_model_is_configured_by_options() -> None:
         "plugin_config": '{"NUM_STREAMS": 2}',
         "target_device": "AUTO",
     }
-    (model,) = single_servable(read_settings(options)).models
+    (model,) = single_servable(read_settings(options)).of(ModelSpec)
     assert (model.name, model.base_path) == ("m", Path("models/m").absolute())
     assert model.shapes == {"a": ShapeSpec(dims=(Dim(1, 1), Dim(10, 10)))}
     assert model.layouts == {"": LayoutSpec(tensor="NHWC", model="NCHW")}
@@ -105,10 +114,10 @@ def test_a_misspelt_option_is_recognised() -> None:
 
 def test_every_option_without_meaning_says_why() -> None:
     """The table of reasons and the options are one."""
-    fields = ServeSettings.model_fields.items()
+    fields = ServerSettings.model_fields.items()
     assert set(IGNORED) == {name for name, field in fields if field.json_schema_extra == {"group": IGNORED_GROUP}}
     options = dict.fromkeys(IGNORED, "1")
-    assert read_settings(options).port == ServeSettings().port
+    assert read_settings(options).port == ServerSettings().port
     assert ignored_options({**options, "port": 1}) == IGNORED
 
 
@@ -174,14 +183,16 @@ def test_a_folder_or_file_of_a_graph_is_served_as_one(tmp_path: Path, place: str
     """The file lies in the folder or in its version 1; handlers are found from the directory of the file."""
     folder = _graph_folder(tmp_path, place)
     spec = single_servable(read_settings({"model_name": "it", "model_path": str(tmp_path / path)}))
-    (graph,) = spec.graphs
-    assert (graph.name, spec.models, graph.problems) == ("it", (), ())
+    (graph,) = spec.of(GraphSpec)
+    assert (graph.name, spec.of(ModelSpec), graph.problems) == ("it", (), ())
     assert (graph.base_path, graph.graph_path) == (folder / place, folder / place / "graph.pbtxt")
 
 
 def test_a_file_of_a_graph_that_is_missing_is_a_graph_all_the_same(tmp_path: Path) -> None:
     """Its name says what it would be."""
-    (graph,) = single_servable(read_settings({"model_name": "g", "model_path": str(tmp_path / "x.pbtxt")})).graphs
+    (graph,) = single_servable(read_settings({"model_name": "g", "model_path": str(tmp_path / "x.pbtxt")})).of(
+        GraphSpec
+    )
     assert graph.graph_path == tmp_path / "x.pbtxt"
 
 
@@ -202,6 +213,6 @@ def test_models_beside_a_single_graph_are_served_with_it(tmp_path: Path) -> None
     entries = [{"config": {"name": name, "base_path": name}} for name in ("m", "g")]
     (folder / "subconfig.json").write_text(json.dumps({"model_config_list": entries}))
     spec = single_servable(read_settings({"model_name": "g", "model_path": str(folder)}))
-    assert [(model.name, model.base_path) for model in spec.models] == [("m", folder / "m")]
-    assert [problem.path for problem in spec.graphs[0].problems] == ["--model_name"]
-    assert spec.graphs[0].problems[0].message.startswith("Given mediapipe graph name is already occupied")
+    assert [(model.name, model.base_path) for model in spec.of(ModelSpec)] == [("m", folder / "m")]
+    assert [problem.path for problem in spec.of(GraphSpec)[0].problems] == ["--model_name"]
+    assert spec.of(GraphSpec)[0].problems[0].message.startswith("Given mediapipe graph name is already occupied")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ovmstrio.config.ovms_json import examine_config, parse_config
-from ovmstrio.config.specs import ServerSpec
+from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.table import KINDS
 
 
 def _write(path: Path, document: Any = "") -> None:
@@ -22,7 +23,7 @@ def _models(*configs: dict[str, Any]) -> dict[str, Any]:
 
 def _parse(root: Path, document: dict[str, Any]) -> ServerSpec:
     content = json.dumps({"model_config_list": [], **document}, indent=1).encode()
-    return parse_config(content, root / "config.json")
+    return parse_config(KINDS.values(), content, root / "config.json")
 
 
 def _graphs(root: Path, *entries: dict[str, Any]) -> ServerSpec:
@@ -45,7 +46,7 @@ def test_paths_of_a_graph_have_ovms_defaults(
     tmp_path: Path, settings: dict[str, str], base_path: str, graph_path: str, subconfig: str
 ) -> None:
     """The base path leads on from the file's directory, everything else from the base path."""
-    (graph,) = _graphs(tmp_path, {"name": "g", **settings}).graphs
+    (graph,) = _graphs(tmp_path, {"name": "g", **settings}).of(GraphSpec)
     assert (graph.base_path, graph.graph_path) == (tmp_path / base_path, tmp_path / graph_path)
     assert (graph.subconfig, graph.problems) == (tmp_path / subconfig, ())
     assert graph.origin.startswith(f"{tmp_path}/config.json:")
@@ -71,7 +72,7 @@ def test_a_wrong_form_of_a_graphs_entry_is_one_of_the_file(tmp_path: Path, entry
 )
 def test_what_is_wrong_with_one_graph_leaves_the_others(tmp_path: Path, settings: dict[str, str], path: str) -> None:
     """The graph is known with its problem, and its neighbour is served."""
-    broken, other = _graphs(tmp_path, {"name": "g", **settings}, {"name": "other"}).graphs
+    broken, other = _graphs(tmp_path, {"name": "g", **settings}, {"name": "other"}).of(GraphSpec)
     assert [problem.path for problem in broken.problems] == [f"mediapipe_config_list[0].{path}"]
     assert other.problems == ()
 
@@ -92,8 +93,8 @@ def test_an_entry_among_the_models_may_be_a_graph(
     """It is known by its keys or by what lies in its directory."""
     _write(tmp_path / place)
     spec = _parse(tmp_path, _models({"name": "g", **settings}, {"name": "m", "base_path": "m"}))
-    assert [graph.base_path for graph in spec.graphs] == [tmp_path / base_path]
-    assert [model.name for model in spec.models] == ["m"]
+    assert [graph.base_path for graph in spec.of(GraphSpec)] == [tmp_path / base_path]
+    assert [model.name for model in spec.of(ModelSpec)] == ["m"]
     assert spec.problems == ()
 
 
@@ -103,7 +104,7 @@ def test_an_option_of_models_on_a_graph_is_a_warning_with_its_place(tmp_path: Pa
     spec = _parse(tmp_path, _models({"name": "g", "base_path": "g", "nireq": 2}))
     (problem,) = spec.problems
     assert (problem.severity, problem.path, problem.line) == ("warning", "model_config_list[0].config.nireq", 7)
-    assert spec.graphs[0].problems == ()
+    assert spec.of(GraphSpec)[0].problems == ()
 
 
 def test_the_first_of_two_graphs_of_one_name_is_served(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_the_first_of_two_graphs_of_one_name_is_served(tmp_path: Path) -> None:
     _write(tmp_path / "a/graph.pbtxt")
     graphs = {"mediapipe_config_list": [{"name": "g", "base_path": "b"}]}
     spec = _parse(tmp_path, {**_models({"name": "g", "base_path": "a"}), **graphs})
-    assert [graph.base_path.name for graph in spec.graphs] == ["a"]
+    assert [graph.base_path.name for graph in spec.of(GraphSpec)] == ["a"]
     assert [(problem.severity, problem.path) for problem in spec.problems] == [
         ("warning", "mediapipe_config_list[0].name")
     ]
@@ -121,7 +122,7 @@ def test_a_graph_never_takes_the_name_of_a_model(tmp_path: Path) -> None:
     """The model is served, and the graph is told of in OVMS's words."""
     models = _models({"name": "m", "base_path": "m"})
     spec = _parse(tmp_path, {**models, "mediapipe_config_list": [{"name": "m"}, {"name": "g"}]})
-    assert [servable.name for servable in spec.servables] == ["m", "g"]
+    assert [servable.name for servable in spec.services] == ["m", "g"]
     (problem,) = spec.problems
     assert problem.message.startswith("Given mediapipe graph name is already occupied")
     assert (problem.severity, problem.path) == ("error", "mediapipe_config_list[0].name")
@@ -131,7 +132,7 @@ def test_the_models_of_a_subconfig_belong_to_the_configuration(tmp_path: Path) -
     """Their paths lead on from its directory, and its content is remembered, so that a change is seen."""
     _write(tmp_path / "g/subconfig.json", _models({"name": "inner", "base_path": "models/inner"}))
     spec = _graphs(tmp_path, {"name": "g"}, {"name": "h"})
-    (model,) = spec.models
+    (model,) = spec.of(ModelSpec)
     assert (model.name, model.base_path) == ("inner", tmp_path / "g/models/inner")
     assert model.origin == f"{tmp_path}/g/subconfig.json:4"
     assert spec.further_files == {
@@ -148,15 +149,15 @@ def test_a_broken_subconfig_fails_its_graph_alone(tmp_path: Path, content: str, 
     """The problem names the file and the line; the rest of the configuration is served."""
     _write(tmp_path / "g/subconfig.json", content)
     spec = _graphs(tmp_path, {"name": "g"}, {"name": "other"})
-    broken, other = spec.graphs
+    broken, other = spec.of(GraphSpec)
     assert [(problem.file, problem.line) for problem in broken.problems] == [(f"{tmp_path}/g/subconfig.json", line)]
-    assert (other.problems, spec.problems, spec.models) == ((), (), ())
+    assert (other.problems, spec.problems, spec.of(ModelSpec)) == ((), (), ())
 
 
 def test_a_subconfig_that_cannot_be_read_fails_its_graph(tmp_path: Path) -> None:
     """Only one that is not there is as good as empty."""
     (tmp_path / "g/subconfig.json").mkdir(parents=True)
-    (graph,) = _graphs(tmp_path, {"name": "g"}).graphs
+    (graph,) = _graphs(tmp_path, {"name": "g"}).of(GraphSpec)
     assert [problem.file for problem in graph.problems] == [f"{tmp_path}/g/subconfig.json"]
 
 
@@ -167,7 +168,7 @@ def test_models_that_two_files_configure_are_served_once(tmp_path: Path) -> None
     _write(tmp_path / "g/subconfig.json", _models(same, {**other, "nireq": 7}))
     graphs = {"mediapipe_config_list": [{"name": "g"}, {"name": "h", "base_path": "g"}]}
     spec = _parse(tmp_path, {**_models(same, other), **graphs})
-    assert [(model.name, model.nireq) for model in spec.models] == [("same", 0), ("other", 0)]
+    assert [(model.name, model.nireq) for model in spec.of(ModelSpec)] == [("same", 0), ("other", 0)]
     (problem,) = spec.problems
     assert (problem.severity, problem.file) == ("warning", f"{tmp_path}/g/subconfig.json")
     assert problem.suggestion == f"{tmp_path}/config.json:10 has it"
@@ -177,7 +178,7 @@ def test_a_graph_in_a_subconfig_is_refused(tmp_path: Path) -> None:
     """Subconfigs are for models."""
     _write(tmp_path / "g/subconfig.json", _models({"name": "x", "graph_path": "x.pbtxt"}))
     spec = _graphs(tmp_path, {"name": "g"})
-    assert [graph.name for graph in spec.graphs] == ["g"]
+    assert [graph.name for graph in spec.of(GraphSpec)] == ["g"]
     assert [(problem.severity, problem.path) for problem in spec.problems] == [("error", "model_config_list[0].config")]
 
 
@@ -185,7 +186,9 @@ def test_places_of_graphs_and_their_models_are_known(tmp_path: Path) -> None:
     """Those who look on are told in which file each is configured."""
     _write(tmp_path / "g/subconfig.json", _models({"name": "m", "base_path": "m"}))
     document = {"model_config_list": [], "mediapipe_config_list": [{"name": "g"}]}
-    places = examine_config(json.dumps(document, indent=1).encode(), tmp_path / "config.json").places
+    content = json.dumps(document, indent=1).encode()
+    services = examine_config(KINDS.values(), content, tmp_path / "config.json").spec.services
+    places = {service.name: service.place for service in services if service.place}
     assert {name: (place.file, place.settings.line) for name, place in places.items()} == {
         "m": (f"{tmp_path}/g/subconfig.json", 4),
         "g": (f"{tmp_path}/config.json", 4),

@@ -11,28 +11,29 @@ import pytest
 from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import HandlerSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.table import KINDS
 
 _FILE = Path("/etc/ovms/config.json")
 
 
 def _parse(*handlers: Any, **lists: Any) -> ServerSpec:
     content = {"model_config_list": [], **lists, "handler_config_list": list(handlers)}
-    return parse_config(json.dumps(content, indent=1).encode(), _FILE)
+    return parse_config(KINDS.values(), json.dumps(content, indent=1).encode(), _FILE)
 
 
 def _problems_of(spec: ServerSpec) -> tuple[Problem, ...]:
-    (handler,) = spec.handlers
+    (handler,) = spec.of(HandlerSpec)
     return handler.problems
 
 
 def test_a_handler_is_a_folder_or_a_file() -> None:
     """Relative paths lead on from the configuration's folder."""
     spec = _parse({"name": "iris", "path": "iris"}, {"name": "other", "path": "/srv/other/mine.yaml"})
-    assert spec.handlers == (
+    assert tuple(each.model_copy(update={"place": None}) for each in spec.of(HandlerSpec)) == (
         HandlerSpec(name="iris", base_path=Path("/etc/ovms/iris"), path=Path("/etc/ovms/iris"), origin=f"{_FILE}:4"),
         HandlerSpec(name="other", base_path=Path("/srv/other"), path=Path("/srv/other/mine.yaml"), origin=f"{_FILE}:8"),
     )
-    assert spec.servables == ()
+    assert len(spec.services) == 2
     assert spec.problems == ()
 
 
@@ -42,6 +43,8 @@ def test_a_handler_is_a_folder_or_a_file() -> None:
         ({"name": "", "path": "a"}, "handler_config_list[0].name", "the name is empty"),
         ({"name": "a/b", "path": "a"}, "handler_config_list[0].name", "the name cannot be used"),
         ({"name": "v2", "path": "a"}, "handler_config_list[0].name", "the name is the beginning of the server's own"),
+        ({"name": "v3", "path": "a"}, "handler_config_list[0].name", "the name is the beginning of the server's own"),
+        ({"name": "health", "path": "a"}, "handler_config_list[0].name", "the name is the beginning of the server's"),
         ({"name": "a", "path": ""}, "handler_config_list[0].path", "the path is empty"),
         ({"name": "a", "path": "s3://b/a"}, "handler_config_list[0].path", "remote storage is not served"),
         ({"name": "a", "path": "a\0"}, "handler_config_list[0].path", "the path cannot be used"),
@@ -75,7 +78,7 @@ def test_what_breaks_the_form_breaks_the_file(entry: Any, path: str, message: st
 def test_of_two_with_one_name_the_first_counts() -> None:
     """The other is a warning."""
     spec = _parse({"name": "a", "path": "first"}, {"name": "a", "path": "second"})
-    assert [handler.path.name for handler in spec.handlers] == ["first"]
+    assert [handler.path.name for handler in spec.of(HandlerSpec)] == ["first"]
     assert [(each.severity, each.path) for each in spec.problems] == [("warning", "handler_config_list[1].name")]
 
 
@@ -83,12 +86,13 @@ def test_the_name_of_a_model_is_taken() -> None:
     """The model is served, the handler is not."""
     models = [{"config": {"name": "a", "base_path": "/models/a"}}]
     content = {"model_config_list": models, "handler_config_list": [{"name": "a", "path": "b"}]}
-    examined = examine_config(json.dumps(content).encode(), _FILE)
-    assert examined.spec.handlers == ()
+    examined = examine_config(KINDS.values(), json.dumps(content).encode(), _FILE)
+    assert examined.spec.of(HandlerSpec) == ()
     (problem,) = examined.spec.problems
     assert problem.message == "Handler has a name that is taken: 'a' is a model's, which is served"
     assert problem.path == "handler_config_list[0].name"
-    assert [place.settings.path for place in examined.places.values()] == ["model_config_list[0].config"]
+    places = [service.place for service in examined.spec.services]
+    assert [place.settings.path for place in places if place] == ["model_config_list[0].config"]
 
 
 def test_a_broken_file_tells_the_problems_of_its_handlers() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ovmstrio.config.ovms_json import examine_config, parse_config
@@ -14,17 +14,19 @@ from ovmstrio.config.specs import (
     BatchSpec,
     LayoutSpec,
     MetricsSpec,
+    ModelSpec,
     ServerSpec,
     ShapeSpec,
 )
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Dim
+from ovmstrio.runtimes.table import KINDS
 
 FILE = Path("/etc/ovms/config.json")
 
 
 def _parse(document: Any) -> ServerSpec:
-    return parse_config(json.dumps(document).encode(), FILE)
+    return parse_config(KINDS.values(), json.dumps(document).encode(), FILE)
 
 
 def _model(**settings: Any) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def _model(**settings: Any) -> dict[str, Any]:
 
 def _refused(text: str) -> list[tuple[int | None, str]]:
     with pytest.raises(ConfigError) as error:
-        parse_config(text.encode(), FILE)
+        parse_config(KINDS.values(), text.encode(), FILE)
     return [(problem.line, problem.path) for problem in error.value.problems]
 
 
@@ -46,7 +48,7 @@ def _only(document: Any) -> Problem:
 
 def test_a_model_has_ovms_defaults() -> None:
     """Name and path are enough; the path leads on from the file's directory."""
-    (model,) = _parse(_model()).models
+    (model,) = _parse(_model()).of(ModelSpec)
     assert (model.name, model.base_path) == ("m", Path("/etc/ovms/m"))
     assert (model.nireq, model.target_device, model.max_sequence_number) == (0, "CPU", 500)
     assert model.version_policy.select([1, 2, 3]) == [3]
@@ -68,7 +70,7 @@ def test_every_setting_reaches_the_spec() -> None:
             allow_cache=True,
         )
     )
-    (model,) = spec.models
+    (model,) = spec.of(ModelSpec)
     assert model.base_path == Path("/models/m")
     assert model.batch == BatchSpec(dim=Dim(2, 4))
     assert model.shapes == {"a": ShapeSpec(dims=(Dim(1, 1), Dim(10, 10))), "b": ShapeSpec(auto=True)}
@@ -169,7 +171,7 @@ def test_a_repeated_key_is_a_mistake() -> None:
 def test_what_is_no_json_is_told_in_the_words_of_ovms(content: bytes) -> None:
     """Clients look for the beginning of the message."""
     with pytest.raises(ConfigError) as error:
-        parse_config(content, FILE)
+        parse_config(KINDS.values(), content, FILE)
     (problem,) = error.value.problems
     assert problem.message.startswith("The file is not valid json")
     assert (problem.file, problem.line) == (str(FILE), 1)
@@ -177,7 +179,7 @@ def test_what_is_no_json_is_told_in_the_words_of_ovms(content: bytes) -> None:
 
 def test_a_byte_order_mark_is_no_mistake() -> None:
     """Editors of some systems write one."""
-    assert parse_config(b'\xef\xbb\xbf{"model_config_list": []}', FILE) == ServerSpec()
+    assert parse_config(KINDS.values(), b'\xef\xbb\xbf{"model_config_list": []}', FILE) == ServerSpec()
 
 
 @pytest.mark.parametrize(
@@ -201,14 +203,14 @@ def test_what_is_wrong_with_one_model_leaves_the_others(settings: dict[str, Any]
     """The model is known with its problem, and its neighbour is served."""
     document = _model(**settings)
     document["model_config_list"].append({"config": {"name": "other", "base_path": "other"}})
-    broken, other = _parse(document).models
+    broken, other = _parse(document).of(ModelSpec)
     assert [problem.path for problem in broken.problems] == [f"model_config_list[0].config.{path}"]
     assert other.problems == ()
 
 
 def test_a_model_without_a_path_fails_alone() -> None:
     """The place is that of its settings."""
-    (model,) = _parse({"model_config_list": [{"config": {"name": "m"}}]}).models
+    (model,) = _parse({"model_config_list": [{"config": {"name": "m"}}]}).of(ModelSpec)
     assert [(problem.path, problem.message) for problem in model.problems] == [
         ("model_config_list[0].config", "the key 'base_path' is missing")
     ]
@@ -219,7 +221,7 @@ def test_the_first_of_two_models_of_one_name_is_served() -> None:
     document = _model()
     document["model_config_list"].append({"config": {"name": "m", "base_path": "other"}})
     spec = _parse(document)
-    assert [model.base_path.name for model in spec.models] == ["m"]
+    assert [model.base_path.name for model in spec.of(ModelSpec)] == ["m"]
     assert [(problem.severity, problem.path) for problem in spec.problems] == [
         ("error", "model_config_list[1].config.name")
     ]
@@ -229,7 +231,7 @@ def test_a_batch_size_that_is_ignored_is_a_warning() -> None:
     """As in OVMS, the model is served with its own."""
     for settings in ({"batch_size": "many"}, {"batch_size": 2, "shape": "(2,3)"}):
         spec = _parse(_model(**settings))
-        assert spec.models[0].problems == ()
+        assert spec.of(ModelSpec)[0].problems == ()
         assert [problem.severity for problem in spec.problems] == ["warning"]
 
 
@@ -255,17 +257,19 @@ def test_paths_in_a_file_lead_on_from_its_directory(tmp_path: Path, monkeypatch:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     content = json.dumps(_model()).encode()
-    (model,) = parse_config(content, Path("../config.json"), cache_dir=Path("/cache")).models
+    (model,) = parse_config(KINDS.values(), content, Path("../config.json"), cache_dir=Path("/cache")).of(ModelSpec)
     assert (model.base_path, model.cache_dir) == (tmp_path / "m", Path("/cache"))
 
 
 def test_what_can_be_understood_of_a_broken_file_is_given() -> None:
     """For those who want to look on, with the places of the models."""
     document = _model(nireqq=1)
-    examined = examine_config(json.dumps(document, indent=1).encode(), FILE)
-    assert [model.name for model in examined.spec.models] == ["m"]
+    examined = examine_config(KINDS.values(), json.dumps(document, indent=1).encode(), FILE)
+    assert [model.name for model in examined.spec.of(ModelSpec)] == ["m"]
     assert [problem.line for problem in examined.fatal] == [7]
-    assert examined.places["m"].settings.find("base_path").line == 6
+    place = examined.spec.services[0].place
+    assert place is not None
+    assert place.settings.find("base_path").line == 6
 
 
 KEYS = st.sampled_from(
@@ -288,6 +292,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.text() | st.dictionaries
 
 
 @given(st.lists(st.dictionaries(KEYS, VALUES)))
+@example([{"name": "\0", "graph_path": ""}])
 def test_no_settings_fail_otherwise_than_with_located_problems(models: list[dict[str, Any]]) -> None:
     """Whatever the settings are, they are read or refused with file, line and path."""
     document = {"model_config_list": [{"config": model} for model in models]}
@@ -296,7 +301,7 @@ def test_no_settings_fail_otherwise_than_with_located_problems(models: list[dict
     except ConfigError as error:
         problems = error.problems
     else:
-        problems = (*spec.problems, *(problem for servable in spec.servables for problem in servable.problems))
+        problems = (*spec.problems, *(problem for servable in spec.services for problem in servable.problems))
     for problem in problems:
         assert (problem.file, problem.line) == (str(FILE), 1)
         assert problem.path.startswith("model_config_list[")

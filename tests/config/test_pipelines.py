@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ovmstrio.config.ovms_json import examine_config, parse_config
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.table import KINDS
 
 _FILE = Path("/etc/ovms/config.json")
 
@@ -63,11 +64,11 @@ def _content(*pipelines: Any, libraries: Any = (), **sections: Any) -> bytes:
 
 
 def _parse(*pipelines: Any, path: Path = _FILE, **sections: Any) -> ServerSpec:
-    return parse_config(_content(*pipelines, **sections), path)
+    return parse_config(KINDS.values(), _content(*pipelines, **sections), path)
 
 
 def _fatal(*pipelines: Any, **sections: Any) -> tuple[Problem, ...]:
-    return examine_config(_content(*pipelines, **sections), _FILE).fatal
+    return examine_config(KINDS.values(), _content(*pipelines, **sections), _FILE).fatal
 
 
 def test_a_pipeline_is_read_as_it_is_written() -> None:
@@ -82,10 +83,10 @@ def test_a_pipeline_is_read_as_it_is_written() -> None:
     spec = _parse(
         _pipeline(_node(version=3, demultiply_count=10_000), second, demultiply_count=1), libraries=[_library()]
     )
-    (pipeline,) = spec.pipelines
+    (pipeline,) = spec.of(PipelineSpec)
     assert spec.problems == ()
     first_origin, second_origin = (node.origin for node in pipeline.nodes)
-    assert pipeline == PipelineSpec(
+    assert pipeline.model_copy(update={"place": None}) == PipelineSpec(
         name="p",
         base_path=_FILE.parent,
         origin=f"{_FILE}:4",
@@ -200,7 +201,7 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
 def test_a_demultiply_count_of_zero_is_the_old_way_to_write_minus_one() -> None:
     """It is understood, with a warning for each place."""
     spec = _parse(_pipeline(_node(demultiply_count=0), demultiply_count=0))
-    (pipeline,) = spec.pipelines
+    (pipeline,) = spec.of(PipelineSpec)
     assert (pipeline.demultiply_count, pipeline.nodes[0].demultiply_count) == (-1, -1)
     assert pipeline.problems == ()
     assert [(problem.severity, problem.suggestion) for problem in spec.problems] == [("warning", "write -1")] * 2
@@ -209,7 +210,7 @@ def test_a_demultiply_count_of_zero_is_the_old_way_to_write_minus_one() -> None:
 def test_keys_without_effect_are_warned_about() -> None:
     """A custom node has no version, and a model no params."""
     spec = _parse(_pipeline(_node(params={}), _custom(version=2)), libraries=[_library()])
-    assert spec.pipelines[0].problems == ()
+    assert spec.of(PipelineSpec)[0].problems == ()
     assert [(problem.path.rpartition(".")[2], problem.severity) for problem in spec.problems] == [
         ("params", "warning"),
         ("version", "warning"),
@@ -219,7 +220,10 @@ def test_keys_without_effect_are_warned_about() -> None:
 def test_of_two_pipelines_with_one_name_the_first_counts() -> None:
     """The other one is left out, with a warning that names the line of the first."""
     spec = _parse(_pipeline(), _pipeline(inputs=["other"]), _pipeline(name="q"))
-    assert [(pipeline.name, pipeline.inputs) for pipeline in spec.pipelines] == [("p", ("image",)), ("q", ("image",))]
+    assert [(pipeline.name, pipeline.inputs) for pipeline in spec.of(PipelineSpec)] == [
+        ("p", ("image",)),
+        ("q", ("image",)),
+    ]
     (problem,) = spec.problems
     assert (problem.path, problem.severity) == ("pipeline_config_list[1].name", "warning")
     assert problem.suggestion == "line 4 has it"
@@ -233,7 +237,7 @@ def test_models_pipelines_and_graphs_share_their_names() -> None:
         model_config_list=[{"config": {"name": "m", "base_path": "/m"}}],
         mediapipe_config_list=[{"name": "p"}, {"name": "m"}],
     )
-    assert [(each.kind, each.name) for each in spec.servables] == [("model", "m"), ("pipeline", "p")]
+    assert [(each.kind, each.name) for each in spec.services] == [("model", "m"), ("pipeline", "p")]
     assert [(problem.severity, problem.path, problem.message) for problem in spec.problems] == [
         (
             "error",
@@ -256,7 +260,10 @@ def test_models_pipelines_and_graphs_share_their_names() -> None:
 def test_a_pipeline_without_a_name_is_known_with_its_problem() -> None:
     """As a model without one, it only fails itself."""
     spec = _parse(_pipeline(name=""), _pipeline())
-    assert [[problem.message for problem in each.problems] for each in spec.pipelines] == [["the name is empty"], []]
+    assert [[problem.message for problem in each.problems] for each in spec.of(PipelineSpec)] == [
+        ["the name is empty"],
+        [],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +284,7 @@ def test_a_library_is_a_file_or_built_in(tmp_path: Path, base_path: str, path: s
     (tmp_path / "plain_file").touch()
     (tmp_path / "a_directory").mkdir()
     libraries = [_library(base_path=base_path), _library("unused", "x.so")]
-    (pipeline,) = _parse(_pipeline(_custom()), path=tmp_path / "config.json", libraries=libraries).pipelines
+    (pipeline,) = _parse(_pipeline(_custom()), path=tmp_path / "config.json", libraries=libraries).of(PipelineSpec)
     assert pipeline.problems == ()
     assert pipeline.libraries == {"crop": Path(path.format(root=tmp_path))}
 
@@ -289,7 +296,7 @@ def test_a_library_that_cannot_be_used_fails_the_pipelines_that_use_it(base_path
     assert [(problem.severity, problem.path) for problem in spec.problems] == [
         ("warning", "custom_node_library_config_list[0].base_path")
     ]
-    broken, other = spec.pipelines
+    broken, other = spec.of(PipelineSpec)
     (problem,) = broken.problems
     assert (problem.severity, problem.path) == ("error", "pipeline_config_list[0].nodes[0].library_name")
     assert problem.message == "the custom node library 'crop' cannot be used"
@@ -299,7 +306,7 @@ def test_a_library_that_cannot_be_used_fails_the_pipelines_that_use_it(base_path
 def test_a_library_that_is_not_configured_fails_only_its_pipelines() -> None:
     """The problem is at the node, with the name that was meant."""
     spec = _parse(_pipeline(_node(), _custom()), _pipeline(name="q"), libraries=[_library("crops")])
-    broken, other = spec.pipelines
+    broken, other = spec.of(PipelineSpec)
     (problem,) = broken.problems
     assert problem.path == "pipeline_config_list[0].nodes[1].library_name"
     assert (problem.message, problem.suggestion) == (
@@ -312,7 +319,7 @@ def test_a_library_that_is_not_configured_fails_only_its_pipelines() -> None:
 def test_of_two_libraries_with_one_name_the_first_counts() -> None:
     """A warning says so."""
     spec = _parse(_pipeline(_custom()), libraries=[_library(), _library(base_path="/other.so")])
-    assert spec.pipelines[0].libraries == {"crop": _FILE.parent / "nodes/crop.py"}
+    assert spec.of(PipelineSpec)[0].libraries == {"crop": _FILE.parent / "nodes/crop.py"}
     (problem,) = spec.problems
     assert (problem.severity, problem.path) == ("warning", "custom_node_library_config_list[1].name")
 
@@ -328,33 +335,15 @@ def test_an_input_that_is_given_twice_counts_once() -> None:
     """With a warning, for OVMS takes it as well."""
     spec = _parse(_pipeline(inputs=["image", "mask", "image"]))
     (problem,) = spec.problems
-    assert spec.pipelines[0].inputs == ("image", "mask")
+    assert spec.of(PipelineSpec)[0].inputs == ("image", "mask")
     assert (problem.severity, problem.path) == ("warning", "pipeline_config_list[0].inputs")
     assert problem.message == "the input 'image' is given twice"
 
 
-def test_pipelines_that_call_each_other_in_a_circle_are_refused() -> None:
-    """Each of the circle says how; those that lead into it, and what is called twice without one, do not."""
-    calls = {"a": "b", "b": "c", "c": "b", "d": "m", "e": "d"}
-    pipelines = [_pipeline(_node(model_name=called), name=name) for name, called in calls.items()]
-    both = _pipeline(_node(model_name="d"), _node(name="second", model_name="e"), name="f")
-    spec = _parse(*pipelines, both)
-    told = {pipeline.name: [problem.message for problem in pipeline.problems] for pipeline in spec.pipelines}
-    assert told == {
-        "a": [],
-        "b": ["PIPELINE_CALLS_ITSELF: it calls itself through others: b -> c -> b"],
-        "c": ["PIPELINE_CALLS_ITSELF: it calls itself through others: c -> b -> c"],
-        "d": [],
-        "e": [],
-        "f": [],
-    }
-    (problem,) = spec.pipelines[1].problems
-    assert f"{problem.file}:{problem.line}" == spec.pipelines[1].origin
-
-
 def test_places_tell_where_a_pipeline_is_configured() -> None:
     """As they do of models and graphs."""
-    place = examine_config(_content(_pipeline()), _FILE).places["p"]
+    place = examine_config(KINDS.values(), _content(_pipeline()), _FILE).spec.services[0].place
+    assert place is not None
     assert (place.file, place.settings.line, place.settings.path) == (str(_FILE), 4, "pipeline_config_list[0]")
 
 
@@ -364,7 +353,7 @@ def test_places_tell_where_a_pipeline_is_configured() -> None:
 )
 def test_a_pipeline_is_loaded_again_when_its_settings_change(change: dict[str, Any], reload: bool) -> None:
     """Where it is written does not count, and neither does where its nodes are."""
-    (pipeline,) = _parse(_pipeline()).pipelines
+    (pipeline,) = _parse(_pipeline()).of(PipelineSpec)
     moved = tuple(node.model_copy(update={"origin": "elsewhere:9"}) for node in pipeline.nodes)
     other = pipeline.model_copy(update={"nodes": moved, **change})
     assert pipeline.needs_reload(other) is reload
@@ -389,6 +378,6 @@ _JSON = st.recursive(
 def test_whatever_is_written_is_either_read_or_refused(pipeline: dict[str, Any], node: dict[str, Any]) -> None:
     """A pipeline is there exactly if nothing about the form of the file is wrong."""
     entry = {**_pipeline({**_node(), **node}), **pipeline}
-    examined = examine_config(_content(entry, libraries=[_library()]), _FILE)
-    assert len(examined.spec.pipelines) == (0 if examined.fatal else 1)
+    examined = examine_config(KINDS.values(), _content(entry, libraries=[_library()]), _FILE)
+    assert len(examined.spec.of(PipelineSpec)) == (0 if examined.fatal else 1)
     assert all(problem.line and problem.path.startswith("pipeline_config_list[0]") for problem in examined.fatal)

@@ -15,9 +15,8 @@ from ovmstrio.core.events import CANCELLED, OK, CallEvent, Door, Step
 from ovmstrio.core.request import InferRequest, InferResponse, StreamProblem
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
-from ovmstrio.registry import Registry
 from tests.support.streaming_servables import GRAPH, ScriptedServable, load_scripted
-from tests.support.stub_registry import StubLoader, StubServable, add_versions
+from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of
 
 
 class Recorder:
@@ -68,7 +67,7 @@ async def _plane(nursery: trio.Nursery, tmp_path: Path, recorder: Recorder, serv
     async def load(spec: ModelSpec, version: int, directory: Path) -> StubServable:
         return servable(spec, version)
 
-    registry = Registry(load, poll_seconds=0)
+    registry = registry_of(load, poll_seconds=0)
     await nursery.start(registry.run)
     plane = DataPlane(registry, observers=[recorder])
     (tmp_path / "m" / "3").mkdir(parents=True)
@@ -175,7 +174,7 @@ async def test_a_body_that_cannot_be_read_counts_as_a_failed_call(
 
 async def test_readiness_follows_listeners_models_and_drain(tmp_path: Path, nursery: trio.Nursery) -> None:
     """Ready means bound, loaded and not draining, and every change wakes who waits for one."""
-    registry = Registry(StubLoader(), poll_seconds=0)
+    registry = registry_of(StubLoader(), poll_seconds=0)
     await nursery.start(registry.run)
     plane = DataPlane(registry)
     assert plane.is_live()
@@ -203,7 +202,7 @@ async def test_readiness_follows_listeners_models_and_drain(tmp_path: Path, nurs
 
 async def test_a_server_without_a_source_has_nothing_to_reload(tmp_path: Path, nursery: trio.Nursery) -> None:
     """Reloading is refused in words instead of doing nothing."""
-    registry = Registry(StubLoader(), poll_seconds=0)
+    registry = registry_of(StubLoader(), poll_seconds=0)
     await nursery.start(registry.run)
     with pytest.raises(NotSupported, match="no configuration"):
         await DataPlane(registry).reload_config()
@@ -215,7 +214,7 @@ async def test_a_server_without_a_source_has_nothing_to_reload(tmp_path: Path, n
 @pytest.fixture
 async def streams(tmp_path: Path, nursery: trio.Nursery, recorder: Recorder) -> DataPlane:
     """A data plane with ``graph``, which can be streamed to, and the model ``echo``."""
-    registry = Registry(load_scripted, poll_seconds=0)
+    registry = registry_of(load_scripted, poll_seconds=0)
     await nursery.start(registry.run)
     plane = DataPlane(registry, observers=[recorder], metrics=Metrics())
     folder = add_versions(tmp_path / GRAPH, 1)

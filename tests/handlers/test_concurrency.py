@@ -11,12 +11,13 @@ from contextlib import suppress
 import pytest
 
 from ovmstrio.core.errors import TooManyRequests
-from ovmstrio.runtimes.handlers.concurrency import Board, LocalLimit, SharedLimit
+from ovmstrio.core.limits import LocalLimit
+from ovmstrio.server.workers.board import Board, SharedLimit
 
 CHILD = """
 import sys
 from ovmstrio.core.errors import TooManyRequests
-from ovmstrio.runtimes.handlers.concurrency import Board, SharedLimit
+from ovmstrio.server.workers.board import Board, SharedLimit
 
 board = Board(int(sys.argv[1]), 3)
 limit = SharedLimit(board, int(sys.argv[2]), 2)

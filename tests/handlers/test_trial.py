@@ -20,18 +20,19 @@ async def _tried(folder: Path, code: str, text: str = PYTHON, **files: str) -> t
 
 
 async def test_a_good_handler_has_no_problems(tmp_path: Path) -> None:
-    """Its constructor is not run; its environment, working directory and sibling modules are there."""
+    """Its environment, working directory and sibling modules are there, when it is made as well."""
     code = f"""import os, sibling
 from deep import value
 assert (os.environ["A"], os.environ["B"]) == ("3", "dot")
 assert os.getcwd() == {str(tmp_path)!r} and os.path.exists("nucleus.yaml")
 {GOOD}
-    def __init__(self, config): raise SystemExit(3)
+    def __init__(self, config):
+        import late
 """
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "deep.py").write_text("value = 1\n")
     text = f"{PYTHON}python_path: src\nenv: {{A: 3, B: 4}}\n"
-    assert await _tried(tmp_path, code, text, sibling__py="", __env="B=dot\n") == ()
+    assert await _tried(tmp_path, code, text, sibling__py="", late__py="", __env="B=dot\n") == ()
 
 
 async def test_a_handler_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) -> None:
@@ -53,7 +54,26 @@ async def test_a_handler_that_cannot_be_imported_is_told_with_its_line(tmp_path:
 async def test_a_handler_that_ends_its_process_hurts_nobody(tmp_path: Path, code: str, end: str) -> None:
     """Who asks is told how it ended."""
     problems = await _tried(tmp_path, code)
-    assert problems == (Problem(f"the handler {end} while it was being imported", file=str(tmp_path / "handler.py")),)
+    assert problems == (Problem(f"the handler {end} while it was being loaded", file=str(tmp_path / "handler.py")),)
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [("SystemExit(3)", "SystemExit: 3"), ("RuntimeError('no licence')", "RuntimeError: no licence")],
+)
+async def test_a_handler_whose_constructor_fails_is_told_as_when_it_is_served(
+    tmp_path: Path, raised: str, message: str
+) -> None:
+    """With the line of its code, for a server could not load it either."""
+    (problem,) = await _tried(tmp_path, f"{GOOD}    def __init__(self, config):\n        raise {raised}\n")
+    assert (problem.file, problem.line) == (str(tmp_path / "handler.py"), 4)
+    assert problem.message == f"the constructor of the handler failed: {message}"
+
+
+async def test_a_constructor_that_ends_its_process_hurts_nobody(tmp_path: Path) -> None:
+    """As an import that does."""
+    (problem,) = await _tried(tmp_path, f"{GOOD}    def __init__(self, config):\n        import os; os._exit(7)\n")
+    assert problem.message == "the handler ended the process with exit code 7 while it was being loaded"
 
 
 async def test_threads_of_a_handler_do_not_keep_the_process(tmp_path: Path) -> None:
@@ -68,7 +88,7 @@ async def test_a_handler_that_never_comes_to_an_end_is_killed(tmp_path: Path) ->
     (tmp_path / "handler.py").write_text("import threading\nthreading.Event().wait()\n")
     project, _ = read_project(tmp_path)
     (problem,) = await try_handler(project, seconds=0.5)
-    assert problem.message == "the handler had not come to an end after 0.5 seconds while it was being imported"
+    assert problem.message == "the handler had not come to an end after 0.5 seconds while it was being loaded"
 
 
 async def test_methods_of_a_service_are_checked(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest
 from ovmstrio.core.request import RequestedOutput
 from ovmstrio.core.servable import Servable
 from ovmstrio.core.tensor import Dim
-from ovmstrio.runtimes.models import load_model
+from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
 from tests.support.answers import tensors
 from tests.support.servables import contents_request, load, raw_request

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-
-from ovmstrio.core.errors import ConfigError
 from ovmstrio.ops_server import RunningPipeline, ServiceOptions, run_service, serve_service
 from ovmstrio.ops_server.running import Life
+
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp, WebService
 from ovmstrio.runtimes.ops.process_info import list_processes

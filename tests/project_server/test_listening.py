@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import trio
-
 from ovmstrio.project_server.listening import open_project_listeners, port_of
 from ovmstrio.project_server.settings import ProjectSettings
+
 from ovmstrio.wire.listeners import address_of
 from tests.support.projects import make_project
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from ovmstrio.project_server import readiness
 from ovmstrio.project_server.readiness import ReadinessFile
 

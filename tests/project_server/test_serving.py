@@ -13,9 +13,9 @@ import pytest
 import trio
 import trio.testing
 from fsspec.implementations.local import LocalFileSystem
-
 from ovmstrio.project_server.serving import ProjectRunning, serve_project
 from ovmstrio.project_server.settings import ProjectSettings
+
 from tests.support.projects import make_project
 
 PATIENCE_SECONDS = 20

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
-
 from ovmstrio.project_server.settings import ProjectSettings
+from pydantic import ValidationError
 
 FILE = Path("file.pem")
 

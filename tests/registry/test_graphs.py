@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.errors import InvalidRequest, ModelFailure, NotFound, Problem, ServiceLoading, VersionRetired
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
-from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
+from ovmstrio.runtimes.table import KINDS
+from tests.support.called_graphs import graph_calling
+from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 
 def _graph(root: Path, *problems: Problem, name: str = "g") -> GraphSpec:
@@ -34,7 +37,7 @@ def _state(registry: Registry) -> tuple[int, VersionState, str]:
 
 async def test_a_graph_answers_whatever_version_is_asked_for(tmp_path: Path) -> None:
     """It has one, and a version that is no number is refused as ever."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_graph(tmp_path)])
         for version in ("", "0", "1", "7", "-3"):
             with await registry.lease("g", version) as lease:
@@ -55,7 +58,7 @@ async def test_a_call_waits_for_a_graph_that_is_being_loaded(
     """As for a model, within the bound."""
     loader = StubLoader()
     gate = loader.hold("g", 1)
-    registry = Registry(loader, poll_seconds=0, load_wait_seconds=5)
+    registry = registry_of(loader, poll_seconds=0, load_wait_seconds=5)
     async with running(registry), trio.open_nursery() as nursery:
         nursery.start_soon(registry.apply, [_graph(tmp_path)])
         await loader.begun["g", 1].wait()
@@ -72,13 +75,13 @@ async def test_a_call_waits_for_a_graph_that_is_being_loaded(
 
 
 async def test_a_graph_is_known_while_the_models_before_it_load(tmp_path: Path) -> None:
-    """It is loading, though its own load has not begun; models come first, and the last load waits for none."""
+    """It is loading, though its own load has not begun; the model that it calls comes first, and waits for none."""
     loader = StubLoader()
     gate = loader.hold("m", 1)
     model = ModelSpec(name="m", base_path=add_versions(tmp_path / "m", 1))
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(registry.apply, [_graph(tmp_path), model])
+            nursery.start_soon(registry.apply, [graph_calling(tmp_path, "m"), model])
             await loader.begun["m", 1].wait()
             await trio.testing.wait_all_tasks_blocked()
             assert _state(registry) == (1, VersionState.LOADING, "OK")
@@ -92,7 +95,7 @@ async def test_a_graph_that_fails_says_why_and_is_no_reason_to_wait(tmp_path: Pa
     """Its state, its refusal and the readiness hold the reason; other servables are served."""
     loader = StubLoader()
     loader.fail("g", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         result = await registry.apply([_graph(tmp_path), _graph(tmp_path, name="other")])
         assert [status.name for status in result.failures] == ["g"]
         assert _state(registry) == (1, VersionState.LOADING, "FAILED_PRECONDITION")
@@ -113,7 +116,7 @@ async def test_a_graph_that_fails_says_why_and_is_no_reason_to_wait(tmp_path: Pa
 async def test_a_graph_with_wrong_settings_fails_without_being_loaded(tmp_path: Path) -> None:
     """It has its version all the same, and is served once they are mended."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_graph(tmp_path, Problem("no JSON", file="subconfig.json"))])
         assert _state(registry) == (1, VersionState.LOADING, "FAILED_PRECONDITION")
         assert loader.attempts["g", 1] == 0
@@ -129,7 +132,7 @@ async def test_a_graph_with_wrong_settings_fails_without_being_loaded(tmp_path: 
 async def test_a_retired_graph_says_so_until_it_comes_back(tmp_path: Path) -> None:
     """A stream that is open goes on with the old definition, which is closed after it."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_graph(tmp_path)])
         with await registry.lease("g"):
             await registry.apply([])
@@ -148,7 +151,7 @@ async def test_a_retired_graph_says_so_until_it_comes_back(tmp_path: Path) -> No
 
 async def test_an_unknown_name_is_refused_where_nothing_is_configured() -> None:
     """At once, with the name."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([])
         with pytest.raises(NotFound, match=r'^nothing is served under the name "g"$'):
             await registry.lease("g")
@@ -158,7 +161,7 @@ async def test_a_name_may_change_from_model_to_graph_and_back(tmp_path: Path) ->
     """Versions and texts are those of what the name stands for now."""
     loader = StubLoader()
     model = ModelSpec(name="g", base_path=add_versions(tmp_path / "m", 1, 2))
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([model])
         await registry.apply([_graph(tmp_path)])
         with await registry.lease("g", "2") as lease:
@@ -192,7 +195,7 @@ async def test_a_reload_loads_a_graph_again_when_its_files_have_changed(
     """Its own file and the Python files of its handlers count; without a change nothing is done."""
     loader = StubLoader()
     spec = _graph(tmp_path)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([spec])
 
         async def reload() -> bool:
@@ -211,7 +214,7 @@ async def test_a_changed_place_loads_a_graph_again(tmp_path: Path) -> None:
     """The settings count as those of a model do."""
     loader = StubLoader()
     spec = _graph(tmp_path)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([spec])
         await registry.apply([spec.model_copy(update={"origin": "elsewhere:3"})])
         assert loader.attempts["g", 1] == 1
@@ -223,7 +226,7 @@ async def test_a_file_that_changes_during_a_load_is_loaded_once_more_later(tmp_p
     """The load that is under way ends, and the next look sees the change."""
     loader = StubLoader()
     gate = loader.hold("g", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(registry.apply, [_graph(tmp_path)])
             await loader.begun["g", 1].wait()
@@ -238,7 +241,7 @@ async def test_a_file_that_changes_during_a_load_is_loaded_once_more_later(tmp_p
 async def test_a_reload_that_fails_leaves_the_old_graph_serving(tmp_path: Path) -> None:
     """The status says why; calls notice nothing."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_graph(tmp_path)])
         old = registry.peek("g")
         loader.fail("g", 1)
@@ -266,7 +269,7 @@ async def test_the_watcher_sees_edited_code_and_mended_graphs(
 ) -> None:
     """Who edits a handler waits for one look; a failed graph is tried again at once when its files change."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=1)) as registry:
+    async with running(registry_of(loader, poll_seconds=1)) as registry:
         await registry.apply([_graph(tmp_path)])
         first = registry.peek("g")
         _edit_handler(tmp_path)
@@ -288,7 +291,7 @@ async def test_a_graph_that_goes_on_failing_is_tried_at_growing_intervals(
     """As a model is."""
     loader = StubLoader()
     loader.fail("g", 1)
-    async with running(Registry(loader, poll_seconds=1)) as registry:
+    async with running(registry_of(loader, poll_seconds=1)) as registry:
         await registry.apply([_graph(tmp_path)])
         started = trio.current_time()
         await loader.wait_attempts(4)
@@ -296,8 +299,8 @@ async def test_a_graph_that_goes_on_failing_is_tried_at_growing_intervals(
 
 
 async def _load(site: Path, loader: StubLoader, body: Callable[[Registry, ConfigSource], Awaitable[None]]) -> None:
-    registry = Registry(loader, poll_seconds=0)
-    source = ConfigSource(site / "config.json", registry, parse_config)
+    registry = registry_of(loader, poll_seconds=0)
+    source = ConfigSource(site / "config.json", registry, partial(parse_config, KINDS.values()))
     async with running(registry):
         await source.reload(force=True)
         await body(registry, source)

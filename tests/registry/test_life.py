@@ -12,7 +12,7 @@ import trio.testing
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import NotReady
 from ovmstrio.registry import Readiness, Registry, VersionState
-from tests.support.stub_registry import StubLoader, add_versions, running
+from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 
 
 def _spec(base: Path, name: str = "m") -> ModelSpec:
@@ -32,7 +32,7 @@ async def test_readiness_comes_with_the_end_of_the_first_pass(tmp_path: Path) ->
     loader = StubLoader()
     gate = loader.hold("b", 1)
     told: list[Readiness] = []
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         registry.subscribe_readiness(told.append)
         assert registry.readiness == Readiness(ready=False, reason="the configuration has not been applied yet")
         specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
@@ -55,7 +55,7 @@ async def test_a_model_without_any_version_that_works_keeps_the_server_from_bein
     """The answer names the model and the reason, unless the operator wants what OVMS does."""
     loader = StubLoader()
     loader.fail("b", 1)
-    registry = Registry(loader, poll_seconds=0, ready_when_failed=ready_when_failed)
+    registry = registry_of(loader, poll_seconds=0, ready_when_failed=ready_when_failed)
     async with running(registry):
         good, bad = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 1)
         await registry.apply([_spec(good, "a"), _spec(bad, "b"), _spec(tmp_path / "c", "c")])
@@ -69,7 +69,7 @@ async def test_a_model_without_any_version_that_works_keeps_the_server_from_bein
 @pytest.mark.parametrize("ready_when_empty", [False, True])
 async def test_an_empty_registry_is_ready_only_if_it_may_be(ready_when_empty: bool) -> None:
     """Nothing to serve is a mistake unless the operator said otherwise."""
-    registry = Registry(StubLoader(), poll_seconds=0, ready_when_empty=ready_when_empty)
+    registry = registry_of(StubLoader(), poll_seconds=0, ready_when_empty=ready_when_empty)
     async with running(registry):
         await registry.apply([])
         assert registry.readiness.ready is ready_when_empty
@@ -80,7 +80,7 @@ async def test_a_model_that_is_added_does_not_take_the_server_out_of_rotation(tm
     """While a new model is loaded for the first time, the others go on being served."""
     loader = StubLoader()
     gate = loader.hold("b", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
         await registry.apply(specs[:1])
         async with trio.open_nursery() as nursery:
@@ -98,7 +98,7 @@ async def test_a_new_version_and_a_vanished_one_are_seen_by_polling(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """What changes below a base path is served without anyone asking."""
-    async with running(Registry(StubLoader(), poll_seconds=1)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=1)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         add_versions(tmp_path, 2)
         await _until(registry, "m", [2])
@@ -120,7 +120,7 @@ async def test_files_changed_in_place_are_no_new_version(
             enough.set()
 
     enough = trio.Event()
-    async with running(Registry(loader, poll_seconds=1)) as registry:
+    async with running(registry_of(loader, poll_seconds=1)) as registry:
         registry.on_poll(count)
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         (tmp_path / "1" / "model.onnx").write_bytes(b"changed")
@@ -135,7 +135,7 @@ async def test_a_failed_version_is_tried_again_ever_more_rarely(
     loader = StubLoader()
     loader.fail("m", 1)
     times: list[float] = []
-    async with running(Registry(loader, poll_seconds=0.5)) as registry:
+    async with running(registry_of(loader, poll_seconds=0.5)) as registry:
         registry.subscribe(lambda status: times.append(trio.current_time()) if status.error_code == "UNKNOWN" else None)
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         await loader.wait_attempts(9)
@@ -149,7 +149,7 @@ async def test_a_failed_version_is_tried_at_the_next_poll_after_its_files_change
     """Who puts the missing file in its place need not wait for the next retry."""
     loader = StubLoader()
     loader.fail("m", 1)
-    async with running(Registry(loader, poll_seconds=1)) as registry:
+    async with running(registry_of(loader, poll_seconds=1)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         await loader.wait_attempts(7)
         loader.mend("m", 1)
@@ -166,7 +166,7 @@ async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_cloc
     async def note() -> None:
         polls.append(trio.current_time())
 
-    registry = Registry(StubLoader(), poll_seconds=1, ready_when_empty=True)
+    registry = registry_of(StubLoader(), poll_seconds=1, ready_when_empty=True)
     registry.on_poll(note)
     async with running(registry):
         await trio.sleep(100)
@@ -182,7 +182,7 @@ async def test_polling_begins_after_the_first_pass(tmp_path: Path, autojump_cloc
 async def test_the_end_closes_everything_once(tmp_path: Path) -> None:
     """When the registry is cancelled, what serves and what is retiring is closed, and the states say so."""
     loader = StubLoader()
-    registry = Registry(loader, poll_seconds=0)
+    registry = registry_of(loader, poll_seconds=0)
     async with running(registry):
         specs = [_spec(add_versions(tmp_path / name, 1), name) for name in ("a", "b")]
         await registry.apply(specs)
@@ -199,7 +199,7 @@ async def test_a_load_is_cancelled_by_the_end(tmp_path: Path) -> None:
     """A load under way does not hold up the end; who waits for it, or calls later, is told."""
     loader = StubLoader()
     loader.hold("m", 1)
-    registry = Registry(loader, poll_seconds=0)
+    registry = registry_of(loader, poll_seconds=0)
     async with trio.open_nursery() as nursery:
 
         async def refused(ask: str) -> None:
@@ -224,7 +224,7 @@ async def test_calls_in_flight_hold_up_the_end_for_a_bounded_time(
 ) -> None:
     """A call that ends in time lets its servable be closed; one that does not leaves it open."""
     loader = StubLoader()
-    registry = Registry(loader, poll_seconds=0, shutdown_seconds=7)
+    registry = registry_of(loader, poll_seconds=0, shutdown_seconds=7)
 
     async def call(name: str, seconds: float) -> None:
         with await registry.lease(name):
@@ -256,7 +256,7 @@ async def test_a_servable_that_cannot_be_closed_harms_nobody(
                 raise OSError("the device is gone")
             await trio.sleep_forever()
 
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         loader.opened[0].aclose = Stubborn().aclose  # type: ignore[method-assign]
         await registry.apply([])

@@ -19,7 +19,7 @@ from ovmstrio.core.errors import (
     VersionRetired,
 )
 from ovmstrio.registry import Registry, VersionState
-from tests.support.stub_registry import StubLoader, add_versions, running
+from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 
 UNKNOWN_NAMES = ["nobody", "", "../m", "m/", "m\0", "%2e%2e", "m" * 100_000]
 NO_INTEGERS = ["abc", "1.0", "1abc", " 1", "1_0", "٣", "0x1", "9223372036854775808", "9" * 10_000, "-", "../1"]
@@ -43,7 +43,7 @@ async def test_a_version_is_named_by_number_and_the_default_is_the_highest(
 ) -> None:
     """Nothing and "0" mean the highest version; a number means itself however it is spelled."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 9, 10))])
         with await registry.lease("m", asked) as lease:
             assert (lease.name, lease.version) == ("m", served)
@@ -52,7 +52,7 @@ async def test_a_version_is_named_by_number_and_the_default_is_the_highest(
 
 async def test_an_available_version_is_leased_without_a_checkpoint(tmp_path: Path) -> None:
     """The way of every request through the registry costs no trip through the scheduler."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         with trio.testing.assert_no_checkpoints():
             with await registry.lease("m"):
@@ -64,7 +64,7 @@ async def test_an_available_version_is_leased_without_a_checkpoint(tmp_path: Pat
 @pytest.mark.parametrize("name", UNKNOWN_NAMES)
 async def test_an_unknown_name_is_refused_by_each_operation(tmp_path: Path, name: str) -> None:
     """The refusal has the name, and a type that the doors have words for."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         refusal = await _refusal(registry, name, "")
         expected = (ServiceMissing, f'nothing is served under the name "{name[:80]}"')
@@ -79,7 +79,7 @@ async def test_an_unknown_name_is_refused_by_each_operation(tmp_path: Path, name
 @pytest.mark.parametrize("version", NO_INTEGERS)
 async def test_a_version_that_is_no_integer_is_the_callers_fault(tmp_path: Path, version: str) -> None:
     """What is not an integer of 64 bits is refused as such, whether the name exists or not."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         assert isinstance(await _refusal(registry, "m", version), InvalidRequest)
         with pytest.raises(InvalidRequest, match=r"^Model version must be an integer"):
@@ -89,7 +89,7 @@ async def test_a_version_that_is_no_integer_is_the_callers_fault(tmp_path: Path,
 @pytest.mark.parametrize("version", ["2", "-1", "9223372036854775807"])
 async def test_a_version_that_never_was_is_not_found(tmp_path: Path, version: str) -> None:
     """A number that no directory had is unknown to every operation, at once."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         with trio.testing.assert_no_checkpoints():
             refusal = await _refusal(registry, "m", version)
@@ -105,7 +105,7 @@ async def test_readiness_of_a_version_is_asked_without_version_zero(tmp_path: Pa
     """To ask whether "0" is ready is to ask for a version that never exists."""
     loader = StubLoader()
     loader.fail("m", 2)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
         assert registry.is_ready("m")
         assert registry.is_ready("m", "1")
@@ -116,7 +116,7 @@ async def test_readiness_of_a_version_is_asked_without_version_zero(tmp_path: Pa
 
 async def test_a_retired_version_says_so(tmp_path: Path) -> None:
     """A version whose directory went is retired; the default one is then missing."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         (tmp_path / "1").rmdir()
         await registry.rescan()
@@ -133,7 +133,7 @@ async def test_a_failed_version_is_refused_at_once_with_a_hint(tmp_path: Path) -
     """Waiting ten seconds for a version that has failed would help nobody."""
     loader = StubLoader()
     loader.fail("m", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         refusal = await _refusal(registry, "m", "1")
         assert isinstance(refusal, VersionLoading)
@@ -152,7 +152,7 @@ async def test_a_lease_waits_while_its_version_is_being_loaded(tmp_path: Path, v
         with await registry.lease("m", version) as lease:
             got.append(lease.version)
 
-    async with running(Registry(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
+    async with running(registry_of(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
         nursery.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1))])
         await loader.begun["m", 1].wait()
         nursery.start_soon(call, registry)
@@ -170,7 +170,7 @@ async def test_a_lease_gives_up_waiting_after_ten_seconds(
     """A load that takes longer than a caller is made to wait is told to the caller."""
     loader = StubLoader()
     gate = loader.hold("m", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
+    async with running(registry_of(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
         nursery.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1))])
         await loader.begun["m", 1].wait()
         started = trio.current_time()
@@ -189,7 +189,7 @@ async def test_a_waiting_lease_hears_of_the_failure_when_it_happens(tmp_path: Pa
     async def call(registry: Registry, version: str) -> None:
         refusals.append(await _refusal(registry, "m", version))
 
-    async with running(Registry(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
+    async with running(registry_of(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
         nursery.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1))])
         await loader.begun["m", 1].wait()
         nursery.start_soon(call, registry, "1")
@@ -203,7 +203,7 @@ async def test_a_call_that_gives_up_waiting_leaves_nothing_behind(tmp_path: Path
     """A caller that is cancelled while it waits holds no lease."""
     loader = StubLoader()
     gate = loader.hold("m", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
+    async with running(registry_of(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
         nursery.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1))])
         await loader.begun["m", 1].wait()
         async with trio.open_nursery() as callers:
@@ -220,7 +220,7 @@ async def test_a_call_that_gives_up_waiting_leaves_nothing_behind(tmp_path: Path
 
 async def test_states_are_told_of_one_version_or_of_all(tmp_path: Path) -> None:
     """Zero means every version ever seen; one that never was, and an unknown name, are refused."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1, 3))])
         assert [status.version for status in registry.version_statuses("m")] == [1, 3]
         (one,) = registry.version_statuses("m", 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import (
     AllVersions,
-    GraphSpec,
     ModelSpec,
     PipelineNode,
     PipelineSpec,
@@ -25,7 +25,9 @@ from ovmstrio.config.specs import (
 from ovmstrio.core.errors import ModelFailure, NotFound, Problem, ServiceLoading, VersionRetired
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
-from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
+from ovmstrio.runtimes.table import KINDS
+from tests.support.called_graphs import graph_calling
+from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 
 def _pipeline(root: Path, *models: str, version: int = 0, library: str = "", **settings: Any) -> PipelineSpec:
@@ -58,7 +60,7 @@ class _CheckingLoader(StubLoader):
 
 def _checking(**options: Any) -> tuple[_CheckingLoader, Registry]:
     loader = _CheckingLoader()
-    loader.registry = Registry(loader, **{"poll_seconds": 0, **options})
+    loader.registry = registry_of(loader, **{"poll_seconds": 0, **options})
     return loader, loader.registry
 
 
@@ -70,7 +72,7 @@ def _state(registry: Registry) -> tuple[int, VersionState, str]:
 
 async def test_a_pipeline_answers_whatever_version_is_asked_for(tmp_path: Path) -> None:
     """It has the one version 1, like a graph."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_pipeline(tmp_path)])
         for version in ("", "0", "1", "7"):
             with await registry.lease("p", version) as lease:
@@ -78,13 +80,13 @@ async def test_a_pipeline_answers_whatever_version_is_asked_for(tmp_path: Path) 
         assert registry.available_versions("p") == [1]
 
 
-async def test_models_come_before_pipelines_and_pipelines_before_graphs(tmp_path: Path) -> None:
-    """Each may call what is loaded before it; meanwhile the others are known as loading."""
+async def test_what_is_called_comes_before_those_that_call_it(tmp_path: Path) -> None:
+    """A model before its pipeline, that one before its graph; meanwhile the others are known as loading."""
     loader = StubLoader()
     gate = loader.hold("p", 1)
-    graph = GraphSpec(name="g", base_path=tmp_path, graph_path=tmp_path / "graph.pbtxt")
-    async with running(Registry(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
-        nursery.start_soon(registry.apply, [graph, _pipeline(tmp_path), _model(tmp_path, 1)])
+    graph = graph_calling(tmp_path, "p")
+    async with running(registry_of(loader, poll_seconds=0)) as registry, trio.open_nursery() as nursery:
+        nursery.start_soon(registry.apply, [graph, _pipeline(tmp_path, "m"), _model(tmp_path, 1)])
         await loader.begun["p", 1].wait()
         assert [servable.spec.name for servable in loader.opened] == ["m"]
         assert loader.attempts["g", 1] == 0
@@ -99,7 +101,7 @@ async def test_a_pipeline_that_fails_says_why(tmp_path: Path) -> None:
     """Its state, its refusal and the readiness hold the reason."""
     loader = StubLoader()
     loader.fail("p", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         result = await registry.apply([_pipeline(tmp_path)])
         assert [(status.kind, status.name) for status in result.failures] == [("pipeline", "p")]
         assert _state(registry) == (1, VersionState.LOADING, "FAILED_PRECONDITION")
@@ -116,7 +118,7 @@ async def test_a_call_waits_for_a_pipeline_that_is_being_loaded(
     """Within the bound, after which it is refused in OVMS's words."""
     loader = StubLoader()
     gate = loader.hold("p", 1)
-    registry = Registry(loader, poll_seconds=0, load_wait_seconds=5)
+    registry = registry_of(loader, poll_seconds=0, load_wait_seconds=5)
     async with running(registry), trio.open_nursery() as nursery:
         nursery.start_soon(registry.apply, [_pipeline(tmp_path)])
         await loader.begun["p", 1].wait()
@@ -129,7 +131,7 @@ async def test_a_call_waits_for_a_pipeline_that_is_being_loaded(
 
 async def test_a_retired_pipeline_says_so(tmp_path: Path) -> None:
     """It is listed as ended, and comes back when it is configured again."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_pipeline(tmp_path)])
         await registry.apply([])
         with pytest.raises(VersionRetired, match=r'^pipeline "p" is retired$'):
@@ -143,7 +145,7 @@ async def test_a_retired_pipeline_says_so(tmp_path: Path) -> None:
 async def test_wrong_settings_fail_a_pipeline_without_loading_it(tmp_path: Path) -> None:
     """An unknown library is such a setting."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_pipeline(tmp_path, problems=(Problem("there is no custom node library 'l'"),))])
         assert _state(registry) == (1, VersionState.LOADING, "FAILED_PRECONDITION")
         assert loader.attempts["p", 1] == 0
@@ -162,7 +164,7 @@ async def test_a_library_that_changes_loads_its_pipelines_again(tmp_path: Path, 
     file = tmp_path / library
     file.write_text("1")
     specs = [_pipeline(tmp_path, library=library), _pipeline(tmp_path, name="other")]
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply(specs)
         assert (await registry.rescan()).changed is False
         changes: list[Callable[[], object]] = [lambda: file.write_text("22"), file.unlink, file.touch]
@@ -179,7 +181,7 @@ async def test_a_built_in_library_has_no_file_to_watch(tmp_path: Path, monkeypat
     """What lies in the working directory under its name is something else."""
     monkeypatch.chdir(tmp_path)
     spec = _pipeline(tmp_path, library="x").model_copy(update={"libraries": {"l": Path("add_one")}})
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([spec])
         (tmp_path / "add_one").touch()
         assert (await registry.rescan()).changed is False
@@ -262,19 +264,20 @@ async def test_a_pipeline_that_leaves_a_model_goes_on_when_the_model_goes(tmp_pa
 
 
 async def test_a_pipeline_that_calls_itself_is_loaded_no_more_than_once(tmp_path: Path) -> None:
-    """Only what comes before it counts, so that its own load is no reason for another one."""
+    """Its own load is no reason for another one; of two that call each other neither is loaded."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
-        await registry.apply([_pipeline(tmp_path, "p", "q"), _pipeline(tmp_path, "p", name="q")])
+    circle = [_pipeline(tmp_path, "q", name="p"), _pipeline(tmp_path, "p", name="q")]
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
+        await registry.apply([_pipeline(tmp_path, "self", name="self"), *circle])
         assert (await registry.rescan()).changed is False
-        assert loader.attempts == {("p", 1): 1, ("q", 1): 1}
+        assert loader.attempts == {("self", 1): 1}
 
 
 async def test_a_name_may_change_from_model_to_pipeline_and_back(tmp_path: Path) -> None:
     """Versions and texts are those of what the name stands for now."""
     loader = StubLoader()
     model = _model(tmp_path, 1, 2, name="p")
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([model])
         await registry.apply([_pipeline(tmp_path)])
         with await registry.lease("p", "2") as lease:
@@ -305,8 +308,8 @@ async def test_an_edit_of_the_file_that_only_moves_a_pipeline_loads_nothing(tmp_
     config = tmp_path / "config.json"
     config.write_text(json.dumps(document))
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
-        source = ConfigSource(config, registry, parse_config)
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
+        source = ConfigSource(config, registry, partial(parse_config, KINDS.values()))
         await source.reload()
         config.write_text(json.dumps(document, indent=3))
         await source.reload()
@@ -319,7 +322,7 @@ async def test_an_edit_of_the_file_that_only_moves_a_pipeline_loads_nothing(tmp_
 
 async def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     """At once, with the name."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_pipeline(tmp_path)])
         with pytest.raises(NotFound, match='nothing is served under the name "q"'):
             await registry.lease("q")

@@ -11,9 +11,9 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.registry import Registry, VersionState
-from ovmstrio.runtimes.models import load_model
+from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
-from tests.support.stub_registry import running
+from tests.support.stub_registry import registry_of, running
 
 
 def _spec(base: Path, nireq: int = 1) -> ModelSpec:
@@ -38,7 +38,7 @@ async def test_models_are_swapped_under_load_and_a_corrupt_one_is_explained(tmp_
     base = ir.save(ir.dummy(), tmp_path, "m")
     expected = [float(value + 1) for value in range(10)]
     versions: set[str] = set()
-    async with running(Registry(load_model, poll_seconds=0)) as registry:
+    async with running(registry_of(load_model, poll_seconds=0)) as registry:
         assert (await registry.apply([_spec(base)])).failures == ()
 
         async def call_for_ever() -> None:
@@ -72,7 +72,7 @@ async def test_models_are_swapped_under_load_and_a_corrupt_one_is_explained(tmp_
 async def test_a_single_model_file_is_served_as_version_one(tmp_path: Path) -> None:
     """A base path that is a file needs no version directory."""
     base = ir.save(ir.dummy(), tmp_path, "m")
-    async with running(Registry(load_model, poll_seconds=0)) as registry:
+    async with running(registry_of(load_model, poll_seconds=0)) as registry:
         result = await registry.apply([_spec(base / "1" / "model.xml")])
         assert result.failures == ()
         assert (await _infer(registry))[0] == "1"

@@ -14,7 +14,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.request import InferRequest
 from ovmstrio.registry import ApplyResult, Registry, VersionState
-from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
+from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 
 def _spec(base: Path, nireq: int = 0) -> ModelSpec:
@@ -30,7 +30,7 @@ def _served(registry: Registry) -> StubServable:
 async def test_unloading_waits_for_calls_in_flight(tmp_path: Path) -> None:
     """A retired version stays open, and unloading, until its last lease is given back."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         with await registry.lease("m"):
             with await registry.lease("m"):
@@ -48,7 +48,7 @@ async def test_a_changed_model_serves_the_old_settings_until_the_new_ones_are_lo
     """During a reload calls go to the old instance, and it never leaves the available state."""
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(base)])
         gate = loader.hold("m", 1)
         old = _served(registry)
@@ -68,7 +68,7 @@ async def test_a_change_that_fails_leaves_the_old_instance_serving_and_says_so(t
     """Settings that cannot be loaded are visible in the status, and cost no call."""
     loader = StubLoader()
     base = add_versions(tmp_path, 1, 2)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(base)])
         old = _served(registry)
         loader.fail("m", 2)
@@ -87,7 +87,7 @@ async def test_a_failed_change_heals(tmp_path: Path, way_out: str) -> None:
     """A change that failed is loaded once it can be, or forgotten when it is taken back."""
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(base)])
         loader.fail("m", 1)
         await registry.apply([_spec(base, nireq=2)])
@@ -103,7 +103,7 @@ async def test_a_failed_change_heals(tmp_path: Path, way_out: str) -> None:
 
 async def test_a_new_base_path_that_is_missing_leaves_the_old_one_serving(tmp_path: Path) -> None:
     """A path with a typing error costs no call."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path / "a", 1))])
         result = await registry.apply([_spec(tmp_path / "b")])
         assert "does not exist" in result.failures[0].reason
@@ -114,7 +114,7 @@ async def test_faulty_settings_are_told_and_leave_the_old_ones_serving(tmp_path:
     """Settings that the configuration calls faulty are not even tried; a mere warning is no fault."""
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         warned = _spec(base).model_copy(update={"problems": (Problem("old spelling", severity="warning"),)})
         assert (await registry.apply([warned])).failures == ()
         faulty = _spec(base, nireq=1).model_copy(update={"problems": (Problem("bad shape"), Problem("bad layout"))})
@@ -129,7 +129,7 @@ async def test_the_same_configuration_changes_nothing(tmp_path: Path) -> None:
     """A model that is configured as it was is not loaded again."""
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(base)])
         assert await registry.apply([_spec(base)]) == ApplyResult()
         assert await registry.rescan() == ApplyResult()
@@ -140,7 +140,7 @@ async def test_reloads_that_are_asked_for_together_run_one_after_the_other(tmp_p
     """Of many changes at once each is made, in the order of asking, and the last one stays."""
     loader = StubLoader()
     base = add_versions(tmp_path, 1)
-    async with running(Registry(loader, poll_seconds=0, concurrent_loads=8)) as registry:
+    async with running(registry_of(loader, poll_seconds=0, concurrent_loads=8)) as registry:
         gate = loader.hold("m", 1)
         async with trio.open_nursery() as nursery:
             for nireq in range(1, 5):
@@ -159,7 +159,7 @@ async def test_rescans_that_wait_for_their_turn_are_one(tmp_path: Path) -> None:
     loader.fail("m", 1)
     gate = loader.hold("m", 1)
     results: list[ApplyResult] = []
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
 
         async def rescan() -> None:
             results.append(await registry.rescan())
@@ -179,7 +179,7 @@ async def test_who_asked_for_a_change_may_go_away(tmp_path: Path) -> None:
     """A client that hangs up during a reload leaves it to be finished by the registry."""
     loader = StubLoader()
     gate = loader.hold("m", 1)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         async with trio.open_nursery() as client:
             client.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1))])
             await loader.begun["m", 1].wait()
@@ -195,7 +195,7 @@ async def test_a_version_goes_while_its_successor_is_loading(tmp_path: Path) -> 
     loader = StubLoader()
     seq = trio.testing.Sequencer()
     gate = loader.hold("m", 2)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
 
         async def long_call() -> None:
@@ -239,7 +239,7 @@ async def test_no_call_fails_through_fifty_swaps(tmp_path: Path) -> None:
     """A stream of calls from several clients sees versions come and go, and no error."""
     loader = StubLoader()
     answered: dict[str, int] = {}
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
 
         async def call_for_ever() -> None:

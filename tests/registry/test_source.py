@@ -12,9 +12,8 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import ModelSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem
-from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
-from tests.support.stub_registry import StubLoader, add_versions, running
+from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 
 
 def _parse(content: bytes, path: Path) -> ServerSpec:
@@ -25,7 +24,7 @@ def _parse(content: bytes, path: Path) -> ServerSpec:
         raise ConfigError([Problem("not valid json", file=str(path))]) from error
     models = tuple(ModelSpec(name=name, base_path=path.parent / name) for name in names)
     problems = [Problem(f'the name "{name}" is taken') for name in {name for name in names if names.count(name) > 1}]
-    return ServerSpec(models=models, problems=(Problem("an old key", severity="warning"), *problems))
+    return ServerSpec(services=models, problems=(Problem("an old key", severity="warning"), *problems))
 
 
 class Site:
@@ -35,7 +34,7 @@ class Site:
         self.folder = folder
         self.config = folder / "config.json"
         self.loader = StubLoader()
-        self.registry = Registry(self.loader, poll_seconds=poll_seconds)
+        self.registry = registry_of(self.loader, poll_seconds=poll_seconds)
         self.source = ConfigSource(self.config, self.registry, _parse)
         self.registry.on_poll(self.source.poll)
 

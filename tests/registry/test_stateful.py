@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core.errors import NotFound, VersionLoading
 from ovmstrio.registry import Lease, Registry, VersionState
-from tests.support.stub_registry import StubLoader, StubServable, add_versions, running
+from tests.support.stub_registry import StubLoader, StubServable, add_versions, registry_of, running
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class RegistryHistory(RuleBasedStateMachine):
         super().__init__()
         self.base = Path(tempfile.mkdtemp())
         self.loader = StubLoader()
-        self.registry = Registry(self.loader, poll_seconds=0)
+        self.registry = registry_of(self.loader, poll_seconds=0)
         self.specs: dict[str, ModelSpec] = {}
         self.leases: list[Lease] = []
         self.loop = LoopInThread(self.registry)

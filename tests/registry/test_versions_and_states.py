@@ -12,7 +12,7 @@ from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, Specif
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.registry import Registry, VersionState, VersionStatus
 from ovmstrio.repository.versions import choose_versions
-from tests.support.stub_registry import StubLoader, add_versions, running
+from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END
 
@@ -48,7 +48,7 @@ async def test_a_version_that_cannot_be_loaded_is_listed_and_the_next_lower_one_
     """An unusable newest version leaves the one below it as the default, and says why it failed."""
     loader = StubLoader()
     loader.fail("m", 3, ConfigError([Problem("no model found", file="3")]))
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         result = await registry.apply([_spec(add_versions(tmp_path, 1, 2, 3))])
         assert [(status.version, status.reason) for status in result.failures] == [(3, "3: no model found")]
         assert result.changed
@@ -62,7 +62,7 @@ async def test_a_failed_version_takes_over_once_it_can_be_loaded(tmp_path: Path)
     """A retry that succeeds retires the version that had stepped in."""
     loader = StubLoader()
     loader.fail("m", 2)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
         assert registry.available_versions("m") == [1]
         loader.mend("m", 2)
@@ -76,7 +76,7 @@ async def test_any_exception_of_a_loader_is_that_versions_state_alone(tmp_path: 
     """A loader that raises something unforeseen costs its version, not the server."""
     loader = StubLoader()
     loader.fail("bad", 1, ZeroDivisionError("division by zero"))
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         good, bad = add_versions(tmp_path / "good", 1), add_versions(tmp_path / "bad", 1)
         result = await registry.apply([_spec(bad, name="bad"), _spec(good, name="good")])
         assert [status.reason for status in result.failures] == ["ZeroDivisionError: division by zero"]
@@ -86,7 +86,7 @@ async def test_any_exception_of_a_loader_is_that_versions_state_alone(tmp_path: 
 async def test_a_policy_change_touches_only_the_versions_it_is_about(tmp_path: Path) -> None:
     """Versions that stay selected are neither loaded again nor closed."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         base = add_versions(tmp_path, 1, 2, 3)
         await registry.apply([_spec(base, LatestVersions(num_versions=2))])
         await registry.apply([_spec(base, SpecificVersions(versions=(1, 3)))])
@@ -98,7 +98,7 @@ async def test_a_policy_change_touches_only_the_versions_it_is_about(tmp_path: P
 async def test_a_retired_version_comes_back(tmp_path: Path) -> None:
     """A version whose directory went and came again is loaded again."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
         (tmp_path / "2").rmdir()
         await registry.rescan()
@@ -113,7 +113,7 @@ async def test_a_retired_version_comes_back(tmp_path: Path) -> None:
 async def test_a_version_that_comes_back_while_it_is_retiring_is_available(tmp_path: Path) -> None:
     """The end of the old instance says nothing of the new one."""
     loader = StubLoader()
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         spec = _spec(add_versions(tmp_path, 1))
         await registry.apply([spec])
         with await registry.lease("m") as old:
@@ -129,7 +129,7 @@ async def test_a_version_that_comes_back_while_it_is_retiring_is_available(tmp_p
 
 async def test_a_version_retired_twice_ends_with_its_last_instance(tmp_path: Path) -> None:
     """While any instance of a version is draining, the version is unloading."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         spec = _spec(add_versions(tmp_path, 1))
         await registry.apply([spec])
         first = await registry.lease("m")
@@ -147,7 +147,7 @@ async def test_a_version_retired_twice_ends_with_its_last_instance(tmp_path: Pat
 
 async def test_a_base_path_without_versions_is_no_error_and_serves_what_comes(tmp_path: Path) -> None:
     """A model may have no version yet; the first one is picked up."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         assert not (await registry.apply([_spec(tmp_path)])).failures
         assert registry.statuses() == {"m": []}
         add_versions(tmp_path, 1)
@@ -158,7 +158,7 @@ async def test_a_base_path_without_versions_is_no_error_and_serves_what_comes(tm
 async def test_a_base_path_that_is_missing_is_a_failure_of_the_model(tmp_path: Path) -> None:
     """A wrong path is told with its text, and mended by the next look."""
     base = tmp_path / "nowhere"
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         (failure,) = (await registry.apply([_spec(base)])).failures
         assert failure == VersionStatus("m", 0, LOADING, "UNKNOWN", failure.reason)
         assert "does not exist" in failure.reason
@@ -171,7 +171,7 @@ async def test_a_base_path_that_is_missing_is_a_failure_of_the_model(tmp_path: P
 async def test_a_base_path_that_vanishes_leaves_what_is_served(tmp_path: Path) -> None:
     """A file system that is away for a moment must not end the service."""
     base = add_versions(tmp_path / "base", 1)
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(base)])
         base.rename(tmp_path / "moved")
         assert len((await registry.rescan()).failures) == 1
@@ -183,7 +183,7 @@ async def test_a_failed_version_whose_directory_goes_is_retired(tmp_path: Path) 
     """Nothing is wrong any more with what is not there."""
     loader = StubLoader()
     loader.fail("m", 2)
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1, 2))])
         (tmp_path / "2").rmdir()
         await registry.rescan()
@@ -192,7 +192,7 @@ async def test_a_failed_version_whose_directory_goes_is_retired(tmp_path: Path) 
 
 async def test_a_removed_model_stays_listed(tmp_path: Path) -> None:
     """The status list remembers what was served, as OVMS's does."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         assert (await registry.apply([])).changed
         await trio.testing.wait_all_tasks_blocked()
@@ -202,7 +202,7 @@ async def test_a_removed_model_stays_listed(tmp_path: Path) -> None:
 
 async def test_of_two_models_with_one_name_the_first_is_served(tmp_path: Path) -> None:
     """A name that is taken stays with whom it was given to."""
-    async with running(Registry(StubLoader(), poll_seconds=0)) as registry:
+    async with running(registry_of(StubLoader(), poll_seconds=0)) as registry:
         first, second = add_versions(tmp_path / "a", 1), add_versions(tmp_path / "b", 2)
         await registry.apply([_spec(first), _spec(second)])
         assert registry.available_versions("m") == [1]
@@ -212,7 +212,7 @@ async def test_loads_run_side_by_side_up_to_the_limit(tmp_path: Path) -> None:
     """Memory and processors bear only so many compilations at once."""
     loader = StubLoader()
     gates = [loader.hold("m", version) for version in (1, 2, 3, 4)]
-    async with running(Registry(loader, poll_seconds=0, concurrent_loads=3)) as registry:
+    async with running(registry_of(loader, poll_seconds=0, concurrent_loads=3)) as registry:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(registry.apply, [_spec(add_versions(tmp_path, 1, 2, 3, 4), AllVersions())])
             await loader.wait_attempts(3)
@@ -229,7 +229,7 @@ async def test_every_change_of_state_is_told_in_order(tmp_path: Path) -> None:
     loader = StubLoader()
     loader.fail("m", 1)
     told: list[tuple[int, VersionState, str]] = []
-    async with running(Registry(loader, poll_seconds=0)) as registry:
+    async with running(registry_of(loader, poll_seconds=0)) as registry:
         registry.subscribe(lambda status: told.append((status.version, status.state, status.error_code)))
         await registry.apply([_spec(add_versions(tmp_path, 1))])
         loader.mend("m", 1)

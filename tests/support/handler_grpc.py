@@ -10,12 +10,16 @@ from typing import Any, TypeVar
 import grpc
 import trio
 
-from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
+from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc import GrpcProject, UserService, open_grpc_project
+from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
+from ovmstrio.server.grpc_front_end import HANDLER_LIMITS, GrpcFrontEnd
 from tests.support.protos import written
+from tests.support.stub_registry import registry_of
 
-__all__ = ["TIMEOUT_SECONDS", "ServedProject", "served"]
+__all__ = ["TIMEOUT_SECONDS", "ServedProject", "front_end_of", "opened", "served"]
 
 TIMEOUT_SECONDS = 20.0
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -84,10 +88,34 @@ class ServedProject:
 @asynccontextmanager
 async def served(folder: Path, proto: str, handler: str, *, settings: str = "") -> AsyncIterator[ServedProject]:
     """Serve a handler's source with the services of a protobuf source."""
-    async with opened(folder, proto, handler, settings=settings) as project, trio.open_nursery() as nursery:
-        front_end = HandlerGrpcFrontEnd([project], ["127.0.0.1:0"])
+    async with (
+        opened(folder, proto, handler, settings=settings) as project,
+        front_end_of(project) as front_end,
+        trio.open_nursery() as nursery,
+    ):
         (address,) = await nursery.start(front_end.serve)
         yield ServedProject(project, address)
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def front_end_of(project: GrpcProject) -> AsyncIterator[GrpcFrontEnd]:
+    """Make the front end of a server with one project, which is loaded already and closed by whoever did that."""
+    models: Any = None
+    handler = HandlerServable("project", project.handler, project.limit, project, models)
+    handler.gone()
+
+    async def give(_spec: HandlerSpec, _version: int, _directory: Path) -> HandlerServable:
+        return handler
+
+    registry = registry_of(give, poll_seconds=0)
+    plane = DataPlane(registry)
+    folder = project.proto.source.parent
+    async with trio.open_nursery() as nursery:
+        await nursery.start(registry.run)
+        await registry.apply([HandlerSpec(name="project", base_path=folder, path=folder)])
+        plane.begin_serving()
+        yield GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=HANDLER_LIMITS)
         nursery.cancel_scope.cancel()
 
 

@@ -6,15 +6,18 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import trio
+from ovmstrio.ops_server import Listening, RunningPipeline, serve_pipeline
 
-from ovmstrio.ops_server import Listening, PipelineExecutor, RunningPipeline, serve_pipeline
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
+from ovmstrio.runtimes.ops.op_service import OpService, PipelineExecutor
 from ovmstrio.runtimes.ops.packing import holds_arrays, pack
 from ovmstrio.runtimes.ops.ports import Ports
 from ovmstrio.runtimes.ops.tensors import unpack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
+from ovmstrio.runtimes.resident import host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 __all__ = ["EchoExecutor", "serving_pipeline"]
 
@@ -72,11 +75,30 @@ class EchoExecutor:
 
 
 @asynccontextmanager
+async def op_service(
+    executor: PipelineExecutor,
+    name: str | None = "uci",
+    snapshot: Callable[[], dict[str, Any]] | None = None,
+    render_metrics: Callable[[], bytes] | None = None,
+) -> AsyncIterator[OpService]:
+    """Give an executor's service, which knows what it is given."""
+    service = OpService(name, executor, None, PipelineSettings())
+    service.snapshot, service.render_metrics = snapshot, render_metrics
+    yield service
+
+
+@asynccontextmanager
 async def serving_pipeline(
-    executor: PipelineExecutor, name: str | None = "uci", **options: Any
+    executor: PipelineExecutor,
+    name: str | None = "uci",
+    snapshot: Callable[[], dict[str, Any]] | None = None,
+    render_metrics: Callable[[], bytes] | None = None,
+    **options: Any,
 ) -> AsyncIterator[RunningPipeline]:
     """Serve an executor over gRPC and HTTP on free ports of the loopback interface while the block lasts."""
     listening = Listening(ports=Ports(0, 0), hosts=("127.0.0.1",), **options)
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(serve_pipeline, name, executor, listening)
+        opened = op_service(executor, name, snapshot, render_metrics)
+        service = await host(nursery, opened, kind="op pipeline", name=name or "")
+        yield await nursery.start(serve_pipeline, service, listening)
         nursery.cancel_scope.cancel()

@@ -73,6 +73,9 @@ class RecordingHooks:
         """Remember the state of the pool."""
         self.pools.append((size, active))
 
+    def set_load_seconds(self, seconds: float) -> None:
+        """Forget it."""
+
 
 def _spec(model: ov.Model, repository: Path, name: str, settings: dict[str, Any]) -> ModelSpec:
     base_path = ir.save(model, repository, name)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.registry import Registry
+from ovmstrio.runtimes.table import KINDS, Kinds, table_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.request import InferRequest
-    from ovmstrio.registry import Registry
+    from ovmstrio.runtimes.kind import Kind, LoadContext
 
-__all__ = ["StubLoader", "StubServable", "add_versions", "running"]
+__all__ = ["Load", "StubLoader", "StubServable", "add_versions", "kinds_loaded_by", "registry_of", "running"]
+
+Load = Callable[[Any, int, Path], Awaitable[Any]]
+"""Makes a servable of a spec, a version and its directory."""
 
 
 class StubServable:
@@ -131,6 +137,25 @@ def add_versions(base: Path, *versions: int) -> Path:
     for version in versions:
         (base / str(version)).mkdir(parents=True, exist_ok=True)
     return base
+
+
+def kinds_loaded_by(load: Load) -> Kinds:
+    """Give the server's own kinds, with something else in the place of their loading."""
+
+    def replaced(kind: Kind[Any]) -> Kind[Any]:
+        async def load_(self: object, spec: Any, version: int, directory: Path, context: LoadContext) -> Any:
+            del self, context
+            return await load(spec, version, directory)
+
+        adapted: Kind[Any] = type(f"Adapted{type(kind).__name__}", (type(kind),), {"load": load_})()
+        return adapted
+
+    return table_of(*map(replaced, KINDS.values()))
+
+
+def registry_of(load: Load, **options: Any) -> Registry:
+    """Make a registry of the server's own kinds, with something else in the place of their loading."""
+    return Registry(kinds_loaded_by(load), **options)
 
 
 @asynccontextmanager

@@ -4,41 +4,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quart import Blueprint, Response
-
+from ovmstrio.api.refusals import INVALID_URL
 from ovmstrio.api.status_document import status_document
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE
-from ovmstrio.wire.http.answers import Answer, json_answer
-from ovmstrio.wire.http.quart_answers import to_quart
+from ovmstrio.wire.http.answers import json_answer
+from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
+    from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.http.router import Rule
 
-__all__ = ["make_blueprint"]
+__all__ = ["admin_rules", "metrics_rules"]
 
 
-def make_blueprint(plane: DataPlane) -> Blueprint:
-    """Make the routes over one data plane."""
-    routes = Blueprint("admin", __name__)
+def admin_rules(plane: DataPlane) -> list[Rule]:
+    """Make the rules over one data plane."""
 
-    @routes.get("/v1/config")
-    async def config() -> Response:
-        return to_quart(json_answer(_statuses(plane)))
+    async def config(_: HttpRequest) -> HttpAnswer:
+        return json_answer(_statuses(plane))
 
-    @routes.post("/v1/config/reload")
-    async def reload() -> Response:
+    async def reload(_: HttpRequest) -> HttpAnswer:
         changed = await plane.reload_config()
-        return to_quart(json_answer(_statuses(plane), 201 if changed else 200))
+        return json_answer(_statuses(plane), 201 if changed else 200)
 
-    @routes.get("/metrics")
-    async def metrics() -> Response:
+    return [rule("/v1/config", "GET", config), rule("/v1/config/reload", "POST", reload)]
+
+
+def metrics_rules(plane: DataPlane) -> list[Rule]:
+    """Make the rule of what scrapers get."""
+
+    async def metrics(_: HttpRequest) -> HttpAnswer:
         text = plane.render_metrics()
         if text is None:
-            raise InvalidRequest("Invalid request URL - metrics are disabled; --metrics_enable turns them on")
-        return to_quart(Answer(200, text, {"Content-Type": CONTENT_TYPE}))
+            raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; --metrics_enable turns them on")
+        return HttpAnswer(200, (("content-type", CONTENT_TYPE),), text)
 
-    return routes
+    return [rule("/metrics", "GET", metrics)]
 
 
 def _statuses(plane: DataPlane) -> dict[str, Any]:

@@ -18,13 +18,11 @@ from ovmstrio.protocol.generated.grpc.health.v1 import (
 from ovmstrio.registry import VersionState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from ovmstrio.api.grpc_standard.endless_calls import EndlessCalls
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
 
-__all__ = ["HealthService", "HealthSource", "PlaneHealth", "ServingStatus"]
+__all__ = ["HealthService", "HealthSource", "PlaneHealth", "ServiceOwners", "ServingStatus"]
 
 _SERVER: Final = frozenset({"", "inference.GRPCInferenceService"})
 """Names that stand for the server as a whole; any other is a servable's."""
@@ -45,24 +43,32 @@ class HealthSource(Protocol):
         ...
 
 
+class ServiceOwners(Protocol):
+    """Knows which entries bring gRPC services."""
+
+    def entry_of(self, service: str) -> str:
+        """Give the entry that brings a service, empty if none does."""
+        ...
+
+
 class PlaneHealth:
-    """The health of a data plane: of the server and of each servable by its name.
+    """The health of a data plane: of the server, of each servable by its name, and of the services that some bring.
 
     Args:
         plane: whose readiness is told.
-        services: further names that stand for the server.
+        owners: know what is brought.
     """
 
-    def __init__(self, plane: DataPlane, services: Collection[str] = ()) -> None:
+    def __init__(self, plane: DataPlane, owners: ServiceOwners) -> None:
         self._plane = plane
-        self._server = _SERVER.union(services)
+        self._owners = owners
 
     def status(self, service: str) -> ServingStatus:
-        """Tell the status of a servable, or of the server."""
-        if service in self._server:
+        """Tell the status of a servable or of a service of its own, or of the server."""
+        if service in _SERVER:
             serving = self._plane.readiness().ready
         else:
-            versions = self._plane.statuses().get(service)
+            versions = self._plane.statuses().get(self._owners.entry_of(service) or service)
             if versions is None:
                 return ServingStatus.SERVICE_UNKNOWN
             available = any(version.state is VersionState.AVAILABLE for version in versions)

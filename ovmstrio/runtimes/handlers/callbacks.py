@@ -8,9 +8,9 @@ from typing import Final
 import structlog
 import trio
 
+from ovmstrio.core.http import Callback
 from ovmstrio.runtimes.handlers.handler_calls import call_handler_code
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
-from ovmstrio.runtimes.handlers.http.answers import Callback
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
 

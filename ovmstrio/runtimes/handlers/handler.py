@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from ovmstrio.core.http import Callback
 from ovmstrio.runtimes.handlers.batches import Arguments, BatchItem
 from ovmstrio.runtimes.handlers.callbacks import Callbacks
 from ovmstrio.runtimes.handlers.handler_calls import call_handler_code
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
-from ovmstrio.runtimes.handlers.http.answers import Callback
 from ovmstrio.runtimes.handlers.methods import HandlerMethod
 from ovmstrio.runtimes.handlers.request_ids import current_request_id
 from ovmstrio.runtimes.handlers.streams import UserStream

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import trio
-
-from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.core.servable import GrpcDeclaration
+from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
-    from ovmstrio.core.request import InferRequest, InferResponse
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.clients import Models
-    from ovmstrio.runtimes.handlers.concurrency import LocalLimit
     from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
+    from ovmstrio.runtimes.handlers.grpc.services import UserProto
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
 
-__all__ = ["HandlerServable"]
+__all__ = ["HandlerServable", "declaration_of"]
 
 _PLATFORM: Final = "handler"
 
 
-class HandlerServable:
+class HandlerServable(ResidentService):
     """A loaded project as the registry has it.
 
     Args:
@@ -30,39 +29,28 @@ class HandlerServable:
         limit: how many requests may be in flight.
         grpc: its services; None if it is called over HTTP.
         models: of the project.
+
+    Attributes:
+        declaration: the services that it brings, None if it is called over HTTP.
     """
 
     def __init__(
-        self, name: str, handler: LoadedHandler, limit: LocalLimit, grpc: GrpcProject | None, models: Models
+        self, name: str, handler: LoadedHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: Models
     ) -> None:
+        super().__init__()
         self.handler = handler
         self.models = models
         self.limit = limit
         self.grpc = grpc
-        self._name = name
+        self.declaration = None if grpc is None else declaration_of(grpc.proto)
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
-        self.closing = trio.Event()
-        self.closed = trio.Event()
 
     @property
     def metadata(self) -> ServableMetadata:
         """What it tells of itself, which has neither inputs nor outputs."""
         return self._metadata
 
-    async def infer(self, request: InferRequest) -> InferResponse:
-        """Refuse, for handlers have no tensors.
 
-        Raises:
-            NotSupported: always.
-        """
-        del request
-        way = f"call it at /{self._name}" if self.grpc is None else "call its own gRPC service"
-        raise NotSupported(f"{self._name!r} is a handler, which takes no tensors; {way}")
-
-    async def aclose(self) -> None:
-        """End the handler and its models.
-
-        Cancellation: nothing is left behind; the handler goes on ending.
-        """
-        self.closing.set()
-        await self.closed.wait()
+def declaration_of(proto: UserProto) -> GrpcDeclaration:
+    """Give what the server has to know of the services of a project."""
+    return GrpcDeclaration(tuple(service.name for service in proto.services), str(proto.source), proto.files)

@@ -5,127 +5,114 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, ServerError
-from ovmstrio.core.hooks import NULL_BATCH_HOOKS
+from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.clients import open_clients
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
 from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.runtimes.resident import host
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from ovmstrio.config.specs import HandlerSpec
-    from ovmstrio.core.hooks import BatchHooks
     from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.runtimes.kind import LoadContext
 
-__all__ = ["is_grpc", "load_handler", "read_mounted"]
+__all__ = ["examine_mounted", "load_handler", "load_project", "read_mounted"]
 
 log = structlog.get_logger(__name__)
 
 
-def read_mounted(spec: HandlerSpec) -> ProjectSpec:
-    """Read a project that is served beside others; blocking.
+def examine_mounted(spec: HandlerSpec) -> tuple[ProjectSpec, list[Problem]]:
+    """Read a project that is served beside others, and give it with warnings; blocking.
 
     Raises:
         ConfigError: it cannot be used, or not there.
     """
     if spec.errors:
         raise ConfigError(spec.errors)
+    if not spec.path.exists():
+        raise ConfigError([Problem("the project does not exist", path="path", found=str(spec.path))])
     project, warnings = read_project(spec.path, mounted_as=spec.name)
-    for warning in warnings:
-        log.warning("handler", handler=spec.name, problem=str(warning))
     if project.processes != 1:
         problem = Problem("one process serves all of config.json", str(project.file), path="processes")
         way = "leave it out, or serve the project alone: ovms serve FILE"
         raise ConfigError([replace(problem, expected="1", found=str(project.processes), suggestion=way)])
+    return project, warnings
+
+
+def read_mounted(spec: HandlerSpec) -> ProjectSpec:
+    """Read a project as :func:`examine_mounted`, and log its warnings; blocking.
+
+    Raises:
+        ConfigError: it cannot be used, or not there.
+    """
+    project, warnings = examine_mounted(spec)
+    for warning in warnings:
+        log.warning("handler", handler=spec.name, problem=str(warning))
     return project
 
 
-async def is_grpc(spec: HandlerSpec) -> bool:
-    """Tell whether a project has a service of its own; false for one that cannot be read.
-
-    Cancellation: while its file is read.
-    """
-    try:
-        project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    except ConfigError:
-        return False
-    return project.protobuf_path is not None
-
-
-async def load_handler(
-    spec: HandlerSpec, *, tasks: trio.Nursery, batch_hooks: BatchHooks = NULL_BATCH_HOOKS
-) -> HandlerServable:
+async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServable:
     """Load a project; the caller owns the servable and closes it.
 
     Args:
         spec: how it was configured.
-        tasks: owns what the handler and its models run; must outlive the servable.
-        batch_hooks: are told of batches.
+        context: what the server lends; one that is alone has been read, and told of, before.
 
     Raises:
         ConfigError: the project cannot be used, or its handler cannot be loaded.
 
     Cancellation: while it loads; nothing is left.
     """
-    project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
-    loading = _Loading(project, batch_hooks)
-    servable: HandlerServable | None = await tasks.start(loading.run)
-    if servable is None:
-        raise loading.failure or ModelFailure(f"the handler {spec.name!r} could not be loaded")
-    return servable
+    read = _read_alone if context.is_alone else read_mounted
+    project = await trio.to_thread.run_sync(read, spec, abandon_on_cancel=True)
+    return await load_project(project, context)
 
 
-class _Loading:
-    """The task in which a project lives; its failures never reach the tasks beside it."""
+def _read_alone(spec: HandlerSpec) -> ProjectSpec:
+    return read_project(spec.path)[0]
 
-    def __init__(self, project: ProjectSpec, batch_hooks: BatchHooks) -> None:
-        self._project = project
-        self._batch_hooks = batch_hooks
-        self.failure: ServerError | None = None
 
-    async def run(self, *, task_status: trio.TaskStatus[HandlerServable | None]) -> None:
-        """Host the project until its servable is closed; reports the servable, or None if it cannot be loaded."""
-        servable: HandlerServable | None = None
-        try:
-            async with self._opened() as servable:
-                task_status.started(servable)
-                await servable.closing.wait()
-        except* Exception as group:  # the border of one project
-            if servable is None:
-                self.failure = _first_of(group)
-            else:
-                log.exception("a handler has ended", handler=self._project.name)
-        finally:
-            if servable is not None:
-                servable.closed.set()
-        if servable is None:
-            task_status.started(None)
+async def load_project(project: ProjectSpec, context: LoadContext) -> HandlerServable:
+    """Load a project that has been read; as :func:`load_handler`.
 
-    @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[HandlerServable]:
-        project = self._project
-        _export(project)
-        limit = LocalLimit(project.max_concurrency)
-        async with open_clients(project) as models:
-            if project.protobuf_path is not None:
-                grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
-                    project, clients=models.clients, limit=limit
-                )
-                async with grpc as opened:
-                    yield HandlerServable(project.name, opened.handler, limit, opened, models)
-                return
-            async with open_handler(project, clients=models.clients, batch_hooks=self._batch_hooks) as handler:
-                yield HandlerServable(project.name, handler, limit, None, models)
+    Args:
+        project: what to load.
+        context: what the server lends.
+
+    Raises:
+        ConfigError: its handler cannot be loaded.
+
+    Cancellation: while it loads; nothing is left.
+    """
+    return await host(context.tasks, _opened(project, context), kind=HandlerSpec.kind, name=project.name)
+
+
+@asynccontextmanager
+async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[HandlerServable]:
+    """Host a project until the block ends."""
+    _export(project)
+    limit, is_alone = context.make_limit(project.max_concurrency), context.is_alone
+    batch_hooks = context.meters.batches(project.name, "1")
+    async with open_clients(project) as models:
+        if project.protobuf_path is not None:
+            grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
+                project, clients=models.clients, limit=limit, is_alone=is_alone
+            )
+            async with grpc as opened:
+                yield HandlerServable(project.name, opened.handler, limit, opened, models)
+            return
+        async with open_handler(project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone) as handler:
+            yield HandlerServable(project.name, handler, limit, None, models)
 
 
 def _export(project: ProjectSpec) -> None:
@@ -133,13 +120,3 @@ def _export(project: ProjectSpec) -> None:
     for name, value in project.environment.items():
         if os.environ.setdefault(name, value) != value:
             log.warning("the environment has another value already", handler=project.name, variable=name)
-
-
-def _first_of(group: BaseExceptionGroup[Any]) -> ServerError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, ServerError):
-        return error
-    log.error("a handler could not be loaded", exc_info=error)
-    return ModelFailure(f"{type(error).__name__}: {error}")

@@ -5,65 +5,45 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import trio
 
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from ovmstrio.runtimes.handlers.grpc.services import open_proto
-from ovmstrio.runtimes.handlers.handler_class import import_folders, on_sys_path
-from ovmstrio.runtimes.handlers.handler_code import HandlerCode
-from ovmstrio.work.threads.worker_threads import WorkerThreads
+from ovmstrio.runtimes.handlers.mounting import load_project
+from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 
 __all__: list[str] = []
 
 
-async def _problems(project: ProjectSpec) -> list[Problem]:
-    try:
-        if project.protobuf_path is None:
-            await _check(project, Supplies({}, None, {}, ()))
-        else:
-            async with open_proto(project.protobuf_path, project.directory) as proto:
-                names = tuple(rpc.name for rpc in proto.rpcs)
-                await _check(project, Supplies({}, proto.module, proto.modules, names))
-    except ConfigError as error:
-        return list(error.problems)
-    return []
-
-
-async def _check(project: ProjectSpec, supplies: Supplies) -> None:
-    failure: ConfigError | None = None
-    threads = WorkerThreads(limit=1, idle_seconds=None, is_strict=True)
-    code = HandlerCode(project.name, project.directory)
-    with on_sys_path(import_folders(project)), HandlerBuilder(project, supplies, code, threads) as builder:
-        async with trio.open_nursery() as nursery:
-            try:
-                await nursery.start(threads.run)
-                await builder.load()
-            except ConfigError as error:
-                # Raised outside, so that it does not come in a group.
-                failure = error
-            finally:
-                with trio.CancelScope(shield=True):
-                    await threads.aclose()
-    if failure is not None:
-        raise failure
+async def _tried(project: ProjectSpec, *, is_alone: bool) -> tuple[Sequence[Problem], Sequence[str]]:
+    async with trio.open_nursery() as tasks:
+        try:
+            servable = await load_project(project, LoadContext(lease_nothing, tasks, is_alone=is_alone))
+        except ConfigError as error:
+            return error.problems, ()
+        except ServerError as error:
+            return [Problem(error.message, file=str(project.file))], ()
+        await servable.aclose()
+    return (), () if servable.declaration is None else servable.declaration.names
 
 
 def _main() -> None:
-    file, report = Path(sys.argv[1]), Path(sys.argv[2])
+    file, report, mounted_as = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     configure_logs(level="ERROR")
-    project, _ = read_project(file)
-    os.chdir(project.directory)
-    os.environ.update(project.environment)
-    problems = trio.run(_problems, project)
+    project, _ = read_project(file, mounted_as=mounted_as)
+    if not mounted_as:
+        os.chdir(project.directory)
+        os.environ.update(project.environment)
+    problems, services = trio.run(lambda: _tried(project, is_alone=not mounted_as))
     unfinished = report.with_suffix(".part")
-    unfinished.write_text(json.dumps([asdict(problem) for problem in problems]), encoding="utf-8")
+    told = {"problems": [asdict(problem) for problem in problems], "services": list(services)}
+    unfinished.write_text(json.dumps(told), encoding="utf-8")
     unfinished.replace(report)
     # Threads that the handler started may go on for ever.
     sys.stdout.flush()

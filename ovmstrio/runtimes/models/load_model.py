@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
@@ -89,4 +90,14 @@ async def _load_network(
 
 
 def _load(spec: ModelSpec, directory: Path, requested: Mapping[str, tuple[int, ...]]) -> Compiled:
-    return compile_model(ModelSource(find_model_file(directory), spec, read_mapping(directory), requested))
+    problems: list[Problem] = []
+    found: list[Any] = []
+    for read in (find_model_file, read_mapping):
+        try:
+            found.append(read(directory))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    file, mapping = found
+    return compile_model(ModelSource(file, spec, mapping, requested))

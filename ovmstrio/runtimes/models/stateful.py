@@ -9,11 +9,11 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.request import InferResponse
+from ovmstrio.core.request import SEQUENCE_ID, InferResponse
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.openvino.state import StateChange
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
-from ovmstrio.runtimes.models.sequences.requests import SEQUENCE_ID, SPECIAL_INPUTS, read_control
+from ovmstrio.runtimes.models.sequences.requests import SPECIAL_INPUTS, read_control
 from ovmstrio.runtimes.models.validation import Validator
 
 if TYPE_CHECKING:

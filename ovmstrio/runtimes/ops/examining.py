@@ -13,7 +13,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
 from ovmstrio.runtimes.ops.config.precedence import settings_of
-from ovmstrio.runtimes.ops.executor.instance import hooks_of
+from ovmstrio.runtimes.ops.executor.op_instance import hooks_of
 from ovmstrio.runtimes.ops.executor.opening import refuse_unpredictable
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.op import Op

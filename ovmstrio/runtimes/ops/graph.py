@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 from ovmstrio.core.errors import ConfigError, Problem
@@ -14,7 +15,7 @@ from ovmstrio.runtimes.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 __all__ = ["OpGraph", "build"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpGraph:
     """Ops in an order in which each comes after its inputs; the RequestOp is an input by the name ``@DAGExecutor``.
 
@@ -26,6 +27,7 @@ class OpGraph:
         consumers: by the name of an Op or of the RequestOp, who gets its output.
         jumps: by the name of an Op that may jump, whose place its output may take.
         last: the name of the last Op.
+        is_chain: whether no request is ever in two Ops at once.
     """
 
     request: RequestOp
@@ -35,6 +37,11 @@ class OpGraph:
     consumers: Mapping[str, tuple[str, ...]]
     jumps: Mapping[str, tuple[str, ...]]
     last: str
+
+    @cached_property
+    def is_chain(self) -> bool:  # noqa: D102 - an attribute of the class, see above
+        takers = (*self.consumers.values(), *self.jumps.values())
+        return all(len(names) <= 1 for names in takers)
 
 
 def build(response_op: Op) -> OpGraph:

@@ -40,10 +40,13 @@ class Hook:
         self._method = method
         self.is_async = is_async(method)
         self.is_default = getattr(method, "__func__", None) is default
-        self._by_position, self._by_name = _numbers_taken(owner, method, values, default)
+        by_position, self._by_name = _numbers_taken(owner, method, values, default)
+        self._by_position = _IDS if by_position == _IDS else by_position
 
     def __call__(self, *values: Any, data_id: int, log_id: int) -> Any:
         """Call it, or give its coroutine."""
+        if self._by_position is _IDS and not self._by_name:
+            return self._method(*values, data_id, log_id)
         numbers = {"data_id": data_id, "log_id": log_id}
         by_name = {name: numbers[_OTHER_NAMES.get(name, name)] for name in self._by_name}
         return self._method(*values, *[numbers[name] for name in self._by_position], **by_name)

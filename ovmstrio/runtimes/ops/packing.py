@@ -17,11 +17,14 @@ __all__ = ["as_response", "holds_arrays", "pack"]
 
 def holds_arrays(output: Mapping[str, Any]) -> bool:
     """Tell whether every value is an array, or a list of texts that is not empty."""
-    return all(isinstance(value, np.ndarray) or _is_texts(value) for value in output.values())
+    for value in output.values():
+        if not isinstance(value, np.ndarray) and not (isinstance(value, list) and _are_texts(value)):
+            return False
+    return True
 
 
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+def _are_texts(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(one, str) for one in values)
 
 
 def pack(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
@@ -33,7 +36,10 @@ def pack(data: ChannelData, *, as_tensors: bool = False) -> PipelineResponse:
         return response
     output = data.parse()
     if data.datatype == ChannelDataType.CHANNEL_NPDATA.value:
-        (_pack_tensors if as_tensors else _pack_printed)(response, output)
+        if as_tensors:
+            _pack_tensors(response, output, stays_array=data.keeps_arrays)
+        else:
+            _pack_printed(response, output)
     else:
         _pack_texts(response, output)
     return response
@@ -46,11 +52,11 @@ def _pack_printed(response: PipelineResponse, output: Mapping[str, Any]) -> None
             response.values.append(repr(value))
 
 
-def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any]) -> None:
+def _pack_tensors(response: PipelineResponse, output: Mapping[str, Any], *, stays_array: bool) -> None:
     for name, value in output.items():
         owner = name.removesuffix(LOD_SUFFIX)
         if owner == name or owner not in output:
-            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX)))
+            response.tensors.append(from_array(name, value, output.get(name + LOD_SUFFIX), stays_array=stays_array))
 
 
 def _pack_texts(response: PipelineResponse, output: Mapping[str, Any]) -> None:

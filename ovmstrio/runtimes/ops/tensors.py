@@ -10,7 +10,7 @@ import numpy as np
 
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineTensor
 
-__all__ = ["LOD_SUFFIX", "from_array", "to_array", "unpack"]
+__all__ = ["LOD_SUFFIX", "NPY", "STRINGS", "ArrayTensor", "from_array", "to_array", "unpack"]
 
 Ndarray = np.ndarray[Any, Any]
 
@@ -35,9 +35,48 @@ _KINDS: Final = {
     8: _Kind("int8", "int_data"),
     9: _Kind("bool", "bool_data"),
 }
-_STRING: Final = 12
-_NPY: Final = 13
+STRINGS: Final = 12
+NPY: Final = 13
 _KIND_OF: Final = {np.dtype(kind.dtype): number for number, kind in _KINDS.items()}
+
+
+class ArrayTensor(PipelineTensor):
+    """A tensor that is an array, and has the fields of the wire only for those who ask for them.
+
+    Args:
+        name: the tensor's name.
+        array: what it holds, which nobody may change any more.
+        elem_type: the number of its type, or that of an array file.
+        lod: its row offsets.
+    """
+
+    __slots__ = ("array",)
+
+    def __init__(self, name: str, array: Ndarray, elem_type: int = NPY, lod: list[int] | None = None) -> None:
+        self.name = name
+        self.array = array
+        self.elem_type = elem_type
+        self.shape = list(array.shape)
+        self.lod = lod or []
+
+    def __getattr__(self, name: str) -> Any:
+        """Make a field that nobody has asked for yet."""
+        kind = _KINDS.get(self.elem_type)
+        made: Any
+        if name == "byte_data":
+            made = b"" if kind is not None else _file_of(self.array)
+        elif name.endswith("_data"):
+            made = self.array.reshape(-1).tolist() if kind is not None and kind.field == name else []
+        else:
+            raise AttributeError(name)
+        setattr(self, name, made)
+        return made
+
+
+def _file_of(array: Ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
 
 
 def unpack(request: PipelineRequest) -> dict[str, Any]:
@@ -57,14 +96,17 @@ def unpack(request: PipelineRequest) -> dict[str, Any]:
 
 
 def to_array(tensor: PipelineTensor) -> Any:
-    """Give what a tensor holds: an array, or a text.
+    """Give what a tensor holds: an array, which may be changed, or a text.
 
     Raises:
         ValueError: the type is not known, or the elements do not fit type or shape.
     """
-    if tensor.elem_type == _STRING:
+    if isinstance(tensor, ArrayTensor):
+        array = tensor.array
+        return array if array.flags.writeable else array.copy()
+    if tensor.elem_type == STRINGS:
         return "".join(tensor.str_data)
-    if tensor.elem_type == _NPY:
+    if tensor.elem_type == NPY:
         return np.load(io.BytesIO(tensor.byte_data), allow_pickle=False)
     kind = _KINDS.get(tensor.elem_type)
     if kind is None:
@@ -79,18 +121,20 @@ def to_array(tensor: PipelineTensor) -> Any:
         raise ValueError(f"tensor {tensor.name} has elements that are no {kind.dtype}: {error}") from error
 
 
-def from_array(name: str, value: Any, lod: Any = None) -> PipelineTensor:
-    """Make a tensor of an array, or of a list of texts.
+def from_array(name: str, value: Any, lod: Any = None, *, stays_array: bool = False) -> PipelineTensor:
+    """Make a tensor of an array, or of a list of texts; with ``stays_array`` of a copy of the array, as it is.
 
     Raises:
         ValueError: no tensor can hold it.
     """
     offsets = [] if lod is None else np.asarray(lod).reshape(-1).tolist()
     if isinstance(value, list):
-        return PipelineTensor(name=name, elem_type=_STRING, shape=[len(value)], lod=offsets, str_data=list(value))
+        return PipelineTensor(name=name, elem_type=STRINGS, shape=[len(value)], lod=offsets, str_data=list(value))
     number = _KIND_OF.get(value.dtype.newbyteorder("="))
     if number is None:
         raise ValueError(f"no tensor can hold {name}, whose type is {value.dtype}")
+    if stays_array:
+        return ArrayTensor(name, np.array(value), number, offsets)
     tensor = PipelineTensor(name=name, elem_type=number, shape=list(value.shape), lod=offsets)
     setattr(tensor, _KINDS[number].field, value.reshape(-1).tolist())
     return tensor

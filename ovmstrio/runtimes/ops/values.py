@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from ovmstrio.runtimes.ops.codes import CustomException, CustomExceptionCode, ProductErrCode
 
@@ -41,7 +41,10 @@ class PipelineTensor:
 
 @dataclass(slots=True)
 class PipelineRequest:
-    """One request; ``key``, ``value`` and ``log_id`` are other names that services use."""
+    """One request; ``key``, ``value`` and ``log_id`` are other names that services use.
+
+    ``keeps_arrays`` asks for tensors of the answer as arrays: whoever asks has no use for their elements one by one.
+    """
 
     keys: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
@@ -50,6 +53,7 @@ class PipelineRequest:
     method: str = ""
     logid: int = 0
     clientip: str = ""
+    keeps_arrays: bool = False
 
     @property
     def key(self) -> list[str]:
@@ -100,11 +104,19 @@ class ChannelDataType(Enum):
     ERROR = 2
 
 
+# An enumeration's values take calls to look up.
+_ANYTHING: Final = ChannelDataType.DICT.value
+_ARRAYS: Final = ChannelDataType.CHANNEL_NPDATA.value
+
+
 @dataclass(slots=True)
 class ChannelData:
-    """What a ResponseOp packs: the last Op's output or an error.  Codes are numbers, 0 and None are no error."""
+    """What a ResponseOp packs: the last Op's output or an error.  Codes are numbers, 0 and None are no error.
 
-    datatype: int = ChannelDataType.DICT.value
+    ``keeps_arrays`` is the request's.
+    """
+
+    datatype: int = _ANYTHING
     npdata: Mapping[str, Any] | None = None
     dictdata: Mapping[str, Any] | None = None
     id: int = 0
@@ -115,6 +127,7 @@ class ChannelData:
     prod_error_info: str = ""
     client_need_profile: bool = False
     profile_data_set: set[str] = field(default_factory=set)
+    keeps_arrays: bool = False
 
     @property
     def data_id(self) -> int:
@@ -123,8 +136,8 @@ class ChannelData:
 
     def parse(self) -> dict[str, Any]:
         """Give the output as a dict, an empty one for an error."""
-        if self.datatype == ChannelDataType.CHANNEL_NPDATA.value:
+        if self.datatype == _ARRAYS:
             return dict(self.npdata or {})
-        if self.datatype == ChannelDataType.DICT.value:
+        if self.datatype == _ANYTHING:
             return dict(self.dictdata or {})
         return {}

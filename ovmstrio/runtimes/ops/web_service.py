@@ -14,14 +14,20 @@ __all__ = ["WebService", "set_service_runner"]
 
 RunService = Callable[["WebService"], None]
 
-_SERVER: Final = "ovmstrio.ops_server"
+_SERVER: Final = "ovmstrio.server.run_service"
 
 _runners: list[RunService] = []
 
 
-def set_service_runner(runner: RunService | None) -> None:
-    """Set what ``run_service`` of every service does from now on: serve it until it ends, or only note it."""
+def set_service_runner(runner: RunService | None) -> RunService | None:
+    """Set what ``run_service`` of every service does from now on: serve it until it ends, or only note it.
+
+    Returns:
+        What it did before.
+    """
+    before = _runners[0] if _runners else None
     _runners[:] = [] if runner is None else [runner]
+    return before
 
 
 class WebService:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import ClassVar, Final
+from types import MappingProxyType
+from typing import ClassVar, Final, Protocol
 
 import structlog
 import trio
@@ -35,7 +36,7 @@ from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.grpc.wakeups import Wakeup
 from ovmstrio.wire.listeners import Peer
 
-__all__ = ["Connection", "close_stream"]
+__all__ = ["NO_ROUTES", "Connection", "Routes", "close_stream"]
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,17 @@ _ANNOUNCEMENT_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 1.0
 _READ_BYTES: Final = 64 * 1024
 _LARGE_READ_BYTES: Final = 512 * 1024
+
+
+class Routes(Protocol):
+    """Handlers that come and go."""
+
+    def get(self, path: str, /) -> Handler | None:
+        """Give the handler of a path now; it may put another one in its place before it receives anything."""
+        ...
+
+
+NO_ROUTES: Final[Routes] = MappingProxyType[str, Handler]({})
 
 
 class Connection:
@@ -63,6 +75,7 @@ class Connection:
         routes: Mapping[str, Handler],
         codec: CodecBase,
         *,
+        further: Routes = NO_ROUTES,
         limits: TransportLimits,
         failures: FailureTranslator,
         peer: Peer,
@@ -75,6 +88,7 @@ class Connection:
         self.calls: dict[int, Call] = {}
         self._stream = stream
         self._routes = routes
+        self._further = further
         self._reading = trio.CancelScope()
         self._unsent = Wakeup()
         self._backlog: trio.lowlevel.ParkingLot | None = None
@@ -182,7 +196,7 @@ class Connection:
 
     def _on_request(self, event: RequestStarted) -> None:
         state = event.stream
-        handler = self._routes.get(state.head.path)
+        handler = self._routes.get(state.head.path) or self._further.get(state.head.path)
         if state.head.refusal is not None:
             self._refuse(event, state.head.refusal)
         elif handler is None:
@@ -232,12 +246,12 @@ class Connection:
 
     # -- the connection's end ------------------------------------------------------------------------------------
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> int:
         """Close gently: announce it, let the calls finish, then cancel them with UNAVAILABLE.
 
         The client is told first that the end is near and then, when it has read that, which stream was the last, so
         that no call is lost in between. Returns when the connection is closed, or when only handlers that do not
-        react to cancellation keep it.
+        react to cancellation keep it, how many calls were cancelled.
 
         Cancellation: leaves the drain where it is.
         """
@@ -252,13 +266,15 @@ class Connection:
         self._name_last_stream()
         with trio.move_on_at(deadline):
             await self.closed.wait()
-        for call in list(self.calls.values()):
+        cut = list(self.calls.values())
+        for call in cut:
             call.cancel(GRPCError(Status.UNAVAILABLE, "the server is shutting down"))
         with trio.move_on_after(self.limits.flush_seconds):
             await self.closed.wait()
         self.abandon()
         with trio.move_on_after(self.limits.flush_seconds):
             await self.closed.wait()
+        return len(cut)
 
     def _name_last_stream(self) -> None:
         if self.core.draining:

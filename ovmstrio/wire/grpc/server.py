@@ -12,7 +12,7 @@ from grpclib.const import Handler
 from grpclib.encoding.base import CodecBase
 
 from ovmstrio.wire.grpc.call_failures import ErrorMapper, FailureTranslator
-from ovmstrio.wire.grpc.connection import Connection, close_stream
+from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.listeners import Listener, address_of, peer_of
 
@@ -36,6 +36,7 @@ class GrpcServer:
     Args:
         services: objects whose ``__mapping__()`` gives ``grpclib.const.Handler`` by path.
         codec: turns messages into bytes and back.
+        further: is asked for the handler of a path that no service has; it may answer differently each time.
         limits: what peers may do.
         map_error: translates the application's errors; called for everything that a handler or the codec raises and
             that is not a ``GRPCError``.
@@ -49,6 +50,7 @@ class GrpcServer:
         services: Sequence[Service],
         codec: CodecBase,
         *,
+        further: Routes = NO_ROUTES,
         limits: TransportLimits | None = None,
         map_error: ErrorMapper | None = None,
     ) -> None:
@@ -58,6 +60,7 @@ class GrpcServer:
                 if path in self._routes:
                     raise ValueError(f"two services claim {path}")
                 self._routes[path] = handler
+        self._further = further
         self._codec = codec
         self._limits = limits or TransportLimits()
         self._failures = FailureTranslator(map_error)
@@ -95,18 +98,26 @@ class GrpcServer:
                     await trio.serve_listeners(self.serve_stream, list(listeners), handler_nursery=connections)
             nursery.cancel_scope.cancel()
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> int:
         """Stop gently: close the listeners, let calls finish, cancel the rest with UNAVAILABLE, close the sockets.
 
-        Returns when the last connection is closed, at the latest about two seconds after the grace has passed.
+        Returns when the last connection is closed, at the latest about two seconds after the grace has passed, how
+        many calls were cancelled.
 
         Cancellation: leaves the drain where it is; cancel ``serve`` to end at once.
         """
         self._draining = True
         self._accepting.cancel()
+        cut = 0
+
+        async def drain(connection: Connection) -> None:
+            nonlocal cut
+            cut += await connection.drain(grace_seconds)
+
         async with trio.open_nursery() as nursery:
             for connection in self._connections:
-                nursery.start_soon(connection.drain, grace_seconds)
+                nursery.start_soon(drain, connection)
+        return cut
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serve one connection that was accepted elsewhere; never raises what a peer or a call can cause.
@@ -128,6 +139,7 @@ class GrpcServer:
             stream,
             self._routes,
             self._codec,
+            further=self._further,
             limits=self._limits,
             failures=self._failures,
             peer=peer_of(stream),

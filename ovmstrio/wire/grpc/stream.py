@@ -85,6 +85,9 @@ class Call:
         path: ``/package.Service/Method``.
         peer: the other end.
         deadline: trio clock time of the caller's deadline; ``math.inf`` without one.
+        handler: what answers; it may put another one in its place before anything is received.
+        received: bytes of the messages that were received.
+        sent: bytes of the messages that were sent.
         scope: the cancel scope around the handler.
     """
 
@@ -102,7 +105,9 @@ class Call:
         "failure",
         "handler",
         "path",
+        "received",
         "scope",
+        "sent",
         "state",
     )
 
@@ -112,6 +117,7 @@ class Call:
         self.state = state
         self.handler = handler
         self.path = head.path
+        self.received = self.sent = 0
         self.deadline = math.inf
         if head.timeout_seconds != math.inf:
             self.deadline = trio.current_time() + head.timeout_seconds
@@ -206,7 +212,10 @@ class Call:
         if buffer.size and not self.handler.cardinality.client_streaming:
             raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got more")
         flag, data = taken
-        return self._decode(await self._inflate(data) if flag else data)
+        if flag:
+            data = await self._inflate(data)
+        self.received += len(data)
+        return self._decode(data)
 
     def _end_of_requests(self) -> None:
         if self.state.buffer.size:
@@ -287,6 +296,7 @@ class Call:
         if self._sending:
             raise trio.BusyResourceError("another message is being sent, or was cut short")
         self._replies += 1
+        self.sent += len(data)
         core = self._host.core
         if not self._headers_sent:
             self._headers_sent = True

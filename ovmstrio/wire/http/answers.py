@@ -1,63 +1,97 @@
-"""Answers as values, and the one form that every error has on this port, whichever way the request came."""
+"""Answers of the server's own paths, and the head of every answer, whichever way the request came."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ovmstrio.core.errors import Overloaded, ServerError
+from ovmstrio.core.errors import Overloaded, PayloadTooLarge, ServerError
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.statuses import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
-__all__ = ["JSON", "Answer", "error_answer", "failure_answer", "json_answer"]
+    from ovmstrio.core.http import Headers
+
+__all__ = ["JSON", "JSON_TYPE", "answer_head", "error_answer", "json_answer", "retry_after", "size_refusal"]
 
 JSON: Final = "application/json"
+JSON_TYPE: Final[Headers] = (("content-type", JSON),)
 
 _MAX_TEXT: Final = 4096
 """Characters of an error that are told: it may quote what the caller sent."""
+_FAILURE: Final = "internal error; the server's log has the details"
+_BLANKS: Final = " \t"
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
-@dataclass(slots=True)
-class Answer:
-    """A whole answer: status, headers besides the length, and body; ``after`` is called when it has been sent."""
-
-    status: int
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    after: Callable[[], None] | None = None
-
-    @property
-    def header_lines(self) -> Iterable[tuple[str, str]]:
-        """The headers one by one."""
-        return self.headers.items()
-
-
-def json_answer(value: Any, status: int = 200) -> Answer:
+def json_answer(value: Any, status: int = 200) -> HttpAnswer:
     """Answer with JSON."""
     try:
         body = orjson.dumps(value)
     except orjson.JSONEncodeError:
         # A text that is not UTF-8, such as a file name in a reason; the standard library escapes what is not.
         body = json.dumps(value).encode()
-    return Answer(status, body, {"Content-Type": JSON})
+    return HttpAnswer(status, JSON_TYPE, body)
 
 
-def error_answer(error: ServerError) -> Answer:
-    """Answer with an error: ``{"error": text}`` and the status of its class."""
+def error_answer(error: Exception) -> HttpAnswer:
+    """Answer with an error: ``{"error": text}`` and the status of its class.
+
+    Of an error that nobody foresaw nothing is told; what it was is in the log.
+    """
+    if not isinstance(error, ServerError):
+        return json_answer({"error": _FAILURE}, 500)
     text = error.message
     if len(text) > _MAX_TEXT:
         text = f"{text[:_MAX_TEXT]}..."
     answer = json_answer({"error": text}, status_of(error).http)
-    if isinstance(error, Overloaded):
-        answer.headers = {**answer.headers, "Retry-After": str(max(1, round(error.retry_after_seconds)))}
-    return answer
+    return answer.with_headers(retry_after(error))
 
 
-def failure_answer() -> Answer:
-    """Answer for an error that nobody foresaw; what it was is in the log."""
-    return json_answer({"error": "internal error; the server's log has the details"}, 500)
+def retry_after(error: ServerError) -> Headers:
+    """Give the header that says when to come again; none for what is no overload."""
+    if not isinstance(error, Overloaded):
+        return ()
+    return (("retry-after", str(max(1, round(error.retry_after_seconds)))),)
+
+
+def size_refusal(size: int | str, limit: int) -> PayloadTooLarge:
+    """Make the refusal of a body that is too large."""
+    return PayloadTooLarge(f"the body has {size} bytes, the limit is {limit} (--max_message_size)")
+
+
+def answer_head(
+    status: int, headers: Iterable[tuple[str, str]], *, length: int | None, is_chunked: bool, keep_alive: bool
+) -> bytes:
+    """Write the head of an answer, blank line included.
+
+    Args:
+        status: of the answer.
+        headers: besides those of the connection and of the body's length.
+        length: of the body; None if it is not said.
+        is_chunked: whether the body comes in chunks.
+        keep_alive: whether the connection goes on.
+    """
+    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}", _date(int(time.time()))]
+    lines += [f"{name}: {value.strip(_BLANKS)}" for name, value in headers]
+    if length is not None:
+        lines.append(f"content-length: {length}")
+    elif is_chunked:
+        lines.append("transfer-encoding: chunked")
+    if not keep_alive:
+        lines.append("connection: close")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode("latin-1")
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return f"date: {formatdate(second, usegmt=True)}"

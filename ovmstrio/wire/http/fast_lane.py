@@ -1,12 +1,12 @@
 """The short way over HTTP/1.1: read the request, have it answered, write the answer, without any framework.
 
-Only plain requests (:mod:`ovmstrio.wire.http.lane_head`) that the lane's routes take go this way.  At the first
-request that is anything else, the connection leaves the lane for good, with every byte that has been read, so that all
-judging of odd input is done by one careful parser.
+Only plain requests (:mod:`ovmstrio.wire.http.lane_head`) whose routes are hot go this way.  At the first request that
+is anything else, the connection leaves the lane for good, with every byte that has been read, so that all judging of
+odd input is done by one careful parser.
 
 ::
 
-    socket ─> reader task ─> buffer ─> head, body ─> what the routes chose ─> socket
+    socket ─> reader task ─> buffer ─> head, body ─> what the router found ─> socket
                  │ end of stream: the call in progress is cancelled
 
 A client that closes its sending side while it waits cannot be told from one that is gone; its call is cancelled.  A
@@ -15,17 +15,22 @@ request that was complete before that is answered.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
-from ovmstrio.wire.http.lane_answers import LaneAnswer, send_answer
-from ovmstrio.wire.http.lane_head import MAX_HEAD_BYTES, Head, read_head
+from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.wire.http.lane_head import MAX_HEAD_BYTES, METHODS, Head, read_head
+from ovmstrio.wire.http.sending import send_answer
+from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from ovmstrio.wire.http.router import Route, Router
 
-__all__ = ["FastLane", "LaneRoutes"]
+__all__ = ["FastLane"]
+
+_BEGINNINGS: Final = tuple(f"{method} /".encode() for method in METHODS)
+_LONGEST: Final = max(map(len, _BEGINNINGS))
 
 MAX_WAITING_BYTES: Final = 64 * 1024
 """Bytes of later, pipelined requests that may wait while one is answered."""
@@ -37,35 +42,27 @@ RECEIVE_SECONDS: Final = 30.0
 """Time that may pass between two pieces of a body."""
 
 
-class LaneRoutes(Protocol):
-    """Chooses which requests the lane takes, and what answers them.
+class _Asked(NamedTuple):
+    """A request that is the lane's, before its body has come."""
 
-    ``prefixes`` are what a request must begin with, so that others leave before their head is complete.  What
-    :meth:`route` gives is called with the body; it turns every failure into an answer.
-    """
-
-    @property
-    def prefixes(self) -> tuple[bytes, ...]:
-        """The first bytes of requests that may be for the lane."""
-        ...
-
-    def route(self, head: Head) -> Callable[[bytes], Awaitable[LaneAnswer]] | None:
-        """Find what answers a request; None for one that is the application's."""
-        ...
+    head: Head
+    query: str
+    route: Route
 
 
 class FastLane:
     """One connection for as long as it stays in the lane.
 
     Args:
-        routes: which requests it takes, and what answers them.
+        router: finds what answers requests.
         stream: the connection, which stays the caller's.
         max_body_bytes: larger bodies leave the lane.
     """
 
-    def __init__(self, routes: LaneRoutes, stream: trio.abc.Stream, max_body_bytes: int) -> None:
-        self._routes = routes
+    def __init__(self, router: Router, stream: trio.abc.Stream, max_body_bytes: int) -> None:
+        self._router = router
         self._stream = stream
+        self._client = client_of(stream)
         self._max_body_bytes = max_body_bytes
         self._buffer = bytearray()
         self._wanted = 0
@@ -140,20 +137,19 @@ class FastLane:
             if not self._buffer and not await self._more(trio.current_time() + IDLE_SECONDS):
                 return False
             self._idle = False
-            found = await self._head()
-            if found is None:
+            asked = await self._head()
+            if asked is None:
                 return True
-            head, call = found
-            body = await self._body(head.body_length)
-            if body is None or not await self._answer(call, body, keep_alive=head.keep_alive):
+            body = await self._body(asked.head.body_length)
+            if body is None or not await self._answer(asked, body):
                 return False
 
-    async def _head(self) -> tuple[Head, Callable[[bytes], Awaitable[LaneAnswer]]] | None:
+    async def _head(self) -> _Asked | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
         buffer = self._buffer
         deadline = trio.current_time() + HEAD_SECONDS
         while True:
-            if not buffer.startswith(tuple(prefix[: len(buffer)] for prefix in self._routes.prefixes)):
+            if not self._begins_plainly():
                 return None
             end = buffer.find(b"\r\n\r\n")
             if end >= 0:
@@ -163,11 +159,18 @@ class FastLane:
         head = read_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
         if head is None or head.body_length > self._max_body_bytes:
             return None
-        call = self._routes.route(head)
-        if call is None:
+        target, _, query = head.target.partition("?")
+        route = self._router.find(head.method, target)
+        if isinstance(route, HttpAnswer) or not route.is_hot:
             return None
         del buffer[: end + 4]
-        return head, call
+        return _Asked(head, query, route)
+
+    def _begins_plainly(self) -> bool:
+        buffer = self._buffer
+        if len(buffer) >= _LONGEST:
+            return buffer.startswith(_BEGINNINGS)
+        return any(buffer.startswith(beginning[: len(buffer)]) for beginning in _BEGINNINGS)
 
     async def _body(self, length: int) -> bytes | None:
         self._wanted = length
@@ -180,16 +183,18 @@ class FastLane:
         self._room.set()
         return body
 
-    async def _answer(self, call: Callable[[bytes], Awaitable[LaneAnswer]], body: bytes, *, keep_alive: bool) -> bool:
+    async def _answer(self, asked: _Asked, body: bytes) -> bool:
         """Answer a request; False if the connection ends with it.
 
         A stream of an answer ends with its client, as the call does that has not been answered.
         """
         self._set_deadline(float("inf"))
+        (method, target, headers, _, keep_alive), query, route = asked
+        request = HttpRequest(method, route.path, query, headers, body, self._client, target, route.mount)
         answer = None
         try:
             with trio.CancelScope() as self._call:
-                answer = await call(body)
+                answer = await self._router.answer(route, request)
                 keep_alive = keep_alive and not self._draining
                 if not isinstance(answer.body, bytes):
                     await send_answer(self._stream, answer, keep_alive=keep_alive)
@@ -200,8 +205,9 @@ class FastLane:
             if isinstance(answer.body, bytes):
                 await send_answer(self._stream, answer, keep_alive=keep_alive)
         finally:
-            if answer is not None and answer.after is not None:
-                answer.after()
+            if answer is not None:
+                for callback in answer.after:
+                    callback()
         return keep_alive
 
     def _set_deadline(self, deadline: float) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from ovmstrio.wire.http.application import make_application
 from ovmstrio.wire.http.fast_lane import FastLane
 from ovmstrio.wire.http.hypercorn_connection import ApplicationServer
 from ovmstrio.wire.listeners import address_of, open_listeners
@@ -20,9 +21,7 @@ from ovmstrio.wire.listeners import address_of, open_listeners
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quart_trio import QuartTrio
-
-    from ovmstrio.wire.http.fast_lane import LaneRoutes
+    from ovmstrio.wire.http.router import Router
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["HttpFrontEnd"]
@@ -37,30 +36,28 @@ Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
 class HttpFrontEnd:
-    """Serves an application and the fast lane before it over HTTP/1.1.
+    """Serves what a router finds over HTTP/1.1, by the fast lane and the application behind it.
 
     Args:
         addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
-        routes: which requests go the fast lane.
-        application: what answers all others.
+        router: finds what answers requests.
         tls: the server's TLS settings, None for plain connections.
-        max_body_bytes: larger bodies are left to the application.
+        max_body_bytes: larger bodies are refused.
     """
 
     def __init__(
         self,
         addresses: Sequence[str],
-        routes: LaneRoutes,
-        application: QuartTrio,
+        router: Router,
         *,
         tls: ssl.SSLContext | None = None,
         max_body_bytes: int = 64 * 2**20,
     ) -> None:
         self._addresses = addresses
-        self._routes = routes
+        self._router = router
         self._tls = tls
         self._max_body_bytes = max_body_bytes
-        self._application = ApplicationServer(application)
+        self._application = ApplicationServer(make_application(router, max_body_bytes))
         self._accepting = trio.CancelScope()
         self._open: dict[Stream, FastLane] = {}
         self._nobody_left = trio.Event()
@@ -98,8 +95,10 @@ class HttpFrontEnd:
                 task_status.started([address_of(listener) for listener in listeners])
                 await trio.serve_listeners(self._serve_connection, listeners, handler_nursery=connections)
 
-    async def drain(self, grace_seconds: float) -> None:
+    async def drain(self, grace_seconds: float) -> int:
         """Stop gently: listeners close, requests in flight get the grace, the sockets of the rest are closed.
+
+        Returns how many those were.
 
         Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
         """
@@ -108,12 +107,15 @@ class HttpFrontEnd:
         for lane in self._open.values():
             lane.drain()
         await self._application.drain()
+        cut = 0
         for seconds, last_resort in ((grace_seconds, self._close_sockets), (CLOSE_SECONDS, self._cancel)):
             with trio.move_on_after(seconds):
                 if self._open:
                     await self._nobody_left.wait()
-                return
+                break
+            cut = cut or len(self._open)
             last_resort()
+        return cut
 
     def _close_sockets(self) -> None:
         """Close under their users' feet what has not ended: this ends even writes that hypercorn shields."""
@@ -127,7 +129,7 @@ class HttpFrontEnd:
             self._everything.cancel()
 
     async def _serve_connection(self, stream: Stream) -> None:
-        lane = FastLane(self._routes, stream, self._max_body_bytes)
+        lane = FastLane(self._router, stream, self._max_body_bytes)
         self._open[stream] = lane
         try:
             if self._draining or len(self._open) > MAX_CONNECTIONS:

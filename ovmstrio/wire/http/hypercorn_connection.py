@@ -27,7 +27,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from ovmstrio.wire.http.answers import json_answer
+from ovmstrio.wire.http.answers import answer_head, json_answer
 from ovmstrio.wire.http.prefixed_stream import PrefixedStream
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ApplicationServer"]
 
+_OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection"})
 _QUIET = logging.getLogger("hypercorn.error")
 
 
@@ -66,10 +67,27 @@ class _Http11Only(H11Protocol):
         """Refuse what is not HTTP; that is never the server's fault, whatever the parser proposes."""
         status = status_code if status_code < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
         answer = json_answer({"error": f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"}, status)
-        headers = [*answer.headers.items(), ("Content-Length", str(len(answer.body))), ("Connection", "close")]
+        body = answer.content
+        headers = [*answer.headers, ("content-length", str(len(body))), ("connection", "close")]
         await self._send_h11_event(h11.Response(status_code=status, headers=headers))
-        await self._send_h11_event(h11.Data(data=answer.body))
+        await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+    async def _send_h11_event(self, event: Any) -> None:
+        """Send a part of an answer; its head is written as every other one is, with what h11 says of the rest."""
+        if isinstance(event, h11.InformationalResponse):
+            phrase = HTTPStatus(event.status_code).phrase
+            event = h11.InformationalResponse(status_code=event.status_code, headers=[], reason=phrase)
+        if not isinstance(event, h11.Response):
+            await super()._send_h11_event(event)
+            return
+        try:
+            lines = (self.connection.send(event) or b"").lower().split(b"\r\n")
+        except h11.LocalProtocolError:
+            if self.connection.their_state != h11.ERROR:
+                raise
+            return
+        await self.send(RawData(data=_rewritten(event, lines)))
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Send a part of an answer, which says if it is the connection's last.
@@ -81,6 +99,18 @@ class _Http11Only(H11Protocol):
             if early or self.context.terminated.is_set():
                 event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
+
+
+def _rewritten(event: h11.Response, lines: list[bytes]) -> bytes:
+    said = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers]
+    lengths = [line for line in lines if line.startswith(b"content-length: ")]
+    return answer_head(
+        event.status_code,
+        [line for line in said if line[0] not in _OF_THE_CONNECTION],
+        length=int(lengths[0].partition(b" ")[2]) if lengths else None,
+        is_chunked=b"transfer-encoding: chunked" in lines,
+        keep_alive=b"connection: close" not in lines,
+    )
 
 
 class _Connection(TCPServer):
@@ -157,6 +187,7 @@ class ApplicationServer:
         self._app: Any = ASGIWrapper(app)
         self._config = Config()
         self._config.include_server_header = False
+        self._config.include_date_header = False
         self._config.accesslog = None
         self._config.errorlog = _QUIET
         self._config.keep_alive_timeout = 75

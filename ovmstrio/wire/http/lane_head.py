@@ -9,15 +9,18 @@ import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-__all__ = ["MAX_HEAD_BYTES", "Head", "read_head"]
+__all__ = ["MAX_HEAD_BYTES", "METHODS", "Head", "read_head"]
+
+METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 
 _CACHED_HEAD_BYTES: Final = 1024
 _HEAD: Final = re.compile(
-    rb"(GET|POST|PUT|PATCH|DELETE) (/[^#\x00-\x20\x7f]*) HTTP/1\.1\r\n"
-    rb"((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00]*\r\n)+)\r\n"
+    rb"(%b) (/[^#\x00-\x20\x7f-\xff]*) HTTP/1\.1\r\n"
+    rb"((?:[!#$%%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00\x0b\x0c\x7f]*\r\n)+)\r\n" % "|".join(METHODS).encode()
 )
+"""What is taken is a part of what the application's parser takes."""
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
 _UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te"})
 _SINGLE: Final = frozenset({"host", "content-length", "connection", "content-type", "inference-header-content-length"})
@@ -33,10 +36,6 @@ class Head(NamedTuple):
     headers: tuple[tuple[str, str], ...]
     body_length: int
     keep_alive: bool
-
-    def get(self, name: str) -> str | None:
-        """Find the first header of a name; None if there is none."""
-        return next((value for key, value in self.headers if key == name), None)
 
 
 def _read_head(head: bytes) -> Head | None:

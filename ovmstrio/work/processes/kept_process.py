@@ -108,8 +108,8 @@ class KeptProcess:
             self.is_ready = False
             self._changed()
 
-    async def give(self, descriptor: int) -> bool:
-        """Give the process a descriptor, if it can still take one.
+    async def give(self, value: Any, descriptor: int) -> bool:
+        """Give the process a descriptor, and say what it is, if it can still take one.
 
         Ownership: the caller still has its own descriptor.
 
@@ -118,7 +118,7 @@ class KeptProcess:
         if self.process is not None:
             self.given += 1
             try:
-                await self.process.tell(None, descriptor)
+                await self.process.tell(value, descriptor)
             except WorkerEnded:
                 self.is_ready = False
             else:

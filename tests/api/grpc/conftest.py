@@ -14,6 +14,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.pass_through import PassThrough, load_pass_through
+from tests.support.stub_registry import registry_of
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Serving:
 @pytest.fixture
 async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
     """Serve the model ``echo`` in versions 1 and 2 (the default is 2), as long as the test lasts."""
-    registry = Registry(load_pass_through, poll_seconds=0)
+    registry = registry_of(load_pass_through, poll_seconds=0)
     plane = DataPlane(registry)
     base = tmp_path / "echo"
     for version in ("1", "2"):

@@ -21,6 +21,7 @@ from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import TIMEOUT_SECONDS
 from tests.support.streaming_servables import GRAPH, ScriptedServable, load_scripted
+from tests.support.stub_registry import registry_of
 from tests.wire.grpc.bytes_client import message, request_headers
 from tests.wire.grpc.peers import Peer
 
@@ -61,7 +62,7 @@ class Streaming:
 @asynccontextmanager
 async def streaming_server(repository: Path) -> AsyncIterator[Streaming]:
     """Serve ``graph``, which can be streamed to, and the model ``echo``."""
-    registry = Registry(load_scripted, poll_seconds=0)
+    registry = registry_of(load_scripted, poll_seconds=0)
     plane = DataPlane(registry, metrics=Metrics())
     for name in (GRAPH, "echo"):
         (repository / name / "1").mkdir(parents=True)

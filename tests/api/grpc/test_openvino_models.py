@@ -12,11 +12,11 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.dataplane.plane import DataPlane
-from ovmstrio.registry import Registry
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support import ir
 from tests.support.grpc_clients import call, with_triton
+from tests.support.stub_registry import registry_of
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def address(tmp_path: Path) -> AsyncIterator[str]:
         ModelSpec(name=name, base_path=ir.save(model, tmp_path, name), plugin_config=settings)
         for name, model in models.items()
     ]
-    registry = Registry(load_model, poll_seconds=0)
+    registry = registry_of(load_model, poll_seconds=0)
     front_end = GrpcFrontEnd(DataPlane(registry), ["127.0.0.1:0"])
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)

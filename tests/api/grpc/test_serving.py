@@ -11,11 +11,11 @@ import trio
 from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded, ServerError, VersionLoading
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.status_mapping import map_error
 from tests.support.grpc_clients import TIMEOUT_SECONDS, call
 from tests.support.pass_through import load_pass_through
+from tests.support.stub_registry import registry_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ SERVICE = "/inference.GRPCInferenceService"
 @pytest.fixture
 def plane() -> DataPlane:
     """Give a data plane that serves nothing."""
-    return DataPlane(Registry(load_pass_through, poll_seconds=0))
+    return DataPlane(registry_of(load_pass_through, poll_seconds=0))
 
 
 async def test_every_address_is_served_and_reported(plane: DataPlane, tmp_path: Path) -> None:

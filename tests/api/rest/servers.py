@@ -18,6 +18,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.support.pass_through import PassThrough, load_pass_through
+from tests.support.stub_registry import registry_of
 
 __all__ = ["BODY", "HttpAnswer", "Peer", "Serving", "infer_head", "infer_post", "serving_rest", "stack"]
 
@@ -164,7 +165,7 @@ async def stack(
     repository: Path, *, models: tuple[ModelSpec, ...] = (), loader: Any = load_pass_through, **options: Any
 ) -> AsyncIterator[tuple[DataPlane, Registry, list[ModelSpec]]]:
     """Run a registry with ``echo`` in versions 1 and 2, and ``models``; ``options`` are those of the data plane."""
-    registry = Registry(loader, poll_seconds=0)
+    registry = registry_of(loader, poll_seconds=0)
     plane = DataPlane(registry, **options)
     base = repository / "echo"
     for version in ("1", "2"):

@@ -44,7 +44,7 @@ async def test_of_several_errors_all_are_logged(serving: Serving, monkeypatch: p
     assert [entry["exc_info"] for entry in logs if entry["log_level"] == "error"] == [group]
 
 
-@pytest.mark.parametrize("extra", [(), ("Origin: http://elsewhere",)], ids=["lane", "application"])
+@pytest.mark.parametrize("extra", [(), ("TE: trailers",)], ids=["lane", "application"])
 async def test_a_servable_that_breaks_ends_one_request(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, extra: tuple[str, ...]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ovmstrio.server.rest_application import Cors
+from ovmstrio.wire.http.cors import Cors
 from tests.api.rest.servers import BODY, Serving, serving_rest
 
 PAGE = {"Origin": "https://page.example"}

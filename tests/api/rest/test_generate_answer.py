@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from ovmstrio.api.kserve.rest.generate_answer import error_event, event, failure_event, generate_document
+from ovmstrio.api.kserve.rest.generate_answer import error_event, event, generate_document
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.request import InferResponse
@@ -74,4 +74,4 @@ def test_what_json_cannot_carry_is_refused() -> None:
 def test_errors_are_events_of_their_own_type() -> None:
     """The error's text is what an error's answer would hold, and what nobody foresaw is not told."""
     assert error_event(GraphFailure("no\nluck")) == b'event: error\ndata: {"error":"no\\nluck"}\n\n'
-    assert failure_event().startswith(b'event: error\ndata: {"error":"internal error')
+    assert error_event(KeyError("a secret")).startswith(b'event: error\ndata: {"error":"internal error')

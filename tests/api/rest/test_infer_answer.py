@@ -9,33 +9,33 @@ import pytest
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, render_infer_answer
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import RawTensor, Tensor
-from ovmstrio.wire.http.answers import Answer
 
 
 def _tensor(datatype: str, values: Any, name: str = "y") -> Tensor:
     return Tensor(name, BY_NAME[datatype], np.array(values, BY_NAME[datatype].numpy))
 
 
-def _render(*tensors: Tensor | RawTensor, request: InferRequest | None = None, **more: Any) -> Answer:
+def _render(*tensors: Tensor | RawTensor, request: InferRequest | None = None, **more: Any) -> HttpAnswer:
     return render_infer_answer(request or InferRequest("m"), InferResponse("m", "3", list(tensors), **more))
 
 
 def _data(tensor: Tensor | RawTensor) -> Any:
-    return orjson.loads(_render(tensor).body)["outputs"][0]["data"]
+    return orjson.loads(_render(tensor).content)["outputs"][0]["data"]
 
 
 def test_keys_stand_in_order() -> None:
     """The document is OVMS's, with the id and parameters only where there are any."""
     answer = _render(_tensor("FP32", [[1, 2.5]]), id="7", parameters={"p": 1})
     assert answer.status == 200
-    assert answer.headers == {"Content-Type": "application/json"}
-    assert answer.body == (
+    assert answer.headers == (("content-type", "application/json"),)
+    assert answer.content == (
         b'{"model_name":"m","id":"7","model_version":"3","parameters":{"p":1},'
         b'"outputs":[{"name":"y","shape":[1,2],"datatype":"FP32","data":[1.0,2.5]}]}'
     )
-    assert list(orjson.loads(_render(_tensor("FP32", [1])).body)) == ["model_name", "model_version", "outputs"]
+    assert list(orjson.loads(_render(_tensor("FP32", [1])).content)) == ["model_name", "model_version", "outputs"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_floats_read_back_as_the_same_numbers() -> None:
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     read = np.array(_data(_tensor("FP32", values)), np.float64).astype(np.float32)
     assert read.tobytes() == values.tobytes()
-    assert b"[0.1]" in _render(_tensor("FP32", [0.1])).body
+    assert b"[0.1]" in _render(_tensor("FP32", [0.1])).content
 
 
 def test_bfloat16_is_printed_as_the_numbers_it_holds() -> None:
@@ -86,7 +86,7 @@ def test_what_json_has_no_number_for_is_a_text(datatype: str) -> None:
 def test_data_is_flat_whatever_the_shape(shape: tuple[int, ...]) -> None:
     """Scalars and empty tensors have a list of data, too."""
     tensor = Tensor("y", BY_NAME["FP32"], np.ones(shape, np.float32))
-    (output,) = orjson.loads(_render(tensor).body)["outputs"]
+    (output,) = orjson.loads(_render(tensor).content)["outputs"]
     assert output["shape"] == list(shape)
     assert output["data"] == [1.0] * int(np.prod(shape))
 
@@ -109,10 +109,10 @@ def _asking(outputs: dict[str, Any] | None = None, **parameters: Any) -> InferRe
     return InferRequest("m", parameters=parameters, outputs=requested)
 
 
-def _parts(answer: Answer) -> tuple[Any, bytes]:
+def _parts(answer: HttpAnswer) -> tuple[Any, bytes]:
     """Part an answer into its document and the bytes behind it."""
-    length = int(answer.headers[HEAD_LENGTH])
-    return orjson.loads(answer.body[:length]), answer.body[length:]
+    length = int(dict(answer.headers)[HEAD_LENGTH])
+    return orjson.loads(answer.content[:length]), answer.content[length:]
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_outputs_are_binary_as_asked(outputs: dict[str, Any], parameters: dict[s
     """An output's own wish counts before the request's, and one that is not listed is JSON if any is listed."""
     tensors = [_tensor("FP32", [number], name) for number, name in enumerate("abc")]
     answer = _render(*tensors, request=_asking(outputs, **parameters))
-    assert (HEAD_LENGTH in answer.headers) == bool(binary)
-    document, tail = _parts(answer) if binary else (orjson.loads(answer.body), b"")
+    assert (HEAD_LENGTH in dict(answer.headers)) == bool(binary)
+    document, tail = _parts(answer) if binary else (orjson.loads(answer.content), b"")
     assert [output["name"] for output in document["outputs"]] == ["a", "b", "c"]
     assert [output["name"] for output in document["outputs"] if "data" not in output] == binary
     assert tail == b"".join(tensor.array.tobytes() for tensor in tensors if tensor.name in binary)
-    assert answer.headers["Content-Type"] == "application/json"
+    assert dict(answer.headers)["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_raw_tensors_that_json_cannot_carry_go_as_binary_only(
     assert "binary" in caught.value.message
 
     answer = _render(tensor, request=InferRequest("m", parameters={"binary_data_output": True}))
-    head = int(answer.headers[HEAD_LENGTH])
-    assert answer.body[head:] == data
+    head = int(dict(answer.headers)[HEAD_LENGTH])
+    assert answer.content[head:] == data
     described = {"name": "y", "shape": list(shape), "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
-    assert orjson.loads(answer.body[:head])["outputs"] == [described]
+    assert orjson.loads(answer.content[:head])["outputs"] == [described]
 
 
 def test_a_timestamp_has_all_its_bits() -> None:
     """A parameter that needs 64 bits is printed with them."""
     answer = _render(_tensor("FP32", [1]), parameters={"OVMS_MP_TIMESTAMP": 2**62 + 1})
-    assert b'"OVMS_MP_TIMESTAMP":4611686018427387905' in answer.body
+    assert b'"OVMS_MP_TIMESTAMP":4611686018427387905' in answer.content

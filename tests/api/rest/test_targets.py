@@ -150,7 +150,7 @@ async def test_a_wish_for_another_protocol_is_not_heard(serving: Serving, header
         assert await peer.rest() == b""
 
 
-@pytest.mark.parametrize("extra", [(), ("Origin: http://elsewhere",)], ids=["lane", "application"])
+@pytest.mark.parametrize("extra", [(), ("TE: trailers",)], ids=["lane", "application"])
 async def test_a_connection_closes_when_the_client_wishes(serving: Serving, extra: tuple[str, ...]) -> None:
     """The answer says so, and the connection ends after it."""
     async with serving.connect() as peer:

@@ -12,7 +12,7 @@ import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.servable import Servable
-from ovmstrio.runtimes.models import load_model
+from ovmstrio.runtimes.models.load_model import load_model
 from tests.api.rest.servers import Serving, serving_rest
 from tests.support import ir
 from tests.support.pass_through import load_pass_through

@@ -20,12 +20,12 @@ from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.calculators.session import Session
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, Packet, TfTensor
-from ovmstrio.runtimes.models import load_model
+from ovmstrio.runtimes.models.load_model import load_model
 from pyovms import Tensor
 from tests.support import ir
 from tests.support.graph_nodes import options, refs, run_nodes
 from tests.support.servables import EXACT, raw_request
-from tests.support.stub_registry import running
+from tests.support.stub_registry import registry_of, running
 
 MISSING = (
     "Mediapipe graph precondition failed - FAILED_PRECONDITION: CalculatorGraph::Run() failed: \n"
@@ -41,7 +41,7 @@ def spec(base: Path) -> ModelSpec:
 @asynccontextmanager
 async def serving(model: ov.Model, tmp_path: Path) -> AsyncIterator[Registry]:
     """Serve a model as ``m`` while the block lasts."""
-    async with running(Registry(load_model, poll_seconds=0)) as registry:
+    async with running(registry_of(load_model, poll_seconds=0)) as registry:
         result = await registry.apply([spec(ir.save(model, tmp_path, "m"))])
         assert result.failures == ()
         yield registry
@@ -180,7 +180,7 @@ async def test_converters_stand_between_models_and_python(tmp_path: Path) -> Non
 
 async def test_a_model_that_is_not_there_is_a_failed_precondition(tmp_path: Path) -> None:
     """The run does not start while the model is unknown, retired or of another version."""
-    async with running(Registry(load_model, poll_seconds=0)) as registry:
+    async with running(registry_of(load_model, poll_seconds=0)) as registry:
         nodes = [session(), inference(["b"], ["A:y"])]
         with pytest.raises(FailedPrecondition) as caught:
             await run_nodes(nodes, [(1, {"b": fp32(1)})], lease=registry.lease)

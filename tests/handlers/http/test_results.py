@@ -11,9 +11,9 @@ import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import UserCodeError
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.runtimes.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.http.answers import HttpAnswer
 from ovmstrio.runtimes.handlers.http.results import to_answer
 from tests.support.handlers import opened
 from tests.support.threads import until

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from ovmstrio.runtimes.handlers.http.arguments import HttpRequest, http_arguments
+from ovmstrio.core.http import HttpRequest
+from ovmstrio.runtimes.handlers.http.arguments import http_arguments
 from ovmstrio.runtimes.handlers.http.values import QueryParams, RequestHeaders
 
 
@@ -33,7 +34,7 @@ def test_the_last_of_a_parameters_values_counts() -> None:
 
 def test_only_what_is_wanted_is_made() -> None:
     """A body that nobody wants may be anything."""
-    request = HttpRequest([("Content-Type", "application/json")], "v=2", b"{")
+    request = HttpRequest("POST", "/", "v=2", (("content-type", "application/json"),), b"{")
     assert http_arguments(frozenset(), request) == {}
     made = http_arguments(frozenset({"query_params", "headers"}), request)
     assert made["query_params"]["v"] == "2"
@@ -43,5 +44,5 @@ def test_only_what_is_wanted_is_made() -> None:
 
 def test_the_payload_is_parsed_by_the_headers() -> None:
     """As its content type says."""
-    request = HttpRequest([("Content-Type", "application/json")], body=b"[1]")
+    request = HttpRequest("POST", "/", headers=(("content-type", "application/json"),), body=b"[1]")
     assert http_arguments(frozenset({"payload"}), request) == {"payload": [1]}

@@ -16,13 +16,13 @@ import trio.testing
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec
 from ovmstrio.core.errors import SequenceExists, SequenceMissing
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.registry import Registry, VersionState
-from ovmstrio.runtimes.models import load_model
+from ovmstrio.registry import VersionState
+from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import EXACT, load_stateful, sequence_request
-from tests.support.stub_registry import running
+from tests.support.stub_registry import registry_of, running
 
 START, END = 1, 2
 
@@ -35,7 +35,7 @@ class Server:
         self.width = 2
         self.nireq = 1
         self.managers = SequenceManagers()
-        self.registry = Registry(partial(load_model, managers=self.managers), poll_seconds=0)
+        self.registry = registry_of(partial(load_model, managers=self.managers), poll_seconds=0)
 
     async def reload(self) -> Any:
         """Load the files again, as any changed setting makes the server do."""

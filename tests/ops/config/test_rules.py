@@ -18,7 +18,7 @@ from ovmstrio.runtimes.ops.config.pipeline_file import TOP_RULES
 
 _GUIDE = Path(__file__).parents[3] / "docs" / "ops.md"
 _SETTINGS = (PipelineSettings, DagSettings, TracerSettings, OpSettings, LocalServiceConf, LoggingSettings)
-_NO_KEYS = {"name", "source"}
+_NO_KEYS = {"name", "source", "folder"}
 _BLOCKS = {"dag", "tracer", "ops", "local_service_conf", "logging"}
 
 

@@ -121,7 +121,7 @@ async def test_ends_that_ignore_their_cancellation_cost_only_their_own_requests(
     release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those get 6000, later ones their answers; and too many of them are an error."""
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.ends.PACK_SECONDS", 0.2)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.package_hooks.PACK_SECONDS", 0.2)
     read = StubbornRequest()
     read.release = release
     answer = StubbornResponse(input_ops=Op(input_ops=read))
@@ -138,7 +138,7 @@ async def test_ends_that_ignore_their_cancellation_cost_only_their_own_requests(
 
 async def test_a_pipeline_that_closes_waits_for_no_hook(release: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests in hooks that never end, of the Ops and of the ends, are answered when the grace is over."""
-    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.ends.PACK_SECONDS", 0.3)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.package_hooks.PACK_SECONDS", 0.3)
     read = StubbornRequest()
     answer = StubbornResponse(input_ops=AsyncHostile(name="op", input_ops=read))
     read.release = answer.release = release

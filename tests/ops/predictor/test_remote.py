@@ -18,7 +18,6 @@ from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, 
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import Unreachable
-from ovmstrio.registry import Registry
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
@@ -29,6 +28,7 @@ from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.paddle_files import write_prototxt
+from tests.support.stub_registry import registry_of
 
 PACKAGE = "baidu.paddle_serving.pipeline_serving"
 ROW = np.arange(10, dtype=np.float64).reshape(1, 10)
@@ -47,7 +47,7 @@ async def address(tmp_path: Path) -> AsyncIterator[str]:
     """Serve a model that adds one to ``b`` and gives ``a``, and one of strings, as long as the test lasts."""
     models = {"dummy": ir.dummy(), "strings": ir.string_passthrough()}
     specs = [ModelSpec(name=name, base_path=ir.save(model, tmp_path, name)) for name, model in models.items()]
-    registry = Registry(load_model, poll_seconds=0)
+    registry = registry_of(load_model, poll_seconds=0)
     front_end = GrpcFrontEnd(DataPlane(registry), ["127.0.0.1:0"])
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)

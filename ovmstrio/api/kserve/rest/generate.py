@@ -17,71 +17,61 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import structlog
 import trio
-from quart import Blueprint, Response, request
 
-from ovmstrio.api.bodies import read_body
+from ovmstrio.api.bodies import body_of_call
 from ovmstrio.api.doors import KSERVE_REST
-from ovmstrio.api.kserve.rest.generate_answer import error_event, event, failure_event, generate_document
+from ovmstrio.api.kserve.rest.generate_answer import error_event, event, generate_document
 from ovmstrio.api.kserve.rest.generate_request import read_generate_request
 from ovmstrio.api.kserve.rest.infer_route import check_version
+from ovmstrio.api.kserve.rest.kserve_routes import model_paths
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import StreamProblem
-from ovmstrio.wire.http.answers import JSON, Answer
-from ovmstrio.wire.http.quart_answers import to_quart
+from ovmstrio.wire.http.answers import JSON_TYPE
+from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from ovmstrio.core.http import Headers, HttpRequest
     from ovmstrio.core.request import InferRequest, InferResponse, StreamReply
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.http.router import Rule
 
-__all__ = ["STREAM_SUFFIX", "TASKS", "make_blueprint"]
+__all__ = ["generate_rules"]
 
 log = structlog.get_logger(__name__)
 
-STREAM_SUFFIX: Final = "/generate_stream"
-TASKS: Final = "ovmstrio.tasks"
-"""Where a request's scope holds the nursery whose end is the request's own."""
-
-_EVENT_HEADERS: Final = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
+_EVENT_HEADERS: Final[Headers] = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+)
 
 
-def make_blueprint(plane: DataPlane, max_body_bytes: int) -> Blueprint:
-    """Make the routes over one data plane."""
-    routes = Blueprint("generate", __name__)
+def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
+    """Make the rules over one data plane."""
 
-    async def generate(model: str, version: str = "") -> Response:
-        asked = await _read(plane, model, check_version(version), max_body_bytes)
-        return to_quart(await plane.infer(asked, KSERVE_REST, _render))
+    async def generate(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        asked = await _read(plane, request, model, check_version(version), max_body_bytes)
+        return await plane.infer(asked, KSERVE_REST, _render)
 
-    async def generate_stream(model: str, version: str = "") -> Response:
-        asked = await _read(plane, model, check_version(version), max_body_bytes, streamed=True)
-        tasks: trio.Nursery = request.scope[TASKS]  # type: ignore[typeddict-item]
-        events: trio.MemoryReceiveChannel[bytes] = await tasks.start(_run, plane, asked)
-        response = Response(events, 200, _EVENT_HEADERS)
-        # A stream takes as long as its graph does.
-        response.timeout = None
-        return response
+    async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        asked = await _read(plane, request, model, check_version(version), max_body_bytes, streamed=True)
+        tasks: trio.Nursery = request.tasks
+        return HttpAnswer(200, _EVENT_HEADERS, await tasks.start(_run, plane, asked))
 
-    for suffix, view in (("/generate", generate), (STREAM_SUFFIX, generate_stream)):
-        for path in _paths(suffix):
-            routes.add_url_rule(path, view_func=view, methods=["POST"])
-    return routes
+    return [
+        *(rule(path, "POST", generate) for path in model_paths("/generate")),
+        *(rule(path, "POST", generate_stream, has_tasks=True) for path in model_paths("/generate_stream")),
+    ]
 
 
-def _paths(suffix: str) -> Iterable[str]:
-    return f"/v2/models/<model>{suffix}", f"/v2/models/<model>/versions/<version>{suffix}"
-
-
-async def _read(plane: DataPlane, model: str, version: str, limit: int, *, streamed: bool = False) -> InferRequest:
+async def _read(
+    plane: DataPlane, request: HttpRequest, model: str, version: str, limit: int, *, streamed: bool = False
+) -> InferRequest:
     described = await plane.describe(model, version, KSERVE_REST)
     if streamed and not described.has_streams:
         raise NotFound(f'"{model[:80]}" is a model, and only graphs have streams; POST to /generate for one answer')
-    body = await read_body(plane, model, version, limit)
+    body = body_of_call(plane, request, model, version, limit=limit)
     try:
         asked = read_generate_request(model, version, body, described.inputs)
         if streamed and not asked.inputs:
@@ -90,13 +80,12 @@ async def _read(plane: DataPlane, model: str, version: str, limit: int, *, strea
     except ServerError as error:
         plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
         raise
-    asked.received = len(body)
     return asked
 
 
-def _render(response: InferResponse) -> tuple[Answer, int]:
+def _render(response: InferResponse) -> tuple[HttpAnswer, int]:
     body = orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
-    return Answer(200, body, {"Content-Type": JSON}), len(body)
+    return HttpAnswer(200, JSON_TYPE, body), len(body)
 
 
 async def _run(
@@ -125,18 +114,17 @@ async def _run(
                         begun = True
                         task_status.started(receive)
                     await send.send(data)
-                    stream.note_sent(len(data))
             if not begun:
                 task_status.started(receive)
         except ServerError as error:
             if not begun:
                 raise
             await send.send(error_event(error))
-        except Exception:  # the border of one request, whose answer has begun
+        except Exception as error:  # the border of one request, whose answer has begun
             if not begun:
                 raise
             log.exception("stream failed", model=asked.model_name)
-            await send.send(failure_event())
+            await send.send(error_event(error))
 
 
 def _event(reply: StreamReply) -> bytes:

@@ -10,14 +10,13 @@ import orjson
 
 from ovmstrio.api.kserve.rest.infer_answer import json_values
 from ovmstrio.core.tensor import RawTensor
-from ovmstrio.wire.http.answers import error_answer, failure_answer
+from ovmstrio.wire.http.answers import error_answer
 
 if TYPE_CHECKING:
-    from ovmstrio.core.errors import ServerError
     from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import Tensor
 
-__all__ = ["error_event", "event", "failure_event", "generate_document"]
+__all__ = ["error_event", "event", "generate_document"]
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 """Characters that no text has; bytes that hold one are numbers."""
@@ -48,14 +47,9 @@ def event(response: InferResponse) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def error_event(error: ServerError) -> bytes:
+def error_event(error: Exception) -> bytes:
     """Write an error as the last event."""
-    return b"event: error\ndata: %b\n\n" % error_answer(error).body
-
-
-def failure_event() -> bytes:
-    """Write as the last event that there was an error that nobody foresaw."""
-    return b"event: error\ndata: %b\n\n" % failure_answer().body
+    return b"event: error\ndata: %b\n\n" % error_answer(error).content
 
 
 def _value(tensor: Tensor | RawTensor) -> Any:

@@ -16,8 +16,9 @@ from ovmstrio.api.kserve.rest.raw_values import read_raw
 from ovmstrio.api.raw_contents import raw_contents
 from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.tensor import RawTensor
-from ovmstrio.wire.http.answers import JSON, Answer
+from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HEAD_LENGTH", "json_values", "render_infer_answer"]
 
-HEAD_LENGTH: Final = "Inference-Header-Content-Length"
-
-_HEADERS: Final = {"Content-Type": JSON}
+HEAD_LENGTH: Final = "inference-header-content-length"
 
 
-def render_infer_answer(request: InferRequest, response: InferResponse) -> Answer:
+def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpAnswer:
     """Render a response in the form that its request asked for.
 
     Raises:
@@ -58,8 +57,8 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> Answe
     document["outputs"] = outputs
     body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if not buffers:
-        return Answer(200, body, _HEADERS)
-    return Answer(200, b"".join([body, *buffers]), {**_HEADERS, HEAD_LENGTH: str(len(body))})
+        return HttpAnswer(200, JSON_TYPE, body)
+    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), b"".join([body, *buffers]))
 
 
 _NOTHING: Final[frozenset[str]] = frozenset()

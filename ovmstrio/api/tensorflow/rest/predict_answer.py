@@ -17,8 +17,9 @@ import orjson
 from ovmstrio.api.kserve.rest.raw_values import read_raw
 from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.tensor import RawTensor
-from ovmstrio.wire.http.answers import JSON, Answer
+from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,14 +31,13 @@ __all__ = ["render_predict_answer"]
 
 NOT_JSON: Final = "Response parsing to JSON error"
 
-_HEADERS: Final = {"Content-Type": JSON}
 _BYTES_SUFFIX: Final = "_bytes"
 _WORDS: Final = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
 
 Array = np.ndarray[Any, Any]
 
 
-def render_predict_answer(response: InferResponse, *, by_rows: bool) -> Answer:
+def render_predict_answer(response: InferResponse, *, by_rows: bool) -> HttpAnswer:
     """Render a response in the order in which its request came.
 
     Raises:
@@ -46,7 +46,7 @@ def render_predict_answer(response: InferResponse, *, by_rows: bool) -> Answer:
     """
     outputs = {output.name: _array(output) for output in response.outputs}
     document = {"predictions": _by_rows(outputs)} if by_rows else {"outputs": _by_columns(outputs)}
-    return Answer(200, orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY), _HEADERS)
+    return HttpAnswer(200, JSON_TYPE, orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _array(output: Tensor | RawTensor) -> Array:

@@ -23,8 +23,7 @@ from ovmstrio.api.tensorflow.rest.elements import Unreadable, guess_datatype, is
 from ovmstrio.api.tensorflow.rest.nesting import unnest
 from ovmstrio.core.datatypes import BY_NAME, INVALID
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.request import InferInput
-from ovmstrio.runtimes.models.sequences.requests import SEQUENCE_CONTROL, SEQUENCE_ID
+from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, InferInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

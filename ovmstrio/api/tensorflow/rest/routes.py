@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quart import Blueprint, Response, request
-
-from ovmstrio.api.bodies import read_body
+from ovmstrio.api.bodies import body_of_call
 from ovmstrio.api.doors import MODEL_MISSING, TENSORFLOW_REST
 from ovmstrio.api.status_document import status_document
 from ovmstrio.api.tensorflow.rest.metadata_document import metadata_document
@@ -14,40 +12,47 @@ from ovmstrio.api.tensorflow.rest.predict_route import answer_predict
 from ovmstrio.api.tensorflow.rest.targets import read_target
 from ovmstrio.core.errors import NotFound
 from ovmstrio.wire.http.answers import json_answer
-from ovmstrio.wire.http.quart_answers import to_quart
+from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
     from ovmstrio.api.tensorflow.rest.targets import Target
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.wire.http.answers import Answer
+    from ovmstrio.wire.http.router import Rule
 
-__all__ = ["make_blueprint"]
+__all__ = ["tensorflow_rules"]
 
 
-def make_blueprint(plane: DataPlane, max_body_bytes: int) -> Blueprint:
-    """Make the routes over one data plane.
+def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
+    """Make the rules over one data plane.
 
-    The framework knows two paths only: which operation a path means is decided here, because a colon and a slash part
-    it, and because OVMS answers a wrong method even where the servable does not exist.
+    Which operation a path means is decided here but for the usual ones, because a colon and a slash part it, and
+    because OVMS answers a wrong method even where the servable does not exist.
     """
-    routes = Blueprint("tensorflow", __name__)
 
-    @routes.get("/v1/models")
-    async def no_name() -> Response:
+    async def no_name(_: HttpRequest) -> HttpAnswer:
         raise NotFound(MODEL_MISSING)
 
-    @routes.route("/v1/models/<path:path>", methods=["GET", "POST"])
-    async def answer(path: str) -> Response:
+    async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        body = body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
+        return await answer_predict(plane, model, version, body)
+
+    async def answer(request: HttpRequest, path: str) -> HttpAnswer:
         target = read_target(request.method, path)
         if target.operation != "predict":
-            return to_quart(_tell(plane, target))
-        body = await read_body(plane, target.model, target.version, max_body_bytes, TENSORFLOW_REST)
-        return to_quart(await answer_predict(plane, target.model, target.version, body))
+            return _tell(plane, target)
+        return await predict(request, target.model, target.version)
 
-    return routes
+    return [
+        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True),
+        rule("/v1/models/<model>/versions/<number:version>:predict", "POST", predict, is_hot=True),
+        rule("/v1/models", "GET", no_name),
+        rule("/v1/models/<path:path>", "GET", answer),
+        rule("/v1/models/<path:path>", "POST", answer),
+    ]
 
 
-def _tell(plane: DataPlane, target: Target) -> Answer:
+def _tell(plane: DataPlane, target: Target) -> HttpAnswer:
     if target.operation == "status":
         return json_answer(status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST)))
     known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ovmstrio.api.kserve.rest.infer_route import check_version
+from ovmstrio.api.refusals import INVALID_URL, UNSUPPORTED_METHOD
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 
 __all__ = ["Operation", "Target", "read_target"]
 
 Operation = Literal["predict", "status", "metadata"]
 
-INVALID_URL: Final = "Invalid request URL"
 NO_RESOURCE: Final = "Requested REST resource not found"
-UNSUPPORTED_METHOD: Final = "Unsupported method"
 
 _SERVABLE: Final = r"(?P<model>[^/]+?)(?:/versions/(?P<version>[0-9]+)|/labels/[^/:]+)?"
 _CALL: Final = re.compile(rf"{_SERVABLE}:(?P<verb>predict|classify|regress)")

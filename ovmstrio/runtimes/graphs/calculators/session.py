@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -16,12 +17,14 @@ from ovmstrio.runtimes.graphs.calculator import (
 )
 from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, options_of
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_file import examine_text
+from ovmstrio.runtimes.kind import Dependency
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import LeaseServable
 
-__all__ = ["SESSION", "SESSION_PORT", "Session"]
+__all__ = ["SESSION", "SESSION_PORT", "Session", "find_calls"]
 
 log = structlog.get_logger(__name__)
 
@@ -154,6 +157,27 @@ def _address(node: NodeConfig) -> tuple[str, str]:
         )
     version = options.servable_version
     return options.servable_name, version if version.isascii() and version.isdecimal() else ""
+
+
+def find_calls(content: str, file: str) -> list[Dependency]:
+    """Find what the sessions of a graph call; those whose options cannot be used call nothing.
+
+    Args:
+        content: of the graph's file.
+        file: for messages.
+    """
+    config = examine_text(content, file).config
+    calls = []
+    for node in config.nodes if config is not None else ():
+        if node.calculator != _SessionKind.name:
+            continue
+        with suppress(ContractError):
+            name, version = _address(node)
+            place = Problem(
+                f"the session {node.canonical_name!r} calls {name!r}", file, node.options_line or node.line or None
+            )
+            calls.append(Dependency(name, version, place))
+    return calls
 
 
 SESSION: Final[CalculatorKind] = _SessionKind()

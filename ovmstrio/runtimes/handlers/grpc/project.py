@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.handlers.concurrency import ConcurrencyLimit, LocalLimit
+from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.endings import PASSING
 from ovmstrio.runtimes.handlers.grpc.services import UserProto, open_proto

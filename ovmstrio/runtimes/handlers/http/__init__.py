@@ -10,5 +10,4 @@
     starlette.py  the same of Starlette, where that is installed
     results.py    what a method returned, as an answer
     errors.py     what it raised, as an answer
-    answers.py    the answer, which a front end writes
 """

@@ -6,7 +6,7 @@ import json
 from typing import Final
 
 from ovmstrio.core.errors import MalformedPayload, ServerError, UserCodeError
-from ovmstrio.runtimes.handlers.http.answers import HttpAnswer
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 
 __all__ = ["error_answer", "plain_error", "text_answer", "wants_json"]

@@ -12,7 +12,7 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
 from ovmstrio.core.errors import MalformedPayload
-from ovmstrio.runtimes.handlers.http.answers import Headers
+from ovmstrio.core.http import Headers
 from ovmstrio.runtimes.handlers.http.uploads import UploadFile
 from ovmstrio.runtimes.handlers.http.values import FormData
 

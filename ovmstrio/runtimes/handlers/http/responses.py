@@ -17,7 +17,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from ovmstrio.runtimes.handlers.http.answers import Headers
+from ovmstrio.core.http import Headers
 
 __all__ = ["HTMLResponse", "HTTPError", "JSONResponse", "PlainTextResponse", "Response", "StreamingResponse"]
 

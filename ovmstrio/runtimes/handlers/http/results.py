@@ -19,7 +19,7 @@ import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from typing import Any, Final, Protocol, Self
 
-from ovmstrio.runtimes.handlers.http.answers import ByteStream, HttpAnswer
+from ovmstrio.core.http import ByteStream, HttpAnswer
 from ovmstrio.runtimes.handlers.http.responses import Response, StreamingResponse
 from ovmstrio.runtimes.handlers.http.starlette import starlette_answer
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 
-from ovmstrio.runtimes.handlers.http.answers import ByteStream, Callback, Headers, HttpAnswer
+from ovmstrio.core.http import ByteStream, Callback, Headers, HttpAnswer
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 
 __all__ = ["starlette_answer", "starlette_error"]

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import trio
 
-from ovmstrio.runtimes.handlers.http.answers import Headers
+from ovmstrio.core.http import Headers
 
 __all__ = ["UploadFile"]
 

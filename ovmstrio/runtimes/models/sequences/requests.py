@@ -13,15 +13,13 @@ from typing import Final
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.core.request import InferRequest, ParameterValue
+from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, InferRequest, ParameterValue
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch, refused, show_shape
 from ovmstrio.runtimes.models.validation import InputValidator, check_style
 
-__all__ = ["SEQUENCE_CONTROL", "SEQUENCE_ID", "SPECIAL_INPUTS", "Control", "read_control"]
+__all__ = ["SPECIAL_INPUTS", "Control", "read_control"]
 
-SEQUENCE_ID: Final = "sequence_id"
-SEQUENCE_CONTROL: Final = "sequence_control_input"
 SPECIAL_INPUTS: Final = (SEQUENCE_ID, SEQUENCE_CONTROL)
 """In the order in which they are read, and complained of."""
 

@@ -81,6 +81,8 @@ class LoggingSettings:
         backups: how many files that were put away are kept; None keeps each file's own default.
         rate_limit: how many lines a second one place in the code may write; None for any number.
         enabled: whether files are written at all.
+        folder: for a pipeline beside others, where its files are, with what concerns it alone; None where the
+            environment says it.
     """
 
     level: Annotated[int, _level] = logging.INFO
@@ -88,6 +90,7 @@ class LoggingSettings:
     backups: Annotated[int | None, whole(0)] = None
     rate_limit: Annotated[int | None, whole(1)] = None
     enabled: _Flag = True
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

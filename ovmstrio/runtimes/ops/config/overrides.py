@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ovmstrio.config.documents import load_yaml
 from ovmstrio.config.findings import Findings, shown
@@ -13,7 +13,10 @@ from ovmstrio.config.located import InvalidSyntax, Located, locate
 from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 
-__all__ = ["conf_dict", "read_document"]
+__all__ = ["CONFIG_VARIABLE", "conf_dict", "read_document"]
+
+CONFIG_VARIABLE: Final = "OVMS_PIPELINE_CONFIG"
+"""The environment variable that names a configuration for ``ArgsParser``."""
 
 
 def read_document(source: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[Located, Findings]:

@@ -16,11 +16,11 @@ __all__ = ["Admission"]
 class _Turn:
     """One request that waits; ``is_in`` once a place is its own."""
 
-    __slots__ = ("is_in", "told")
+    __slots__ = ("called", "is_in")
 
     def __init__(self) -> None:
         self.is_in = False
-        self.told = trio.Event()
+        self.called = trio.Event()
 
 
 class Admission:
@@ -42,6 +42,13 @@ class Admission:
         """How many requests wait."""
         return len(self._waiting)
 
+    def enter_now(self) -> bool:
+        """Let a request in if it has not to wait; the place is the caller's then, who has to :meth:`leave` it."""
+        if self.is_closed or not self._free or self._waiting:
+            return False
+        self._free -= 1
+        return True
+
     async def enter(self, deadline: float) -> None:
         """Wait to be let in.
 
@@ -54,8 +61,7 @@ class Admission:
         """
         if self.is_closed:
             raise failures.closed()
-        if self._free and not self._waiting:
-            self._free -= 1
+        if self.enter_now():
             return
         if self._max_waiting is not None and len(self._waiting) >= self._max_waiting:
             text = f"too many requests: {len(self._waiting)} wait, as many as may; try again later"
@@ -67,7 +73,7 @@ class Admission:
         self._waiting[turn] = None
         try:
             with trio.move_on_at(deadline):
-                await turn.told.wait()
+                await turn.called.wait()
         except BaseException:
             self._give_up(turn)
             raise
@@ -87,7 +93,7 @@ class Admission:
         if self._waiting:
             turn, _ = self._waiting.popitem(last=False)
             turn.is_in = True
-            turn.told.set()
+            turn.called.set()
         else:
             self._free += 1
 
@@ -96,4 +102,4 @@ class Admission:
         self.is_closed = True
         waiting, self._waiting = self._waiting, OrderedDict()
         for turn in waiting:
-            turn.told.set()
+            turn.called.set()

@@ -34,6 +34,11 @@ class Ticket:
         self.state = _State.BLOCKED
         self.changed: trio.Event | None = None
 
+    @property
+    def is_seated(self) -> bool:
+        """Whether the sample has its seat."""
+        return self.state is _State.SEATED
+
     async def seated(self) -> None:
         """Wait for a seat.
 
@@ -106,6 +111,14 @@ class Channel:
         """How many samples wait for a seat."""
         return self._waiting.count
 
+    def enter_now(self, data_id: int) -> Ticket | None:
+        """Give a sample a seat if nobody waits for one; the ticket is the caller's, who has to leave it."""
+        if not self._free or self._waiting.count or self._blocked.count:
+            return None
+        ticket = Ticket(self, data_id)
+        self._seat(ticket)
+        return ticket
+
     async def enter(self, data_id: int, *, is_forced: bool = False) -> Ticket:
         """Wait until the channel has taken a sample in; one that is forced is taken in even if it is full.
 
@@ -133,7 +146,8 @@ class Channel:
             self._waiting.forget()
         elif state is _State.BLOCKED:
             self._blocked.forget()
-        self._advance()
+        if self._waiting.count or self._blocked.count:
+            self._advance()
 
     def _advance(self) -> None:
         while True:
@@ -142,7 +156,8 @@ class Channel:
             elif self._blocked.count and self._has_room():
                 ticket = self._blocked.pop()
                 self._waiting.push(ticket)
-                _tell(ticket)
+                if ticket.changed is not None:
+                    ticket.changed.set()
             else:
                 return
 
@@ -152,9 +167,5 @@ class Channel:
     def _seat(self, ticket: Ticket) -> None:
         self._free -= 1
         ticket.state = _State.SEATED
-        _tell(ticket)
-
-
-def _tell(ticket: Ticket) -> None:
-    if ticket.changed is not None:
-        ticket.changed.set()
+        if ticket.changed is not None:
+            ticket.changed.set()

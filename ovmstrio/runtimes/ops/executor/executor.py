@@ -16,12 +16,12 @@ from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.admission import Admission
 from ovmstrio.runtimes.ops.executor.copying import Copier
-from ovmstrio.runtimes.ops.executor.ends import PROFILE_KEY, Ends, failed, without_profile
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.package_hooks import PROFILE_KEY, PackageHooks, failed, without_profile
 from ovmstrio.runtimes.ops.executor.request import RequestRun
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.stages import channel_data
-from ovmstrio.runtimes.ops.executor.traffic import Traffic
+from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
 from ovmstrio.runtimes.ops.observing.samples import working_on
@@ -44,7 +44,7 @@ class Executor:
         settings: what holds for all of them.
         runners: what runs them, by their names.
         hooks: are told of requests.
-        traffic: knows what moves.
+        stall_detector: knows what moves.
         numbers: the numbers that requests get.
         nursery: hosts hooks of the graph's ends, and copies.
     """
@@ -56,18 +56,19 @@ class Executor:
         runners: Mapping[str, OpRunner],
         *,
         hooks: OpHooks,
-        traffic: Traffic,
+        stall_detector: StallDetector,
         numbers: Iterator[int],
         nursery: trio.Nursery,
     ) -> None:
         self.graph = graph
         self._dag = settings.dag
+        self._longest_seconds = settings.dag.request_timeout_seconds or LONGEST_SECONDS
         self._runners = runners
         self._hooks = hooks
-        self._traffic = traffic
+        self._stall_detector = stall_detector
         self._numbers = numbers
         self._admission = Admission(settings.worker_num, settings.dag.max_queue)
-        self._ends = Ends(graph, 2 * settings.worker_num, nursery)
+        self._package_hooks = PackageHooks(graph, 2 * settings.worker_num, nursery)
         self._copier = Copier(2 * settings.worker_num)
         self._nursery = nursery
         self._running: set[trio.CancelScope] = set()
@@ -80,7 +81,7 @@ class Executor:
 
         Cancellation: at once.
         """
-        for threads in (self._ends.threads, self._copier.threads):
+        for threads in (self._package_hooks.threads, self._copier.threads):
             await self._nursery.start(partial(threads.run, is_shielded=False))
 
     # State
@@ -122,77 +123,81 @@ class Executor:
 
         Cancellation: at once, which is how a caller leaves; what workers still do is waited for elsewhere.
         """
-        limit = min(deadline, trio.current_time() + (self._dag.request_timeout_seconds or LONGEST_SECONDS))
+        limit = min(deadline, trio.current_time() + self._longest_seconds)
         self._asked += 1
         try:
-            return await self._admit(request, limit)
+            if not self._admission.enter_now():
+                try:
+                    await self._admission.enter(limit)
+                except OpFailure as failure:
+                    return await self._refused(request, failure, limit)
+            try:
+                return await self._admitted(request, limit)
+            finally:
+                self._admission.leave()
         finally:
             self._asked -= 1
             if not self._asked:
                 self._idle.set()
 
-    async def _admit(self, request: PipelineRequest, limit: float) -> PipelineResponse:
-        try:
-            await self._admission.enter(limit)
-        except OpFailure as failure:
-            response = await self._ends.pack(failed(0, request.logid, failure), limit)
-            response.is_overload = failure.is_overload
-            return response
-        try:
-            return await self._admitted(request, limit)
-        finally:
-            self._admission.leave()
+    async def _refused(self, request: PipelineRequest, failure: OpFailure, limit: float) -> PipelineResponse:
+        data = failed(0, request.logid, failure)
+        response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
+        response.is_overload = failure.is_overload
+        return response
 
     async def _admitted(self, request: PipelineRequest, limit: float) -> PipelineResponse:
         data_id, begin, code, message = next(self._numbers), time.perf_counter(), None, ""
-        request, wants_profile = without_profile(request)
-        self._traffic.enter()
+        wants_profile = False
+        if PROFILE_KEY in request.keys:
+            request, wants_profile = without_profile(request)
+        self._stall_detector.enter()
         self._hooks.request_started(data_id, request.logid, profile=wants_profile)
         try:
             with working_on((data_id, request.logid)):
-                response = await self._answer(request, data_id, limit)
+                data = await self._evaluate(request, data_id, limit)
+                data.keeps_arrays = request.keeps_arrays
+                packing = time.perf_counter()
+                response = self._package_hooks.pack_here(data) or await self._package_hooks.pack(data, limit)
+                self._tell("postpack", data_id, packing)
             if wants_profile:
                 response.keys.append(PROFILE_KEY)
                 response.values.append(self._hooks.timeline(data_id))
             code, message = response.err_no, response.err_msg
             return response
         finally:
-            self._traffic.leave()
+            self._stall_detector.leave()
             self._hooks.request_finished(data_id, request.logid, code, (begin, time.perf_counter()), message)
-
-    async def _answer(self, request: PipelineRequest, data_id: int, limit: float) -> PipelineResponse:
-        data = await self._within(limit, request, data_id)
-        begin = time.perf_counter()
-        response = await self._ends.pack(data, limit)
-        self._tell("postpack", data_id, begin)
-        return response
 
     def _tell(self, stage: Stage, data_id: int, begin: float) -> None:
         self._hooks.stage(EXECUTOR_NAME, 0, stage, [data_id], (begin, time.perf_counter()))
 
-    async def _within(self, limit: float, request: PipelineRequest, data_id: int) -> ChannelData:
+    async def _evaluate(self, request: PipelineRequest, data_id: int, limit: float) -> ChannelData:
+        """Give the last Op's output, or why there is none."""
         scope = trio.CancelScope(deadline=limit)
         self._running.add(scope)
-        try:
-            with scope:
-                return await self._evaluate(request, data_id)
-        finally:
-            self._running.discard(scope)
-        failure = failures.closed() if self._is_cut else failures.out_of_time()
-        return failed(data_id, request.logid, failure)
-
-    async def _evaluate(self, request: PipelineRequest, data_id: int) -> ChannelData:
         log_id, begin = request.logid, time.perf_counter()
         try:
-            first, log_id = await self._ends.unpack(request)
-            self._tell("prepack", data_id, begin)
-            output = await self._attempts(first, data_id, log_id)
-            return channel_data(data_id, log_id, output)
+            with scope:
+                first, log_id = self._package_hooks.unpack_here(request) or await self._package_hooks.unpack(request)
+                self._tell("prepack", data_id, begin)
+                if self._dag.retry > 1:
+                    return channel_data(data_id, log_id, await self._attempts(first, data_id, log_id))
+                return channel_data(data_id, log_id, await self._run(data_id, log_id).run(first))
         except OpFailure as failure:
             return failed(data_id, log_id, failure)
         except Exception as error:  # the last border of whatever users make of hooks: a caller gets an answer
             log.exception("request failed", data_id=data_id)
             return failed(data_id, log_id, failures.unforeseen(EXECUTOR_NAME, error))
+        finally:
+            self._running.discard(scope)
+        return failed(data_id, request.logid, failures.closed() if self._is_cut else failures.out_of_time())
+
+    def _run(self, data_id: int, log_id: int) -> RequestRun:
+        return RequestRun(
+            self.graph, self._runners, data_id, log_id,
+            takes_first=self._dag.channel_recv_frist_arrive, stall_detector=self._stall_detector, copier=self._copier,
+        )  # fmt: skip
 
     async def _attempts(self, first: dict[str, Any], data_id: int, log_id: int) -> dict[str, Any]:
         """Run a request through the Ops, again from the beginning if an Op takes too long.
@@ -200,15 +205,11 @@ class Executor:
         Raises:
             OpFailure: the last attempt ended with it.
         """
-        for left in reversed(range(max(1, self._dag.retry))):
-            run = RequestRun(
-                self.graph, self._runners, data_id, log_id,
-                takes_first=self._dag.channel_recv_frist_arrive, traffic=self._traffic, copier=self._copier,
-            )  # fmt: skip
+        for left in reversed(range(self._dag.retry)):
             try:
                 # Hooks may change what they get, and each attempt begins with what was asked.
                 mine, first = await self._copier.copies(first, 2) if left else (first, first)
-                return await run.run(mine)
+                return await self._run(data_id, log_id).run(mine)
             except OpFailure as failure:
                 is_late = failure.code == CustomExceptionCode.TIMEOUT.value and not failure.is_product
                 if not left or not is_late:
@@ -233,7 +234,7 @@ class Executor:
             self._is_cut = True
             for scope in list(self._running):
                 scope.cancel()
-            self._ends.hurry()
+            self._package_hooks.hurry()
             await self._until_idle()
 
     async def _until_idle(self) -> None:

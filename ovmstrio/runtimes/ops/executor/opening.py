@@ -15,12 +15,12 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.config.precedence import settings_of
 from ovmstrio.runtimes.ops.executor.executor import Executor
-from ovmstrio.runtimes.ops.executor.instance import init_failed
+from ovmstrio.runtimes.ops.executor.op_instance import init_failed
 from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.samples import Worker
+from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.executor.state import kept_by_preprocess
-from ovmstrio.runtimes.ops.executor.traffic import Traffic
 from ovmstrio.runtimes.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
@@ -58,7 +58,7 @@ class _Opening:
     hooks: OpHooks
     source: PipelineSource | None
     nursery: trio.Nursery
-    traffic: Traffic
+    stall_detector: StallDetector
     workers: list[_Startable] = field(default_factory=list)
     pools: dict[str, WorkerPool] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -87,10 +87,10 @@ class _Opening:
         """
         for runner in runners.values():
             await self.nursery.start(runner.serve)
-        self.nursery.start_soon(self.traffic.watch)
+        self.nursery.start_soon(self.stall_detector.watch)
         executor = Executor(
             self.graph, self.settings, runners,
-            hooks=self.hooks, traffic=self.traffic, numbers=_in_turn(numbers), nursery=self.nursery,
+            hooks=self.hooks, stall_detector=self.stall_detector, numbers=_in_turn(numbers), nursery=self.nursery,
         )  # fmt: skip
         await executor.start()
         self.hooks.opened(list(self.graph.ops), executor.channels)
@@ -105,13 +105,13 @@ class _Opening:
         workers = [make(op, settings, index) for index in range(settings.concurrency)]
         self.workers += workers
         pool = self.pools[op.name] = WorkerPool(op.name, workers, self.nursery, self.hooks)
-        told = partial(self.hooks.stage, op.name, 0)
+        report_stage = partial(self.hooks.stage, op.name, 0)
         size = self.settings.dag.channel_size
-        return OpRunner(op.name, settings, size, pool, traffic=self.traffic, told=told)
+        return OpRunner(op.name, settings, size, pool, stall_detector=self.stall_detector, report_stage=report_stage)
 
     def _thread_worker(self, op: Op, settings: OpSettings, index: int) -> _Startable:
-        told = partial(self.hooks.stage, op.name, index)
-        return InstanceWorker(op, settings, index, self.make_predictor, told=told, nursery=self.nursery)
+        report_stage = partial(self.hooks.stage, op.name, index)
+        return InstanceWorker(op, settings, index, self.make_predictor, report_stage=report_stage, nursery=self.nursery)
 
     def _process_worker(self, op: Op, _settings: OpSettings, index: int) -> _Startable:
         if self.source is None:
@@ -121,8 +121,8 @@ class _Opening:
             self.hooks.worker_died(op.name, index, why)
             self.pools[op.name].notice(worker)
 
-        told = partial(self.hooks.stage, op.name, index)
-        worker = ProcessWorker(op.name, index, self.source, nursery=self.nursery, told=told, died=died)
+        report_stage = partial(self.hooks.stage, op.name, index)
+        worker = ProcessWorker(op.name, index, self.source, nursery=self.nursery, report_stage=report_stage, died=died)
         return worker
 
     async def _start_ends(self) -> None:
@@ -186,8 +186,8 @@ async def open_executor(
     _refuse_unmade(graph, settings, source)
     problems: list[Problem] = []
     async with trio.open_nursery() as nursery:
-        traffic = Traffic(settings.worker_num)
-        opening = _Opening(graph, settings, make_predictor, hooks, source, nursery, traffic)
+        stall_detector = StallDetector(settings.worker_num)
+        opening = _Opening(graph, settings, make_predictor, hooks, source, nursery, stall_detector)
         try:
             runners = await opening.runners()
             problems = opening.problems

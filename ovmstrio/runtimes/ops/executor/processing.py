@@ -10,9 +10,9 @@ import structlog
 import trio
 
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.instance import Instance
 from ovmstrio.runtimes.ops.executor.merging import kind_of, merge, rows_of, split
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.op_instance import OpInstance
 from ovmstrio.runtimes.ops.executor.samples import Sample
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
 
@@ -35,7 +35,7 @@ Outcome = dict[str, Any] | list[dict[str, Any]] | OpFailure
 
 
 async def process_all(
-    instance: Instance, samples: Mapping[int, Sample], feeds: Mapping[int, Feed]
+    instance: OpInstance, samples: Mapping[int, Sample], feeds: Mapping[int, Feed]
 ) -> dict[int, Outcome]:
     """Run the model for samples, and give the outcome of each by its position.
 
@@ -59,7 +59,7 @@ async def process_all(
     return outcomes
 
 
-def _check(instance: Instance, data: Any) -> None:
+def _check(instance: OpInstance, data: Any) -> None:
     feeds = data if isinstance(data, list) else [data]
     wrong = [type(one).__name__ for one in feeds if not isinstance(one, dict)]
     if wrong:
@@ -72,7 +72,7 @@ def _check(instance: Instance, data: Any) -> None:
 class _Run:
     """One run of the model, for samples that fit together."""
 
-    def __init__(self, instance: Instance, samples: Sequence[Sample]) -> None:
+    def __init__(self, instance: OpInstance, samples: Sequence[Sample]) -> None:
         self._instance = instance
         self._samples = samples
         self._name = instance.op.name

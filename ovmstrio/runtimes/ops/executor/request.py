@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import structlog
@@ -15,8 +16,8 @@ from ovmstrio.runtimes.ops.executor.channel import Ticket
 from ovmstrio.runtimes.ops.executor.copying import Copier
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
-from ovmstrio.runtimes.ops.executor.samples import Sample
-from ovmstrio.runtimes.ops.executor.traffic import Traffic
+from ovmstrio.runtimes.ops.executor.samples import Result, Sample
+from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 
@@ -37,7 +38,7 @@ class RequestRun:
         data_id: the server's number of the request.
         log_id: the client's.
         takes_first: whether an Op with several inputs runs with the one that comes first, and never again.
-        traffic: is told of what moves.
+        stall_detector: is told of what moves.
         copier: copies outputs that several Ops get.
     """
 
@@ -49,7 +50,7 @@ class RequestRun:
         log_id: int,
         *,
         takes_first: bool,
-        traffic: Traffic,
+        stall_detector: StallDetector,
         copier: Copier,
     ) -> None:
         self._graph = graph
@@ -57,7 +58,7 @@ class RequestRun:
         self._data_id = data_id
         self._log_id = log_id
         self._takes_first = takes_first
-        self._traffic = traffic
+        self._stall_detector = stall_detector
         self._copier = copier
         self._parts: dict[str, dict[str, Any]] = {}
         self._served: set[str] = set()
@@ -78,13 +79,15 @@ class RequestRun:
         Cancellation: at once; what workers still do is waited for elsewhere.
         """
         try:
-            async with trio.open_nursery() as self._nursery:
+            if self._graph.is_chain:
                 try:
-                    await self._begin(first)
+                    await self._follow(await self._begin(first))
                 finally:
-                    self._traffic.stop()
+                    self._stall_detector.stop()
+            else:
+                await self._run_beside(first)
         finally:
-            self._traffic.go()
+            self._stall_detector.go()
             for ticket in list(self._tickets):
                 ticket.leave()
         if self._failure is not None:
@@ -94,13 +97,19 @@ class RequestRun:
             raise OpFailure(CustomExceptionCode.UNKNOW.value, text)
         return self._output
 
-    async def _begin(self, first: dict[str, Any]) -> None:
+    async def _run_beside(self, first: dict[str, Any]) -> None:
+        async with trio.open_nursery() as self._nursery:
+            try:
+                await self._follow(await self._begin(first))
+            finally:
+                self._stall_detector.stop()
+
+    async def _begin(self, first: dict[str, Any]) -> list[tuple[str, Ticket]]:
         try:
-            ready = await self._hand_on(EXECUTOR_NAME, first)
+            return await self._hand_on(EXECUTOR_NAME, first)
         except OpFailure as failure:
             self._fail(failure)
-        else:
-            await self._follow(ready)
+            return []
 
     async def _follow(self, ready: list[tuple[str, Ticket]]) -> None:
         """Run Ops that are ready: one here, and then those that it makes ready; the others beside it."""
@@ -112,26 +121,29 @@ class RequestRun:
     def _start_beside(self, name: str, ticket: Ticket) -> None:
         if self._nursery is None:
             raise AssertionError("Ops were run before their request")
-        self._traffic.go()
+        self._stall_detector.go()
         self._nursery.start_soon(self._beside, name, ticket)
 
     async def _beside(self, name: str, ticket: Ticket) -> None:
         try:
             await self._follow([(name, ticket)])
         finally:
-            self._traffic.stop()
+            self._stall_detector.stop()
 
     async def _work(self, name: str, ticket: Ticket) -> list[tuple[str, Ticket]]:
         """Run an Op, and hold its seat until its output is in the next channels; gives who is ready then."""
-        # Ops that wait for nothing must not keep others from the loop.
-        await trio.lowlevel.checkpoint()
+        runner = self._runners[name]
         try:
-            await ticket.seated()
-            ready = await self._run_op(name)
+            if not ticket.is_seated:
+                await ticket.seated()
+            (result,) = await runner.run(Sample(self._data_id, self._log_id, self._parts.pop(name)))
+            if result.failure is not None:
+                return self._op_failed(name, result.failure)
+            begin = time.perf_counter()
+            ready = await self._deliver(name, result)
+            runner.handed_on(self._data_id, begin)
         except OpFailure as failure:
-            if not self._is_superfluous(name):
-                self._fail(failure)
-            return []
+            return self._op_failed(name, failure)
         except Exception as error:  # the border of the Op: an error of another kind must not get among cancellations
             log.exception("Op failed", op=name, data_id=self._data_id)
             self._fail(failures.unforeseen(name, error))
@@ -142,21 +154,20 @@ class RequestRun:
             ticket.leave()
             self._tickets.discard(ticket)
 
-    async def _run_op(self, name: str) -> list[tuple[str, Ticket]]:
-        runner = self._runners[name]
-        output, jumps = await runner.run(Sample(self._data_id, self._log_id, self._parts.pop(name)))
-        begin = time.perf_counter()
-        ready = await self._deliver(name, output, jumps=jumps)
-        runner.handed_on(self._data_id, begin)
-        return ready
+    def _op_failed(self, name: str, failure: OpFailure) -> list[tuple[str, Ticket]]:
+        if not self._is_superfluous(name):
+            self._fail(failure)
+        return []
 
-    async def _deliver(self, name: str, output: dict[str, Any], *, jumps: bool) -> list[tuple[str, Ticket]]:
-        if jumps:
-            return await self._jump(name, output)
+    async def _deliver(self, name: str, result: Result) -> list[tuple[str, Ticket]]:
+        if result.output is None:
+            raise AssertionError("a result is neither an output nor a failure")
+        if result.jumps:
+            return await self._jump(name, result.output)
         if name == self._graph.last:
-            self._end(output)
+            self._end(result.output)
             return []
-        return await self._hand_on(name, output)
+        return await self._hand_on(name, result.output)
 
     def _is_superfluous(self, name: str) -> bool:
         """Tell whether nobody needs an Op's output any more, because all that it leads to has run without it."""
@@ -180,31 +191,39 @@ class RequestRun:
         self, producer: str, output: dict[str, Any], *, is_forced: bool = False
     ) -> list[tuple[str, Ticket]]:
         """Give an output to its consumers, and get those that have all their inputs now into their channels."""
-        consumers = [name for name in self._graph.consumers[producer] if name not in self._served]
-        outputs = await self._copier.copies(output, len(consumers))
-        full = [name for name, one in zip(consumers, outputs, strict=True) if self._add(name, producer, one)]
+        consumers: Sequence[str] = self._graph.consumers[producer]
+        if self._served:
+            consumers = [name for name in consumers if name not in self._served]
+        outputs = [output] if len(consumers) == 1 else await self._copier.copies(output, len(consumers))
         ready = []
-        for name in full:
-            ticket = await self._runners[name].channel.enter(self._data_id, is_forced=is_forced)
+        # What is complete is known before the first channel is waited for.
+        for name in tuple(map(self._added, consumers, repeat(producer), outputs)):
+            if not name:
+                continue
+            channel = self._runners[name].channel
+            ticket = channel.enter_now(self._data_id)
+            if ticket is None:
+                ticket = await channel.enter(self._data_id, is_forced=is_forced)
             self._tickets.add(ticket)
             ready.append((name, ticket))
         return ready
 
-    def _add(self, name: str, producer: str, output: dict[str, Any]) -> bool:
-        """Note one input of an Op; true if it has all that it needs."""
+    def _added(self, name: str, producer: str, output: dict[str, Any]) -> str:
+        """Note one input of an Op; gives its name if it has all that it needs."""
         inputs = self._graph.inputs[name]
-        if self._takes_first and len(inputs) > 1:
-            if name in self._served:  # by another input, while this one was copied
-                return False
-            self._served.add(name)
+        if len(inputs) == 1 or self._takes_first:
+            if len(inputs) > 1:
+                if name in self._served:  # by another input, while this one was copied
+                    return ""
+                self._served.add(name)
             self._parts[name] = {producer: output}
-            return True
+            return name
         parts = self._parts.setdefault(name, {})
         parts[producer] = output
         if len(parts) < len(inputs):
-            return False
+            return ""
         self._parts[name] = {one: parts[one] for one in inputs}
-        return True
+        return name
 
     async def _jump(self, name: str, output: dict[str, Any]) -> list[tuple[str, Ticket]]:
         self._jumps += 1

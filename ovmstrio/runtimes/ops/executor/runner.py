@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -15,8 +15,8 @@ from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import Channel
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold
-from ovmstrio.runtimes.ops.executor.traffic import Traffic
+from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
+from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.executor.workers import WorkerPool
 from ovmstrio.work.batching import Batcher, BatchOptions
 
@@ -33,20 +33,27 @@ class OpRunner:
         settings: what holds for it.
         capacity: how many samples its channel holds; 0 for any number.
         pool: its workers.
-        traffic: knows whether anything in the pipeline moves.
-        told: is told how long outputs wait for room behind the Op.
+        stall_detector: knows whether anything in the pipeline moves.
+        report_stage: is told how long outputs wait for room behind the Op.
 
     Attributes:
         channel: where samples wait.
     """
 
     def __init__(
-        self, name: str, settings: OpSettings, capacity: int, pool: WorkerPool, *, traffic: Traffic, told: StageTold
+        self,
+        name: str,
+        settings: OpSettings,
+        capacity: int,
+        pool: WorkerPool,
+        *,
+        stall_detector: StallDetector,
+        report_stage: ReportStage,
     ) -> None:
         self.name = name
-        self._told = told
+        self._report_stage = report_stage
         self._pool = pool
-        self._traffic = traffic
+        self._stall_detector = stall_detector
         self._begun: set[Sample] = set()
         self._batcher: Batcher[Sample, Result] | None = None
         seats = settings.concurrency
@@ -72,7 +79,7 @@ class OpRunner:
         options = BatchOptions(settings.batch_size, timeout, max_waiting=seats)
         batcher: Batcher[Sample, Result] = Batcher(self._run, options, concurrency=settings.concurrency)
         if timeout == math.inf:
-            self._traffic.when_stalled(batcher.flush)
+            self._stall_detector.when_stalled(batcher.flush)
         return batcher
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -85,42 +92,31 @@ class OpRunner:
         else:
             await self._batcher.serve(task_status=task_status)
 
-    async def run(self, sample: Sample) -> tuple[dict[str, Any], bool]:
-        """Give an Op's output for a sample that has a seat, and whether it jumps.
-
-        Raises:
-            OpFailure: the request ends with it.
+    def run(self, sample: Sample) -> Coroutine[Any, Any, list[Result]]:
+        """Give what comes of a sample that has a seat.
 
         Ownership: the sample until it returns.
 
         Cancellation: at once; what a worker still does is waited for elsewhere.
         """
-        if self._batcher is None:
-            (result,) = await self._pool.run([sample])
-        else:
-            result = await self._submit(self._batcher, sample)
-        if result.failure is not None:
-            raise result.failure
-        if result.output is None:
-            raise AssertionError("a result is neither an output nor a failure")
-        return result.output, result.jumps
+        return self._pool.run([sample]) if self._batcher is None else self._submit(self._batcher, sample)
 
     def handed_on(self, data_id: int, begin: float) -> None:
         """Note that a sample's output, which was there at ``begin``, is in the next channels."""
-        self._told("out", [data_id], (begin, time.perf_counter()))
+        self._report_stage("out", [data_id], (begin, time.perf_counter()))
 
-    async def _submit(self, batcher: Batcher[Sample, Result], sample: Sample) -> Result:
+    async def _submit(self, batcher: Batcher[Sample, Result], sample: Sample) -> list[Result]:
         try:
-            self._traffic.stop()
+            self._stall_detector.stop()
             try:
-                return await batcher.submit(sample)
+                return [await batcher.submit(sample)]
             finally:
                 if sample in self._begun:
                     self._begun.remove(sample)
                 else:
-                    self._traffic.go()
+                    self._stall_detector.go()
         except (NotReady, trio.ClosedResourceError):
-            return Result(failure=failures.closed())
+            return [Result(failure=failures.closed())]
 
     async def _run(self, samples: Sequence[Sample]) -> Sequence[Result | OpFailure]:
         """Run one batch, its oldest request first.
@@ -129,7 +125,7 @@ class OpRunner:
         """
         for sample in samples:
             self._begun.add(sample)
-            self._traffic.go()
+            self._stall_detector.go()
         ordered = sorted(samples, key=lambda sample: sample.data_id)
         results = dict(zip(ordered, await self._pool.run(ordered), strict=True))
         return [results[sample] for sample in samples]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 
-__all__ = ["Result", "Sample", "StageTold", "Worker"]
+__all__ = ["ReportStage", "Result", "Sample", "Worker"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class Result:
     jumps: bool = False
 
 
-StageTold = Callable[[Stage, Sequence[int], Span], None]
+ReportStage = Callable[[Stage, Sequence[int], Span], None]
 """Is told of a stage, the data ids that it concerned, and when it began and ended."""
 
 

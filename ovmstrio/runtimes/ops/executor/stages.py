@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
+import trio
 
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.instance import Instance
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.executor.op_instance import OpInstance
 from ovmstrio.runtimes.ops.executor.processing import Feed, process_all
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold
+from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
-from ovmstrio.runtimes.ops.observing.samples import working_on
+from ovmstrio.runtimes.ops.observing.samples import is_working_on, working_on
 from ovmstrio.runtimes.ops.packing import holds_arrays
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
@@ -26,15 +27,20 @@ __all__ = ["channel_data", "run_batch"]
 log = structlog.get_logger(__name__)
 
 
-async def run_batch(instance: Instance, samples: Sequence[Sample], told: StageTold) -> list[Result]:
+def run_batch(
+    instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage
+) -> Coroutine[Any, Any, list[Result]]:  # fmt: skip
     """Work on samples with one instance.
 
     Ownership: the samples until it returns.
 
     Cancellation: where a hook or the model waits; at once if a hook is in a thread, which goes on.
     """
-    with working_on(*(_ids(sample) for sample in samples)):
-        return await _Batch(instance, samples, told).run()
+    batch = _Batch(instance, samples, report_stage)
+    # A sample that is alone is worked on in the name of its request already.
+    if len(samples) == 1 and is_working_on(_ids(samples[0])):
+        return batch.run()
+    return batch.run_named()
 
 
 def _ids(sample: Sample) -> tuple[int, int]:
@@ -44,30 +50,36 @@ def _ids(sample: Sample) -> tuple[int, int]:
 class _Batch:
     """Samples in one worker; ``feeds`` are those of the samples that have not failed, by position."""
 
-    def __init__(self, instance: Instance, samples: Sequence[Sample], told: StageTold) -> None:
+    def __init__(self, instance: OpInstance, samples: Sequence[Sample], report_stage: ReportStage) -> None:
         self.instance = instance
         self.samples = samples
         self.spans: list[tuple[Stage, Sequence[int], Span]] = []
-        self.told = told
+        self.report_stage = report_stage
         self.feeds: dict[int, Feed] = {}
         self.results: dict[int, Result] = {}
 
+    async def run_named(self) -> list[Result]:
+        with working_on(*map(_ids, self.samples)):
+            return await self.run()
+
     async def run(self) -> list[Result]:
-        hooks = self.instance.preprocess, self.instance.postprocess
-        if self.instance.is_processing or any(hook.is_async for hook in hooks):
+        before, after = self.instance.preprocess, self.instance.postprocess
+        if before.is_async or after.is_async or self.instance.is_processing:
             await self._stage("preprocess")
             await self._process()
             await self._stage("postprocess")
-        elif all(hook.is_default for hook in hooks):
+        elif before.is_default and after.is_default:
             self._pre_and_post()
+            # Ops that wait for nothing must not keep others from the loop.
+            await trio.lowlevel.checkpoint()
         else:
             # One way to a thread and back is a good part of what a small Op takes.
             await self.instance.in_thread(self._pre_and_post)
         if self.instance.op.get_jump_to_ops():
             await self._decide_jumps()
         for stage, ids, span in self.spans:
-            self.told(stage, ids, span)
-        return [self.results[position] for position in range(len(self.samples))]
+            self.report_stage(stage, ids, span)
+        return [*map(self.results.__getitem__, range(len(self.samples)))]
 
     def _pre_and_post(self) -> None:
         self._all("preprocess")
@@ -86,14 +98,20 @@ class _Batch:
         """Run one stage of every sample that is left, here."""
         begin, positions = time.perf_counter(), self._left(name)
         for position in positions:
-            with working_on(_ids(self.samples[position])):
-                try:
-                    returned = self._hook(name, position)
-                except BaseException as error:  # noqa: BLE001 - the border of user code
-                    self._fail_hook(position, error, name)
-                else:
-                    self._take(name, position, returned)
+            if len(self.samples) == 1:
+                self._one(name, position)
+            else:
+                with working_on(_ids(self.samples[position])):
+                    self._one(name, position)
         self._tell("prep" if name == "preprocess" else "postp", positions, begin)
+
+    def _one(self, name: str, position: int) -> None:
+        try:
+            returned = self._hook(name, position)
+        except BaseException as error:  # noqa: BLE001 - the border of user code
+            self._fail_hook(position, error, name)
+        else:
+            self._take(name, position, returned)
 
     async def _all_on_loop(self, name: str) -> None:
         begin, positions = time.perf_counter(), self._left(name)
@@ -112,10 +130,10 @@ class _Batch:
 
     def _hook(self, name: str, position: int) -> Any:
         sample = self.samples[position]
-        numbers = {"data_id": sample.data_id, "log_id": sample.log_id}
+        data_id, log_id = sample.data_id, sample.log_id
         if name == "preprocess":
-            return self.instance.preprocess(sample.inputs, **numbers)
-        return self.instance.postprocess(sample.inputs, self.feeds[position].data, **numbers)
+            return self.instance.preprocess(sample.inputs, data_id=data_id, log_id=log_id)
+        return self.instance.postprocess(sample.inputs, self.feeds[position].data, data_id=data_id, log_id=log_id)
 
     def _take(self, name: str, position: int, returned: Any) -> None:
         log_id = self.samples[position].log_id
@@ -145,7 +163,9 @@ class _Batch:
         self.results[position] = Result(failure=failure)
 
     def _tell(self, stage: Stage, positions: Sequence[int], begin: float) -> None:
-        ids = [self.samples[position].data_id for position in positions]
+        samples = self.samples
+        # Most batches are of one sample.
+        ids = [samples[0].data_id] if len(positions) == len(samples) == 1 else [samples[at].data_id for at in positions]
         self.spans.append((stage, ids, (begin, time.perf_counter())))
 
     async def _process(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
 
 import structlog
 import trio
@@ -14,9 +14,9 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.instance import Instance, start_instance
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold, Worker
+from ovmstrio.runtimes.ops.executor.op_instance import OpInstance, start_instance
+from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample, Worker
 from ovmstrio.runtimes.ops.executor.stages import run_batch
 from ovmstrio.runtimes.ops.observing.hooks import OpHooks
 from ovmstrio.runtimes.ops.op import Op
@@ -48,7 +48,7 @@ class InstanceWorker:
         settings: what holds for the Op.
         index: the worker's number.
         make_predictor: makes what runs the Op's model.
-        told: is told of stages.
+        report_stage: is told of stages.
         nursery: hosts the hooks.
     """
 
@@ -59,17 +59,17 @@ class InstanceWorker:
         index: int,
         make_predictor: MakePredictor | None,
         *,
-        told: StageTold,
+        report_stage: ReportStage,
         nursery: trio.Nursery,
     ) -> None:
         self.index = index
         self._op = op
         self._settings = settings
         self._make_predictor = make_predictor
-        self._told = told
+        self._report_stage = report_stage
         self._nursery = nursery
-        self._instance: Instance | None = None
-        self._stuck: list[Instance] = []
+        self._instance: OpInstance | None = None
+        self._stuck: list[OpInstance] = []
 
     async def start(self) -> None:
         """Make the worker's copy of the Op.
@@ -89,7 +89,7 @@ class InstanceWorker:
         """Whether a hook still runs for a request that has gone."""
         return self._instance is None or self._instance.is_busy
 
-    async def run(self, samples: Sequence[Sample]) -> list[Result]:
+    def run(self, samples: Sequence[Sample]) -> Coroutine[Any, Any, list[Result]]:
         """Work on samples, and give the result of each.
 
         Ownership: the samples until it returns.
@@ -98,7 +98,7 @@ class InstanceWorker:
         """
         if self._instance is None:
             raise AssertionError("a worker without its copy of the Op was given samples")
-        return await run_batch(self._instance, samples, self._told)
+        return run_batch(self._instance, samples, self._report_stage)
 
     async def recover(self) -> None:
         """Wait until the hook has ended, or leave it alone with its copy of the Op and make a new one.
@@ -161,6 +161,7 @@ class WorkerPool:
         self._failing: dict[int, str] = {}
         self._nursery = nursery
         self._lot = trio.lowlevel.ParkingLot()
+        self._parked = 0
 
     @property
     def is_working(self) -> bool:
@@ -175,7 +176,7 @@ class WorkerPool:
         Cancellation: at once; what the worker still does is waited for elsewhere.
         """
         try:
-            worker = await self._acquire()
+            worker = self._free.popleft() if self._free else await self._acquire()
         except OpFailure as failure:
             return [Result(failure=failure)] * len(samples)
         self._tell(worker, samples)
@@ -193,7 +194,7 @@ class WorkerPool:
                 self._release(worker)
 
     def _tell(self, worker: Worker, samples: Sequence[Sample]) -> None:
-        data_ids = [sample.data_id for sample in samples]
+        data_ids = [samples[0].data_id] if len(samples) == 1 else [sample.data_id for sample in samples]
         self._hooks.batch(self._name, worker.index, data_ids)
         waited = (self._free_since[worker.index], time.perf_counter())
         self._hooks.stage(self._name, worker.index, "in", data_ids, waited)
@@ -210,14 +211,19 @@ class WorkerPool:
                 why = next(iter(self._failing.values()))
                 text = f"no worker of Op {self._name} can be started: {why}"
                 raise OpFailure(CustomExceptionCode.UNKNOW.value, text)
-            await self._lot.park()
+            self._parked += 1
+            try:
+                await self._lot.park()
+            finally:
+                self._parked -= 1
         return self._free.popleft()
 
     def _release(self, worker: Worker) -> None:
         self._failing.pop(worker.index, None)
         self._free_since[worker.index] = time.perf_counter()
         self._free.append(worker)
-        self._lot.unpark()
+        if self._parked:
+            self._lot.unpark()
 
     async def _recover(self, worker: Worker) -> None:
         """Try until a worker works again, after longer and longer pauses.

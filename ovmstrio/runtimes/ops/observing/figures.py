@@ -6,12 +6,12 @@ The tracer takes windows of these figures; the live view reads the newest values
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks, Span, Stage
 
 __all__ = ["Figures", "OpFigures", "RequestFigures", "Window", "percentile"]
 
@@ -25,16 +25,17 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 @dataclass(slots=True)
 class OpFigures:
-    """One Op's: seconds and number of each stage, and how large its batches were."""
+    """One Op's: seconds and number of each stage, how many samples were processed, and how large its batches were."""
 
-    seconds: defaultdict[Stage, float] = field(default_factory=lambda: defaultdict(float))
-    counts: Counter[Stage] = field(default_factory=Counter)
+    seconds: dict[Stage, float] = field(default_factory=dict)
+    counts: dict[Stage, int] = field(default_factory=dict)
+    inferred: int = 0
     batches: Counter[int] = field(default_factory=Counter)
     deaths: int = 0
 
     def average(self, stage: Stage) -> float:
         """How many seconds the stage took on average."""
-        return self.seconds[stage] / self.counts[stage] if self.counts[stage] else 0.0
+        return self.seconds[stage] / self.counts[stage] if stage in self.counts else 0.0
 
     @property
     def idle(self) -> float:
@@ -68,7 +69,7 @@ class Window:
     requests: RequestFigures = field(default_factory=RequestFigures)
 
 
-class Figures:
+class Figures(OpHooks):
     """Counts what the executor reports; an observer of one pipeline.
 
     Args:
@@ -83,6 +84,8 @@ class Figures:
         self.running = 0
         self.codes: Counter[int] = Counter()
         self.left = 0
+        self.seconds = 0.0
+        self._package_hooks: dict[str, OpFigures] = {}
         self.totals: dict[str, OpFigures] = {}
         self.newest: dict[tuple[str, Stage], deque[float]] = {}
         self.newest_requests: deque[tuple[float, float]] = deque(maxlen=_NEWEST)
@@ -93,6 +96,11 @@ class Figures:
     def now(self) -> float:
         """The time."""
         return self._clock()
+
+    @property
+    def with_ends(self) -> dict[str, OpFigures]:
+        """The totals of the Ops, and those of the RequestOp and the ResponseOp under the name that they share."""
+        return {**self._package_hooks, **self.totals}
 
     @property
     def channels(self) -> Sequence[ChannelState]:
@@ -115,12 +123,18 @@ class Figures:
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002
         """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
-        if op not in self.totals:
-            return
         seconds = span[1] - span[0]
-        for figures in self._counting(op):
-            figures.seconds[stage] += seconds
-            figures.counts[stage] += 1
+        is_op = op in self.totals
+        counting = [self.totals[op] if is_op else self._package_hooks.setdefault(op, OpFigures())]
+        if is_op and self._keeps_window:
+            counting.append(self._window.ops.setdefault(op, OpFigures()))
+        for figures in counting:
+            figures.seconds[stage] = figures.seconds.get(stage, 0.0) + seconds
+            figures.counts[stage] = figures.counts.get(stage, 0) + 1
+            if stage == "midp":
+                figures.inferred += len(data_ids)
+        if not is_op:
+            return
         key = (op, stage)
         if key not in self.newest:
             self.newest[key] = deque(maxlen=_NEWEST)
@@ -129,17 +143,14 @@ class Figures:
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002
         """Count one batch."""
         if op in self.totals:
-            for figures in self._counting(op):
-                figures.batches[len(data_ids)] += 1
+            self.totals[op].batches[len(data_ids)] += 1
+            if self._keeps_window:
+                self._window.ops.setdefault(op, OpFigures()).batches[len(data_ids)] += 1
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002
         """Count a worker that ended by itself."""
         if op in self.totals:
             self.totals[op].deaths += 1
-
-    def timeline(self, data_id: int) -> str:  # noqa: ARG002
-        """Give none: timelines are another observer's."""
-        return ""
 
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
         """Count a request out."""
@@ -149,14 +160,10 @@ class Figures:
             self.left += 1
         else:
             self.codes[code] += 1
+            self.seconds += span[1] - span[0]
             self.newest_requests.append((span[1], span[1] - span[0]))
         if self._keeps_window:
             _count_end(self._window.requests, data_id, code, span[1] - span[0])
-
-    def _counting(self, op: str) -> list[OpFigures]:
-        """Give the figures of an Op that count what happens now."""
-        totals = self.totals[op]
-        return [totals, self._window.ops.setdefault(op, OpFigures())] if self._keeps_window else [totals]
 
 
 def _count_end(requests: RequestFigures, data_id: int, code: int | None, seconds: float) -> None:

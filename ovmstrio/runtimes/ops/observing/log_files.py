@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.observing.samples import current_ids
+from ovmstrio.runtimes.ops.observing.samples import PIPELINE, current_ids
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
@@ -50,14 +50,16 @@ class LogFiles:
         self._tracer.handle(logging.LogRecord("pipeline.tracer", logging.INFO, "", 0, line, (), None))
 
 
-def log_directory() -> Path:
-    """Give the directory that the files of a server that starts now are in."""
-    return Path(os.environ.get(DIRECTORY_VARIABLE) or ".") / _DIRECTORY
+def log_directory(folder: Path | None = None) -> Path:
+    """Give the directory that the files of a server that starts now are in, or those of a pipeline with a folder."""
+    return (folder or Path(os.environ.get(DIRECTORY_VARIABLE) or ".")) / _DIRECTORY
 
 
 @contextmanager
 def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
     """Let the root logger write into the files as well, until the block is left; None if they are turned off.
+
+    Files in a folder of their own get what the pipeline says that the block is entered for.
 
     Raises:
         ConfigError: the directory cannot be written to.
@@ -65,7 +67,7 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
     if not settings.enabled:
         yield None
         return
-    directory = log_directory()
+    directory = log_directory(settings.folder)
     with ExitStack() as opened:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +77,11 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
             hint = f"set {DIRECTORY_VARIABLE} to a directory that can be written to"
             raise ConfigError([Problem(message, str(directory), suggestion=hint)]) from None
         handlers["pipeline.tracer"].setFormatter(logging.Formatter(_TRACER_LINE))
-        opened.enter_context(_attached([handlers[name] for name in _OF_RECORDS], settings))
+        of_records = [handlers[name] for name in _OF_RECORDS]
+        if settings.folder is not None:
+            for handler in of_records:
+                handler.addFilter(_OfPipeline(PIPELINE.get()))
+        opened.enter_context(_attached(of_records, settings))
         yield LogFiles(directory, handlers["pipeline.tracer"])
 
 
@@ -85,7 +91,7 @@ def join_log_files(settings: LoggingSettings) -> Iterator[None]:
 
     The server alone puts files away, which this follows.  Where the server has no files, there are none here.
     """
-    directory = log_directory()
+    directory = log_directory(settings.folder)
     with ExitStack() as opened:
         if settings.enabled and all((directory / name).is_file() for name in _OF_RECORDS):
             files = (logging.handlers.WatchedFileHandler(directory / name, encoding="utf-8") for name in _OF_RECORDS)
@@ -121,33 +127,73 @@ def _attached(handlers: Sequence[logging.Handler], settings: LoggingSettings) ->
         if settings.rate_limit is not None:
             handler.addFilter(_RateLimit(settings.rate_limit))
     root = logging.getLogger()
-    with _opened_for(root, settings.level):
+    _opened.add(settings.level)
+    try:
         for handler in handlers:
             root.addHandler(handler)
-        try:
-            yield
-        finally:
-            for handler in handlers:
-                root.removeHandler(handler)
-
-
-@contextmanager
-def _opened_for(root: logging.Logger, level: int) -> Iterator[None]:
-    """Let records of a level through to new handlers, for a while; the handlers that are there get what they got."""
-    before, others = root.level, [(handler, handler.level) for handler in root.handlers]
-    wrapper = structlog.get_config()["wrapper_class"]
-    root.setLevel(min(before, level) if before else level)
-    for handler, own in others:
-        handler.setLevel(max(own, before))
-    if level < logging.INFO:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
-    try:
         yield
     finally:
-        structlog.configure(wrapper_class=wrapper)
-        root.setLevel(before)
-        for handler, own in others:
-            handler.setLevel(own)
+        for handler in handlers:
+            root.removeHandler(handler)
+        _opened.remove(settings.level)
+
+
+class _RootLevel:
+    """Opens the root logger for the levels of log files that come and go in any order.
+
+    The handlers that are there before the first of them get what they got, and have what they had after the last.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: list[int] = []
+        self._before = logging.NOTSET
+        self._others: list[tuple[logging.Handler, int]] = []
+        self._wrapper: Any = None
+
+    def add(self, level: int) -> None:
+        """Let records of a level through."""
+        if not self._wanted:
+            root = logging.getLogger()
+            self._before = root.level
+            self._others = [(handler, handler.level) for handler in root.handlers]
+            self._wrapper = structlog.get_config()["wrapper_class"]
+            for handler, own in self._others:
+                handler.setLevel(max(own, self._before))
+        self._wanted.append(level)
+        self._apply()
+
+    def remove(self, level: int) -> None:
+        """Take it back."""
+        self._wanted.remove(level)
+        self._apply()
+        if not self._wanted:
+            for handler, own in self._others:
+                handler.setLevel(own)
+            self._others = []
+
+    def _apply(self) -> None:
+        lowest = min(self._wanted, default=self._before)
+        logging.getLogger().setLevel(min(self._before, lowest) if self._before else lowest)
+        is_detailed = self._wanted and lowest < logging.INFO
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(lowest) if is_detailed else self._wrapper
+        )
+
+
+_opened: Final = _RootLevel()
+
+
+class _OfPipeline(logging.Filter):
+    """Lets through what is said for one pipeline."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is the pipeline's."""
+        del record
+        return PIPELINE.get() == self._name
 
 
 class _LineFormatter(logging.Formatter):

@@ -5,94 +5,98 @@ They count from the server's start, in microseconds where they count time, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-import prometheus_client
-from prometheus_client.core import GaugeMetricFamily
-
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, Span, Stage
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
+
+    from ovmstrio.runtimes.ops.observing.figures import Figures
 
 __all__ = ["OpMetrics"]
 
 _MICROSECONDS: Final = 1e6
 _BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
+_Values = Mapping[tuple[str, ...], float]
+
 
 class OpMetrics:
-    """Counts what the executor reports; an observer of one pipeline.
+    """Makes counters of a pipeline's figures whenever somebody scrapes; a collector.
 
     Args:
-        registry: the server's, of which ``/metrics`` is rendered.
+        figures: what is counted.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> prometheus_client.Counter:
-            return prometheus_client.Counter(name, text, labels, registry=registry)
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+        self._created = time.time()
 
-        self._succeeded = counter("pd_query_request_success_total", "Requests that were answered without an error.")
-        self._failed = counter("pd_query_request_failure_total", "Requests that were answered with an error.")
-        self._request_us = counter("pd_query_request_duration_us_total", "Microseconds that requests took.")
-        self._inferences = counter("pd_inference_count_total", "Samples that went through a model or `process`.")
-        self._inference_us = counter("pd_inference_duration_us_total", "Microseconds in `process`, by its batches.")
-        self._codes = counter("ovmstrio_pipeline_requests_total", "Requests by err_no; `left` without one.", "code")
-        self._stage_us = counter("ovmstrio_op_stage_us_total", "Microseconds in each stage of an Op.", "op", "stage")
-        self._deaths = counter("ovmstrio_op_worker_deaths_total", "Workers that ended by themselves.", "op")
-        self._batches = prometheus_client.Histogram(
-            "ovmstrio_op_batch_size", "Samples in each batch.", ["op"], registry=registry, buckets=_BATCH_SIZES
-        )
-        self._stages: dict[tuple[str, Stage], prometheus_client.Counter] = {}
-        self._channels: Callable[[], Sequence[ChannelState]] = tuple
-        registry.register(self)
-
-    def collect(self) -> Iterable[Metric]:
-        """Give what waits between Ops, for the registry."""
+    def collect(self) -> Iterator[Metric]:
+        """Give every family, those of the Ops at zero before anything has happened."""
+        figures, totals = self._figures, self._figures.totals
+        yield from self._of_requests()
+        inferred = sum(each.inferred for each in totals.values())
+        inferring = sum(each.seconds.get("midp", 0.0) for each in totals.values())
+        yield self._counter("pd_inference_count", "Samples that went through a model or `process`.", inferred)
+        spent = "Microseconds in `process`, by its batches."
+        yield self._counter("pd_inference_duration_us", spent, _microseconds(inferring))
+        stages: dict[tuple[str, ...], float] = {
+            (op, stage): _microseconds(seconds)
+            for op, each in figures.with_ends.items()
+            for stage, seconds in each.seconds.items()
+        }
+        yield self._counters("ovmstrio_op_stage_us", "Microseconds in each stage of an Op.", ("op", "stage"), stages)
+        deaths: dict[tuple[str, ...], float] = {(op,): each.deaths for op, each in totals.items()}
+        yield self._counters("ovmstrio_op_worker_deaths", "Workers that ended by themselves.", ("op",), deaths)
+        yield self._batches()
         depth = GaugeMetricFamily("ovmstrio_channel_depth", "Samples that wait between Ops.", labels=["channel"])
-        for each in self._channels():
-            depth.add_metric([each.name], each.size)
+        for channel in figures.channels:
+            depth.add_metric([channel.name], channel.size)
         yield depth
 
-    def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
-        """Let the families of the Ops exist at zero."""
-        self._channels = channels
-        for op in ops:
-            self._deaths.labels(op)
-            self._batches.labels(op)
+    def _of_requests(self) -> Iterable[Metric]:
+        codes = self._figures.codes
+        succeeded, took = codes.get(0, 0), _microseconds(self._figures.seconds)
+        failed = codes.total() - succeeded
+        yield self._counter("pd_query_request_success", "Requests that were answered without an error.", succeeded)
+        yield self._counter("pd_query_request_failure", "Requests that were answered with an error.", failed)
+        yield self._counter("pd_query_request_duration_us", "Microseconds that requests took.", took)
+        ends: dict[tuple[str, ...], float] = {(str(code),): count for code, count in codes.items()}
+        if self._figures.left:
+            ends["left",] = self._figures.left
+        text = "Requests by err_no; `left` without one."
+        yield self._counters("ovmstrio_pipeline_requests", text, ("code",), ends)
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:
-        """Take no note of it."""
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return self._counters(name, text, (), {(): value})
 
-    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002
-        """Count a stage."""
-        spent = max(0.0, span[1] - span[0]) * _MICROSECONDS
-        if (op, stage) not in self._stages:  # to look one up by its labels takes longer than all the rest
-            self._stages[op, stage] = self._stage_us.labels(op, stage)
-        self._stages[op, stage].inc(spent)
-        if stage == "midp":
-            self._inferences.inc(len(data_ids))
-            self._inference_us.inc(spent)
+    def _counters(self, name: str, text: str, labels: Sequence[str], values: _Values) -> Metric:
+        family = CounterMetricFamily(name, text, labels=labels)
+        for key, value in values.items():
+            family.add_metric(key, value, created=self._created)
+        return family
 
-    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002
-        """Count a batch."""
-        self._batches.labels(op).observe(len(data_ids))
+    def _batches(self) -> Metric:
+        name = "ovmstrio_op_batch_size"
+        family = HistogramMetricFamily(name, "Samples in each batch.", labels=["op"])
+        for op, figures in self._figures.totals.items():
+            buckets = [(f"{most:.1f}", _upto(figures.batches, most)) for most in _BATCH_SIZES]
+            buckets.append(("+Inf", _upto(figures.batches, math.inf)))
+            total = sum(size * count for size, count in figures.batches.items())
+            family.add_metric([op], buckets, total)
+            family.add_sample(f"{name}_created", {"op": op}, self._created)
+        return family
 
-    def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002
-        """Count a worker that ended by itself."""
-        self._deaths.labels(op).inc()
 
-    def timeline(self, data_id: int) -> str:  # noqa: ARG002
-        """Give none: timelines are another observer's."""
-        return ""
+def _microseconds(seconds: float) -> float:
+    return max(0.0, seconds) * _MICROSECONDS
 
-    def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
-        """Count a request out."""
-        del data_id, log_id, message
-        self._codes.labels("left" if code is None else str(code)).inc()
-        if code is None:
-            return
-        (self._failed if code else self._succeeded).inc()
-        self._request_us.inc(max(0.0, span[1] - span[0]) * _MICROSECONDS)
+
+def _upto(batches: Mapping[int, int], most: float) -> float:
+    """Tell how many batches have so many samples at most."""
+    return sum(count for size, count in batches.items() if size <= most)

@@ -18,7 +18,7 @@ from ovmstrio.runtimes.ops.observing.figures import Figures
 from ovmstrio.runtimes.ops.observing.hooks import OpHooks, Several
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
 from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
-from ovmstrio.runtimes.ops.observing.request_log import RequestLog
+from ovmstrio.runtimes.ops.observing.op_log import OpLog
 from ovmstrio.runtimes.ops.observing.snapshot import snapshot
 from ovmstrio.runtimes.ops.observing.timeline import Timelines
 from ovmstrio.runtimes.ops.observing.tracer import benchmark_document, tracer_lines
@@ -51,6 +51,11 @@ class Observing:
         """Give the figures for the live view."""
         return snapshot(self.figures, self._worker_num)
 
+    @property
+    def collectors(self) -> tuple[CollectorRegistry]:
+        """What gives the families of the metrics."""
+        return (self.registry,)
+
     def render_metrics(self) -> bytes:
         """Print the metrics in Prometheus's text format."""
         return prometheus_client.generate_latest(self.registry)
@@ -76,7 +81,8 @@ async def open_observing(
     figures = Figures(keeps_window=settings.dag.tracer.enabled)
     timelines = Timelines(everything=settings.dag.use_profile)
     with open_log_files(settings.logging) as files:
-        hooks = Several(figures, timelines, OpMetrics(registry), RequestLog())
+        registry.register(OpMetrics(figures))
+        hooks = Several(figures, timelines, OpLog())
         async with trio.open_nursery() as nursery:
             if settings.dag.tracer.enabled:
                 nursery.start_soon(_trace, settings, figures, files)

@@ -45,7 +45,7 @@ def _op(figures: Figures, name: str) -> dict[str, Any]:
         "deaths": of_op.deaths,
         "batches": {str(size): count for size, count in sorted(of_op.batches.items())},
         "stages": {
-            stage: {"count": of_op.counts[stage], **_times(list(figures.newest.get((name, stage), ())))}
+            stage: {"count": of_op.counts.get(stage, 0), **_times(list(figures.newest.get((name, stage), ())))}
             for stage in STAGES
         },
     }

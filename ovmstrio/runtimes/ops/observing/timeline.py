@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, TextIO
 
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import OpHooks, Span, Stage
 
 __all__ = ["Timelines"]
 
@@ -18,7 +18,7 @@ _MICROSECONDS: Final = 1e6
 _MAX_KEPT: Final = 10_000
 
 
-class Timelines:
+class Timelines(OpHooks):
     """Keeps the timelines of requests that ask for theirs, or of all; an observer of one pipeline.
 
     Args:
@@ -30,31 +30,22 @@ class Timelines:
         self._everything = everything
         self._out = out
         self._kept: dict[int, list[str]] = {}
+        self.wants_stages = False
         self._began: dict[int, float] = {}
         self._offset = time.time() - time.perf_counter()
-
-    def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
-        """Take no note of it."""
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002
         """Keep what happens to the request, if it is asked for."""
         if (profile or self._everything) and len(self._kept) < _MAX_KEPT:
             self._kept[data_id] = []
             self._began[data_id] = time.perf_counter()
+            self.wants_stages = True
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
         """Put a stage on the timelines of its samples."""
-        if not self._kept:
-            return
         for data_id in data_ids:
             if data_id in self._kept and (name := _name(op, worker, stage, data_id)):
                 self._kept[data_id] += self._marks(name, span)
-
-    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
-        """Take no note of it."""
-
-    def worker_died(self, op: str, worker: int, reason: str) -> None:
-        """Take no note of it."""
 
     def timeline(self, data_id: int) -> str:
         """Give a request's line as far as it has come; empty where none is kept."""
@@ -73,6 +64,7 @@ class Timelines:
             with suppress(OSError, ValueError):
                 print(self._line(data_id, span), file=self._out or sys.stderr, flush=True)
         del self._kept[data_id], self._began[data_id]
+        self.wants_stages = bool(self._kept)
 
     def _line(self, data_id: int, call: Span) -> str:
         marks = [*self._kept[data_id], *self._marks(f"call_{data_id}#DAG", call)]

@@ -9,23 +9,23 @@ from typing import Any
 
 import grpc
 import pytest
-import trio
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
-from ovmstrio.registry import Registry
-from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import call, with_channel
-from tests.support.handler_grpc import TIMEOUT_SECONDS, ServedProject, opened, served
-from tests.support.pass_through import load_pass_through
+from tests.support.handler_grpc import TIMEOUT_SECONDS, opened, served
 from tests.support.protos import PRIMES
 
+OWN_SERVICES = [
+    "grpc.health.v1.Health",
+    "inference.GRPCInferenceService",
+    "tensorflow.serving.ModelService",
+    "tensorflow.serving.PredictionService",
+]
 COUNTING = """
     class Handler:
         def __init__(self, proto_module_pb2):
@@ -81,7 +81,7 @@ async def test_a_client_without_stubs_can_call_a_handler(tmp_path: Path) -> None
             return sorted(database.get_services()), replies
 
         assert await with_channel(project.address, work) == (
-            ["grpc.health.v1.Health", "reflected.First", "reflected.Second"],
+            sorted([*OWN_SERVICES, "reflected.First", "reflected.Second"]),
             [41, 42],
         )
 
@@ -99,7 +99,7 @@ async def test_both_versions_of_reflection_are_served(tmp_path: Path) -> None:
             (answer,) = method(iter([request.SerializeToString()]), timeout=TIMEOUT_SECONDS)
             return [service.name for service in answer.list_services_response.service]
 
-        assert await with_channel(project.address, work) == ["grpc.health.v1.Health", "prime_generator.Generator"]
+        assert await with_channel(project.address, work) == sorted([*OWN_SERVICES, "prime_generator.Generator"])
 
 
 async def test_health_is_told_of_the_server_and_of_each_service(tmp_path: Path) -> None:
@@ -126,28 +126,13 @@ async def test_health_is_told_of_the_server_and_of_each_service(tmp_path: Path) 
 
 
 async def test_projects_are_served_beside_models(tmp_path: Path) -> None:
-    """A whole server has the services of users beside its own, and tells of both."""
-    plane = DataPlane(Registry(load_pass_through, poll_seconds=0))
-    async with opened(tmp_path, PRIMES, COUNTING) as project, trio.open_nursery() as nursery:
-        front_end = GrpcFrontEnd(plane, ["127.0.0.1:0"], projects=[project])
-        (address,) = await nursery.start(front_end.serve)
-        user = ServedProject(project, address)
-        request = user.pb.Input(prime_numbers_to_generate=3)
-        assert await user.ask(lambda stub: [each.prime_number for each in stub.Predict(request)]) == [0, 1, 2]
-        live = await call(address, "/inference.GRPCInferenceService/ServerLive", b"", "inference.ServerLiveResponse")
+    """A server has the services of users beside its own."""
+    async with served(tmp_path, PRIMES, COUNTING) as project:
+        request = project.pb.Input(prime_numbers_to_generate=3)
+        assert await project.ask(lambda stub: [each.prime_number for each in stub.Predict(request)]) == [0, 1, 2]
+        path = "/inference.GRPCInferenceService/ServerLive"
+        live = await call(project.address, path, b"", "inference.ServerLiveResponse")
         assert live.live
-
-        def listed(channel: Any) -> list[str]:
-            return sorted(ProtoReflectionDescriptorDatabase(channel).get_services())
-
-        assert await with_channel(address, listed) == [
-            "grpc.health.v1.Health",
-            "inference.GRPCInferenceService",
-            "prime_generator.Generator",
-            "tensorflow.serving.ModelService",
-            "tensorflow.serving.PredictionService",
-        ]
-        nursery.cancel_scope.cancel()
 
 
 def test_servers_without_projects_do_not_import_what_these_need() -> None:
@@ -157,18 +142,6 @@ def test_servers_without_projects_do_not_import_what_these_need() -> None:
     imported = found.stdout.split()
     assert "ovmstrio.api.kserve.grpc.inference_service" in imported
     assert not [name for name in imported if name.startswith("ovmstrio.") and "handlers" in name]
-
-
-async def test_two_services_of_one_name_are_refused(tmp_path: Path) -> None:
-    """The message names the service and both files."""
-    async with opened(tmp_path / "a", PRIMES, COUNTING) as one, opened(tmp_path / "b", PRIMES, COUNTING) as two:
-        with pytest.raises(ConfigError) as caught:
-            HandlerGrpcFrontEnd([one, two], ["127.0.0.1:0"])
-        (problem,) = caught.value.problems
-        assert problem.file == str(tmp_path / "b" / "service.proto")
-        assert problem.message == (
-            f"the service prime_generator.Generator is already served by {tmp_path / 'a' / 'service.proto'}"
-        )
 
 
 async def test_a_handler_that_does_not_fit_its_service_is_refused(tmp_path: Path) -> None:

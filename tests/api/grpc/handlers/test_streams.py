@@ -11,8 +11,7 @@ import grpc
 import pytest
 import trio
 
-from ovmstrio.api.handlers.grpc.serving import HandlerGrpcFrontEnd
-from tests.support.handler_grpc import TIMEOUT_SECONDS, ServedProject, opened, served
+from tests.support.handler_grpc import TIMEOUT_SECONDS, ServedProject, front_end_of, opened, served
 from tests.support.protos import FOUR_KINDS
 
 ENDLESS = """
@@ -126,8 +125,11 @@ async def test_a_client_that_does_not_read_stops_the_generator(tmp_path: Path) -
 
 async def test_a_drain_lets_streams_end(tmp_path: Path) -> None:
     """A server that stops cancels what does not end in time, with UNAVAILABLE."""
-    async with opened(tmp_path, proto(tmp_path), ENDLESS) as project, trio.open_nursery() as nursery:
-        front_end = HandlerGrpcFrontEnd([project], ["127.0.0.1:0"])
+    async with (
+        opened(tmp_path, proto(tmp_path), ENDLESS) as project,
+        front_end_of(project) as front_end,
+        trio.open_nursery() as nursery,
+    ):
         (address,) = await nursery.start(front_end.serve)
         served_project = ServedProject(project, address)
         began = trio.Event()

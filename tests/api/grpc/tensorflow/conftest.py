@@ -12,12 +12,12 @@ import trio
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
-from ovmstrio.registry import Registry
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.api.grpc.tensorflow.calls import Server
 from tests.support import ir
+from tests.support.stub_registry import registry_of
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
         ModelSpec(name="two", base_path=ir.save(ir.sum_of_two(), tmp_path, "two")),
         ModelSpec(name="sums", base_path=sums, stateful=True, max_sequence_number=2),
     ]
-    registry = Registry(partial(load_model, managers=SequenceManagers()), poll_seconds=0)
+    registry = registry_of(partial(load_model, managers=SequenceManagers()), poll_seconds=0)
     plane = DataPlane(registry, metrics=Metrics())
     front_end = GrpcFrontEnd(plane, ["127.0.0.1:0"])
     async with trio.open_nursery() as nursery:

@@ -11,12 +11,15 @@ from typing import Any
 import httpx
 import trio
 
-from ovmstrio.api.handlers.http.service import HandlerService
-from ovmstrio.api.handlers.http.serving import HandlerFrontEnd
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.core.limits import LocalLimit
+from ovmstrio.runtimes.handlers.clients import open_clients
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.api.rest.servers import Peer
+from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
 
 __all__ = ["PATIENCE_SECONDS", "ServedHandler", "WatchedLimit", "serving_handler"]
@@ -56,10 +59,11 @@ class WatchedLimit(LocalLimit):
 class ServedHandler:
     """A front end that serves a handler."""
 
-    front_end: HandlerFrontEnd
+    front_end: RestFrontEnd
     handler: LoadedHandler
     limit: WatchedLimit
     address: str
+    handler_name: str
 
     @property
     def instance(self) -> Any:
@@ -90,14 +94,18 @@ class ServedHandler:
 
 @asynccontextmanager
 async def serving_handler(
-    folder: Path, code: str, *, shows_details: bool = False, **keys: Any
+    folder: Path, code: str, *, shows_details: bool = False, max_body_bytes: int = 64 * 2**20, **keys: Any
 ) -> AsyncIterator[ServedHandler]:
     """Serve a handler with this code; ``keys`` are those of its ``nucleus.yaml``."""
     project = make_project(folder, code, **keys)
-    async with open_handler(project) as handler, trio.open_nursery() as nursery:
-        limit = WatchedLimit(project.max_concurrency)
-        service = HandlerService(handler, limit, shows_details=shows_details)
-        end = HandlerFrontEnd(service, ["127.0.0.1:0"], info=dict, is_ready=lambda: True)
-        addresses = await nursery.start(end.serve)
-        yield ServedHandler(end, handler, limit, addresses[0])
-        nursery.cancel_scope.cancel()
+    spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
+    limit = WatchedLimit(project.max_concurrency)
+    async with open_clients(project) as models, open_handler(project) as handler:
+        servable = HandlerServable(project.name, handler, limit, None, models)
+        servable.gone()
+        async with open_plane_of(spec, servable, lambda: "") as plane, trio.open_nursery() as nursery:
+            options: dict[str, Any] = {"shows_details": shows_details, "max_body_bytes": max_body_bytes}
+            end = RestFrontEnd(plane, ["127.0.0.1:0"], root=project.name, **options)
+            addresses = await nursery.start(end.serve)
+            yield ServedHandler(end, handler, limit, addresses[0], project.name)
+            nursery.cancel_scope.cancel()

@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from ovmstrio.api.handlers.http.service import HandlerAnswer, HandlerService
-from ovmstrio.runtimes.handlers.concurrency import LocalLimit
+from ovmstrio.api.handlers.http.handler_routes import HandlerRoutes
+from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.projects import make_project
 
 Kind = Literal["good", "bad", "absent", "malformed", "poison", "refusal", "short"]
 
-JSON: Final = (("Content-Type", "application/json"),)
+JSON: Final = (("content-type", "application/json"),)
 SPOILING: Final = {"poison", "refusal", "short"}
 CODE: Final = """
 import trio
@@ -87,7 +88,7 @@ class World:
 
     clients: list[Client]
     keys: dict[str, Any]
-    outcomes: dict[int, HandlerAnswer | None] = field(default_factory=dict)
+    outcomes: dict[int, HttpAnswer | None] = field(default_factory=dict)
     called: Counter[int] = field(default_factory=Counter)
     instance: Any = None
 
@@ -104,18 +105,19 @@ class World:
         self.called.update(number for batch in self.instance.batches for number in batch)
 
     async def _ask_all(self, handler: LoadedHandler, limit: LocalLimit) -> None:
-        service = HandlerService(handler, limit)
+        service = HandlerRoutes(handler, limit)
         async with trio.open_nursery() as nursery:
             for client in self.clients:
                 nursery.start_soon(self._ask, service, client)
 
-    async def _ask(self, service: HandlerService, client: Client) -> None:
+    async def _ask(self, service: HandlerRoutes, client: Client) -> None:
         await trio.sleep_until(client.comes)
-        answer: HandlerAnswer | None = None
+        answer: HttpAnswer | None = None
         with trio.move_on_at(client.leaves):
-            answer = await service.answer("POST", JSON, f"n={client.number}", client.body)
-            if answer.after is not None:
-                answer.after()
+            answer = await service.answer_http(HttpRequest("POST", "/", f"n={client.number}", JSON, client.body))
+            assert answer is not None
+            for callback in answer.after:
+                callback()
         assert client.number not in self.outcomes
         self.outcomes[client.number] = answer
 
@@ -135,7 +137,7 @@ class World:
         answer = self.outcomes[client.number]
         return 0 if answer is None else answer.status
 
-    def _check_outcome(self, client: Client, answer: HandlerAnswer | None) -> None:
+    def _check_outcome(self, client: Client, answer: HttpAnswer | None) -> None:
         if answer is None:
             assert client.leaves < math.inf
         elif answer.status in {400, 503}:
@@ -151,7 +153,7 @@ class World:
             assert (answer.status, client.kind) in {(500, "bad"), (404, "absent")}
             assert answer.body == str(client.number).encode()
 
-    def _check_spoilt(self, client: Client, answer: HandlerAnswer) -> None:
+    def _check_spoilt(self, client: Client, answer: HttpAnswer) -> None:
         kinds = {each.number: each.kind for each in self.clients}
         last = [batch for batch in self.instance.batches if client.number in batch][-1]
         spoiling = {kinds[number] for number in last} & SPOILING

@@ -11,8 +11,8 @@ import httpx
 import pytest
 import trio
 
-from ovmstrio.server.settings import ServeSettings
-from ovmstrio.server.supervisor import Running, serve
+from ovmstrio.server.life import Running, serve
+from ovmstrio.server.settings import ServerSettings
 from tests.support.projects import write_project
 
 HANDLER = """
@@ -42,7 +42,7 @@ def _config(folder: Path, *names: str) -> Path:
 
 @asynccontextmanager
 async def _serving(config: Path, *, metrics_enable: bool = False) -> AsyncIterator[tuple[Running, httpx.AsyncClient]]:
-    settings = ServeSettings(
+    settings = ServerSettings(
         config_path=config,
         port=0,
         rest_port=0,
@@ -59,7 +59,7 @@ async def _serving(config: Path, *, metrics_enable: bool = False) -> AsyncIterat
         nursery.cancel_scope.cancel()
 
 
-async def _serve(settings: ServeSettings, *, task_status: trio.TaskStatus[Running]) -> None:
+async def _serve(settings: ServerSettings, *, task_status: trio.TaskStatus[Running]) -> None:
     await serve(settings, handle_signals=False, task_status=task_status)
 
 

@@ -30,8 +30,8 @@ def _tensor(name: str, datatype: str, values: Any) -> Tensor:
 
 def _text(*outputs: Tensor | RawTensor, by_rows: bool = False) -> str:
     answer = render_predict_answer(InferResponse("m", "1", [*outputs]), by_rows=by_rows)
-    assert (answer.status, answer.headers) == (200, {"Content-Type": "application/json"})
-    return answer.body.decode()
+    assert (answer.status, answer.headers) == (200, (("content-type", "application/json"),))
+    return answer.content.decode()
 
 
 def _json(*outputs: Tensor | RawTensor, by_rows: bool = False) -> Any:

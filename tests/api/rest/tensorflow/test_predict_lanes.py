@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ovmstrio.api.doors import TENSORFLOW_REST
-from ovmstrio.api.infer_lane import InferTarget, read_infer
+from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import Metrics
-from ovmstrio.wire.http.lane_head import read_head
+from ovmstrio.server.rest_front_end import make_router
 from tests.api.rest.servers import Serving, infer_post
 
 BODY = b'{"inputs": {"x": [[0.5, -1]]}}'
@@ -59,35 +58,36 @@ async def test_both_lanes_answer_alike(serving: Serving, case: str) -> None:
     assert (fast.status == 200) is (case in {*list(CALLS)[:GOOD], "what the servable cannot read"})
 
 
-def _read(head: bytes) -> InferTarget | None:
-    parsed = read_head(head)
-    return None if parsed is None else read_infer(parsed)
+def _is_hot(serving: Serving, method: str, target: str) -> bool:
+    found = make_router(serving.plane).find(method, target)
+    return not isinstance(found, HttpAnswer) and found.is_hot
 
 
-def test_the_lane_takes_plain_predict_calls() -> None:
+async def test_the_lane_takes_plain_predict_calls(serving: Serving) -> None:
     """Name and version are those of the head."""
-    assert _read(_post("a%20b:c/versions/7", b"")) == (TENSORFLOW_REST, "a b:c", "7")
+    found = make_router(serving.plane).find("POST", "/v1/models/a%20b:c/versions/7:predict")
+    assert not isinstance(found, HttpAnswer)
+    assert found.places == {"model": "a b:c", "version": "7"}
+    assert found.is_hot
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("method", "target"),
     [
-        (b"/v1/", b"/v2/"),
-        (b"/v1/", b"/v3/"),
-        (b":predict", b"/infer"),
-        (b":predict", b":classify"),
-        (b":predict", b":predict/"),
-        (b":predict", b":predict?a=1"),
-        (b":predict", b"/labels/a:predict"),
-        (b":predict", b"/versions/x:predict"),
-        (b"POST", b"GET"),
-        (b"Host", b"Content-Encoding: gzip\r\nHost"),
+        ("POST", "/v2/models/m:predict"),
+        ("POST", "/v3/models/m:predict"),
+        ("POST", "/v1/models/m/infer"),
+        ("POST", "/v1/models/m:classify"),
+        ("POST", "/v1/models/m:predict/"),
+        ("POST", "/v1/models/m/labels/a:predict"),
+        ("POST", "/v1/models/m/versions/x:predict"),
+        ("GET", "/v1/models/m:predict"),
     ],
 )
-def test_other_heads_are_not_for_the_lane(old: bytes, new: bytes) -> None:
+async def test_other_targets_are_not_for_the_lane(serving: Serving, method: str, target: str) -> None:
     """The application judges them."""
-    assert _read(_post("m", b"")) is not None
-    assert _read(_post("m", b"").replace(old, new, 1)) is None
+    assert _is_hot(serving, "POST", "/v1/models/m:predict")
+    assert not _is_hot(serving, method, target)
 
 
 async def test_both_apis_share_a_connection(serving: Serving) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.servable import Servable
 from ovmstrio.observability.metrics import Metrics
-from ovmstrio.runtimes.models import load_model
+from ovmstrio.runtimes.models.load_model import load_model
 from tests.api.rest.servers import Serving, serving_rest
 from tests.support import ir
 from tests.support.pass_through import load_pass_through

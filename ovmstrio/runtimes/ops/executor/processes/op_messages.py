@@ -12,7 +12,7 @@ from ovmstrio.runtimes.ops.executor.samples import Result, Sample
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 from ovmstrio.work.processes.value_codec import Encoded
 
-__all__ = ["RECOVER", "Answer", "answer_of", "message_of", "samples_of", "sendable", "unsendable"]
+__all__ = ["RECOVER", "BatchAnswer", "answer_of", "message_of", "samples_of", "sendable", "unsendable"]
 
 RECOVER: Final = "recover"
 """What the server asks a worker process in place of a batch; it is answered when the worker can work again."""
@@ -24,7 +24,7 @@ def samples_of(message: Any) -> list[Sample]:
 
 
 @dataclass(slots=True)
-class Answer:
+class BatchAnswer:
     """What a worker process made of its samples, the stages that it tells of, and whether it must recover now."""
 
     results: list[Result] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Answer:
     is_spoiled: bool = False
 
 
-def message_of(answer: Answer) -> Any:
+def message_of(answer: BatchAnswer) -> Any:
     """Give the message of an answer, which can be sent if every output can."""
     return [[_row(result) for result in answer.results], [list(row) for row in answer.stages], answer.is_spoiled]
 
@@ -57,15 +57,15 @@ def _row(result: Result) -> list[Any]:
     return [result.output, fault, result.jumps]
 
 
-def answer_of(message: Any) -> Answer:
+def answer_of(message: Any) -> BatchAnswer:
     """Give the answer of a message.
 
     Raises:
         ValueError, TypeError: it is none.
     """
     rows, stages, spoiled = message
-    told = [(stage, ids, tuple(span)) for stage, ids, span in stages]
-    return Answer([_result(*row) for row in rows], told, spoiled)
+    spans = [(stage, ids, tuple(span)) for stage, ids, span in stages]
+    return BatchAnswer([_result(*row) for row in rows], spans, spoiled)
 
 
 def _result(output: Any, fault: Any, jumps: Any) -> Result:

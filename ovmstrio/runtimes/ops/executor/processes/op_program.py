@@ -16,7 +16,7 @@ import trio
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.config.precedence import settings_of
-from ovmstrio.runtimes.ops.executor.processes.op_messages import RECOVER, Answer, message_of, samples_of, sendable
+from ovmstrio.runtimes.ops.executor.processes.op_messages import RECOVER, BatchAnswer, message_of, samples_of, sendable
 from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
 from ovmstrio.runtimes.ops.executor.workers import GRACE_SECONDS, InstanceWorker
 from ovmstrio.runtimes.ops.observing.log_files import join_log_files
@@ -38,7 +38,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
 
 async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: trio.Nursery) -> None:
-    answer = Answer()
+    answer = BatchAnswer()
     with ExitStack() as opened:
         try:
             worker = _worker(first.value, answer, opened, nursery)
@@ -57,20 +57,22 @@ def _text(error: Exception) -> str:
     return error.message if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))
 
 
-def _worker(request: dict[str, Any], answer: Answer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
+def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:
     sys.path[:] = request["path"]
     loaded = PipelineSource(request["loader"], request["argument"]).load()
     opened.enter_context(join_log_files(loaded.settings.logging))
     op = loaded.graph.ops[request["op"]]
     settings = settings_of(op, loaded.settings)
 
-    def told(*stage: Any) -> None:
+    def report_stage(*stage: Any) -> None:
         answer.stages.append(stage)
 
-    return InstanceWorker(op, settings, request["index"], loaded.make_predictor, told=told, nursery=nursery)
+    return InstanceWorker(
+        op, settings, request["index"], loaded.make_predictor, report_stage=report_stage, nursery=nursery
+    )
 
 
-async def _answer(worker: InstanceWorker, answer: Answer, request: WorkRequest) -> None:
+async def _answer(worker: InstanceWorker, answer: BatchAnswer, request: WorkRequest) -> None:
     """Work on a batch and send what became of it, or make the worker fit for the next one.
 
     Cancellation: at once; nobody is there to be answered then.

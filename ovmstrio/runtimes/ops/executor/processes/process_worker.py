@@ -16,7 +16,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.processes.op_messages import RECOVER, answer_of, unsendable
 from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample, StageTold
+from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
 from ovmstrio.work.processes import NO_MESSAGE, WorkerEnded, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]
@@ -37,7 +37,7 @@ class ProcessWorker:
         index: the worker's number.
         source: where the process gets the Op from.
         nursery: hosts the tasks that own the processes.
-        told: is told of stages.
+        report_stage: is told of stages.
         died: is told why a process ended by itself.
     """
 
@@ -48,14 +48,14 @@ class ProcessWorker:
         source: PipelineSource,
         *,
         nursery: trio.Nursery,
-        told: StageTold,
+        report_stage: ReportStage,
         died: Callable[[str], None],
     ) -> None:
         self.index = index
         self._op = op
         self._source = source
         self._nursery = nursery
-        self._told = told
+        self._report_stage = report_stage
         self._died = died
         self._process: WorkerProcess | None = None
         self._is_spoiled = False
@@ -130,7 +130,7 @@ class ProcessWorker:
             return self._lost(process.why, samples)
         self._is_spoiled = answer.is_spoiled
         for stage, ids, span in answer.stages:
-            self._told(stage, ids, span)
+            self._report_stage(stage, ids, span)
         return answer.results
 
     def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:

@@ -1,0 +1,174 @@
+"""Ops: how many Python functions the server calls for a request of one trivial Op, or of a chain, at each door."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import grpc
+import trio
+from ovmstrio.ops_server import ServiceOptions, serve_service
+
+from benchmarks.report import Row
+from ovmstrio.observability.logs import configure_logs
+from ovmstrio.protocol.generated.inference import (
+    ModelInferRequest,
+    ModelInferRequestInferInputTensor,
+    ModelInferRequestInferRequestedOutputTensor,
+)
+from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.runtimes.ops import Op, WebService
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ovmstrio.ops_server import RunningPipeline
+
+__all__ = ["run"]
+
+LENGTHS: Final = (1, 5)
+WARM: Final = 50
+CALLS: Final = 200
+KSERVE: Final = "/inference.GRPCInferenceService/ModelInfer"
+_TEXT: Final = "text"
+
+
+class _Door(NamedTuple):
+    name: str
+    goal: int | None
+
+
+_DOORS: Final = (
+    _Door("KServe v2 over HTTP", 1420),
+    _Door("KServe v2 over gRPC", 600),
+    _Door("Paddle's HTTP", None),
+    _Door("Paddle's gRPC", None),
+)
+
+
+class _Trivial(Op):
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        del data_id, log_id
+        (given,) = input_dicts.values()
+        return {"x": given["x"]}, False, None, ""
+
+    def postprocess(self, input_dicts: Any, fetch_data: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        del input_dicts, data_id, log_id
+        return {"x": fetch_data["x"]}, None, ""
+
+
+class _Chain(WebService):
+    length = 1
+
+    def get_pipeline_response(self, read_op: Op) -> Op:
+        op = read_op
+        for number in range(self.length):
+            op = _Trivial(name=f"op{number}", input_ops=[op])
+        return op
+
+
+def _calls(running: RunningPipeline) -> Iterator[tuple[_Door, Callable[[], None]]]:
+    """Give a call for each door, which ends the program if it is answered wrongly."""
+    connection = http.client.HTTPConnection(running.http[0])
+    channel = grpc.insecure_channel(running.grpc[0])
+    tensor = {"name": "x", "shape": [1], "datatype": "BYTES", "data": [_TEXT]}
+    infer = ModelInferRequest(
+        model_name="service",
+        inputs=[ModelInferRequestInferInputTensor(name="x", datatype="BYTES", shape=[1])],
+        outputs=[ModelInferRequestInferRequestedOutputTensor(name="x")],
+        raw_input_contents=[len(_TEXT).to_bytes(4, "little") + _TEXT.encode()],
+    )
+    ours = REQUEST(key=["x"], value=[_TEXT]).SerializeToString()
+
+    def post(path: str, body: dict[str, Any]) -> bytes:
+        connection.request("POST", path, json.dumps(body))
+        return connection.getresponse().read()
+
+    asks: list[Callable[[], bytes]] = [
+        lambda: post("/v2/models/service/infer", {"inputs": [tensor]}),
+        lambda: post("/service/prediction", {"key": ["x"], "value": [_TEXT]}),
+        lambda: bytes(channel.unary_unary(KSERVE)(bytes(infer), timeout=10)),
+        lambda: bytes(channel.unary_unary(METHOD)(ours, timeout=10)),
+    ]
+    expected = [b'"data":["text"]', b'"value":["text"]', _TEXT.encode(), RESPONSE(value=[_TEXT]).SerializeToString()]
+    order = (0, 2, 1, 3)
+    for door, index in zip(_DOORS, order, strict=True):
+
+        def call(ask: Callable[[], bytes] = asks[index], part: bytes = expected[index]) -> None:
+            if part not in (answer := ask()):
+                sys.exit(f"the pipeline answered wrongly: {answer!r}")
+
+        yield door, call
+
+
+def _measure(running: RunningPipeline, counted: Callable[[], int]) -> list[tuple[_Door, float]]:
+    """Count what a call of each door takes, in a thread whose own calls do not count."""
+    sys.setprofile(None)
+    found = []
+    for door, call in _calls(running):
+        for _ in range(WARM):
+            call()
+        before = counted()
+        for _ in range(CALLS):
+            call()
+        found.append((door, (counted() - before) / CALLS))
+    return found
+
+
+@contextmanager
+def _counting() -> Iterator[Callable[[], int]]:
+    """Count calls of Python functions in this thread, and in all that begin while the block lasts."""
+    numbers = itertools.count()
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        if event == "call":
+            next(numbers)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield numbers.__next__
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+async def _serve(counted: Callable[[], int], length: int) -> list[tuple[_Door, float]]:
+    service = _Chain(name="service")
+    service.length = length
+    settings = {"rpc_port": 0, "http_port": 0, "worker_num": 64, "logging": {"enabled": False}}
+    service.prepare_pipeline_config(yml_dict=settings)
+    options = ServiceOptions(grpc_hosts=["127.0.0.1"], handle_signals=False)
+    async with trio.open_nursery() as nursery:
+        running = await nursery.start(serve_service, service, options)
+        found = await trio.to_thread.run_sync(_measure, running, counted)
+        running.drain()
+    return found
+
+
+def run() -> list[Row]:
+    """Count in servers of this process; the goals are those of one Op."""
+    here = Path.cwd()
+    configure_logs()
+    with tempfile.TemporaryDirectory() as folder, _counting() as counted:
+        os.chdir(folder)
+        try:
+            found = [(length, *each) for length in LENGTHS for each in trio.run(_serve, counted, length)]
+        finally:
+            os.chdir(here)
+    return [_row(length, door, count) for length, door, count in found]
+
+
+def _row(length: int, door: _Door, count: float) -> Row:
+    what = f"Python calls of a request, trivial Ops in threads: {length}, {door.name}"
+    goal = door.goal if length == 1 else None
+    met = goal is None or count <= goal
+    return Row(what, count, "-" if goal is None else f"<= {goal}", met, f"mean of {CALLS} requests")

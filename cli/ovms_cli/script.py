@@ -1,0 +1,98 @@
+"""A service's script as Python would run it, with our packages on its path."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from ovms_cli.console import fail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ovmstrio.runtimes.ops import WebService
+
+__all__ = ["call_script", "compat_folder", "execute_script"]
+
+_PACKAGE: Final = "paddle_serving_server"
+_MAIN: Final = "__main__"
+
+
+def execute_script(
+    script: Path, arguments: Sequence[str], config: str | None, serve: Callable[[WebService], None]
+) -> None:  # fmt: skip
+    """Call a script as :func:`call_script` does; exits with 1 if it raises, and says why."""
+    from ovmstrio.core.errors import ConfigError
+
+    try:
+        call_script(script, arguments, config, serve)
+    except typer.Exit:
+        raise
+    except ConfigError as error:
+        fail(str(error))
+    except Exception as error:  # noqa: BLE001 - the border of the user's script
+        sys.stderr.write("".join(traceback.format_exception(_in_script(error, script.absolute()))))
+        raise typer.Exit(1) from None
+
+
+def call_script(
+    script: Path, arguments: Sequence[str], config: str | None, serve: Callable[[WebService], None]
+) -> None:  # fmt: skip
+    """Run a script as Python would, with our packages on its path and ``run_service`` doing what it is told.
+
+    Exits with 1 if the script cannot be prepared, or does not call ``run_service``.
+
+    Raises:
+        BaseException: whatever the script raises.
+    """
+    from ovmstrio.runtimes.ops.scripts import run_as_main
+    from ovmstrio.runtimes.ops.web_service import set_service_runner
+
+    sys.argv = [str(script), *arguments]
+    script = script.absolute()  # for a script may go elsewhere before it serves, and workers read it again
+    sys.path[0:0] = [str(script.resolve().parent), str(compat_folder())]
+    _prepare_compat(config)
+    served: list[str] = []
+
+    def note_and_serve(service: WebService) -> None:
+        served.append(service.name)
+        serve(service)
+
+    set_service_runner(note_and_serve)
+    main: Any = sys.modules[_MAIN]
+    try:
+        run_as_main(script)
+    finally:
+        set_service_runner(None)
+        sys.modules[_MAIN] = main
+    if not served:
+        fail(f"{script} ran no service; a script prepares a WebService and calls its run_service")
+
+
+def _in_script(error: Exception, script: Path) -> Exception:
+    """Leave out of an error's traceback what comes before the script, which is all if the script is not Python."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename != str(script):
+        found = found.tb_next
+    return error.with_traceback(found)
+
+
+def compat_folder() -> Path:
+    """Find the folder of the packages that scripts import: in the wheel beside this, in a checkout at its top."""
+    here = Path(__file__).resolve().parent
+    return next(folder for folder in (here / "compat", here.parents[1] / "compat") if (folder / _PACKAGE).is_dir())
+
+
+def _prepare_compat(config: str | None) -> None:
+    """Import our package before the script does, so that a clash with the original is told first."""
+    try:
+        from paddle_serving_server.util import CONFIG_VARIABLE
+    except ImportError as error:
+        fail(str(error))
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = config

@@ -1,0 +1,95 @@
+"""What the commands that serve have in common: wrong options, logs, and how a server's end becomes an exit code."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from ovms_cli.console import EX_USAGE, fail, stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterator
+
+    from pydantic.fields import FieldInfo
+
+    from ovmstrio.server.settings import ServerSettings
+
+__all__ = ["run_to_the_end", "server_parameters", "set_up_logs", "usage"]
+
+
+def server_parameters(*, without: Collection[str] = ()) -> list[inspect.Parameter]:
+    """Make an option of each setting of a server, for the signature of a command."""
+    from ovmstrio.server.settings import ServerSettings
+
+    return [_parameter(name, field) for name, field in ServerSettings.model_fields.items() if name not in without]
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    """Make an option of a setting; a flag stays one, anything else is read as text and judged by the settings."""
+    flag = field.annotation is bool or bool in get_args(field.annotation)
+    extra = field.json_schema_extra
+    option = typer.Option(
+        f"--{name}/--no_{name}" if flag else f"--{name}",
+        help=field.description,
+        rich_help_panel=str(extra["group"]) if isinstance(extra, dict) else None,
+        show_default=False if field.default is None else str(field.default),
+        metavar=None if flag else "TEXT" if field.annotation is str else "VALUE",
+    )
+    kind: Any = bool if flag else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Exit with 64 for options that cannot be used; says everything that is wrong with them."""
+    from ovmstrio.server.command_line import UsageProblems
+
+    try:
+        yield
+    except UsageProblems as problems:
+        fail("\n       ".join(problems.lines), EX_USAGE)
+
+
+def set_up_logs(settings: ServerSettings) -> None:
+    """Log as the settings say; exits with 1 if the log's file cannot be opened."""
+    from ovmstrio.observability.logs import configure_logs
+
+    try:
+        configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+    except OSError as error:
+        fail(f"--log_path: {settings.log_path} cannot be opened: {error.strerror}")
+
+
+def run_to_the_end(
+    serve: Callable[[], Awaitable[bool]], tell: Callable[[BaseExceptionGroup[Any]], None] | None = None
+) -> int:
+    """Run a server to its end, and give the exit code: 0 if it ended gently, 1 if it could not start or was cut.
+
+    ``tell`` says why it could not start; by default that is printed.
+    """
+    import trio
+
+    from ovmstrio.core.errors import ServerError
+
+    gently = failed = False
+    try:
+        gently = trio.run(serve)
+    except* (ServerError, OSError) as group:
+        failed = True
+        (tell or _print_reasons)(group)
+    return 0 if gently and not failed else 1
+
+
+def _print_reasons(group: BaseExceptionGroup[Any]) -> None:
+    from rich.markup import escape
+
+    from ovmstrio.server.start_failures import leaves, reason_of
+
+    for error in leaves(group):
+        reason = reason_of(error, with_traceback=True) or str(error)
+        stderr().print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True)

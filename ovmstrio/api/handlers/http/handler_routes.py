@@ -1,0 +1,180 @@
+"""One handler over HTTP: the request's arguments, the method of its verb, and the answer, whatever happens."""
+
+from __future__ import annotations
+
+import re
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import structlog
+import trio
+
+from ovmstrio.api.handlers.http.handler_access_log import log_access
+from ovmstrio.api.handlers.http.handler_cors import PREFLIGHT, with_cors
+from ovmstrio.api.handlers.http.handler_refusals import refuse, text_to_send
+from ovmstrio.api.handlers.http.held_stream import HeldStream
+from ovmstrio.core.errors import ServerError, TooManyRequests
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.runtimes.handlers.handler_code import HIDDEN
+from ovmstrio.runtimes.handlers.http.arguments import http_arguments
+from ovmstrio.runtimes.handlers.http.errors import error_answer, plain_error, wants_json
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.runtimes.handlers.http.results import to_answer
+from ovmstrio.runtimes.handlers.request_ids import current_request_id, in_log, request_id_for
+from ovmstrio.wire.http.answers import JSON_TYPE
+from ovmstrio.wire.statuses import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.limits import ConcurrencyLimit
+    from ovmstrio.runtimes.handlers.handler import LoadedHandler
+    from ovmstrio.runtimes.handlers.methods import HandlerMethod
+
+__all__ = ["HandlerRoutes"]
+
+log = structlog.get_logger(__name__)
+
+_OPTIONS: Final = "OPTIONS"
+_REQUEST_ID: Final = "x-request-id"
+_FAILURES: Final = range(500, 600)
+_OF_THE_CONNECTION: Final = frozenset({"content-length", "transfer-encoding", "connection", "keep-alive", "date"})
+_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
+_STATUSES: Final = range(200, 1000)
+_INFO: Final = "/info"
+
+
+class HandlerRoutes:
+    """The paths of one handler: its own at ``/``, and what is told of its models at ``/info``.
+
+    Args:
+        handler: whose methods are called.
+        limit: how many requests may be in flight.
+        info: what is told of its models; blocking.
+        shows_details: whether clients may see what the handler's code raised.
+        logs_access: whether every request is logged.
+    """
+
+    def __init__(
+        self,
+        handler: LoadedHandler,
+        limit: ConcurrencyLimit,
+        *,
+        info: Callable[[], Mapping[str, Any]] = dict,
+        shows_details: bool = False,
+        logs_access: bool = False,
+    ) -> None:
+        self._handler = handler
+        self._limit = limit
+        self._info = info
+        self._shows_details = shows_details
+        self._logs_access = logs_access
+        self._methods = {
+            name.removeprefix("handle_").upper(): method
+            for name, method in handler.methods.items()
+            if name.startswith("handle_")
+        }
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer | None:
+        """Answer one request; None if there is no such path.
+
+        Raises: nothing but cancellation; every failure becomes an answer.
+
+        Ownership: a stream in the answer is the caller's to close; the request is in flight until then.
+
+        Cancellation: as :meth:`LoadedHandler.call`, or while it waits for files.
+        """
+        if request.path in {"/", ""}:
+            return await self._answer_method(request)
+        answer = await self._beside(request)
+        return None if answer is None else self._logged(request, answer)
+
+    async def _beside(self, request: HttpRequest) -> HttpAnswer | None:
+        if request.path.removesuffix("/") != _INFO:
+            # At the root all paths are the handler's.
+            return None if request.mount else text_to_send(404, "Not Found")
+        if request.method not in {"GET", "HEAD"}:
+            return text_to_send(405, "Method Not Allowed")
+        if request.path != _INFO:
+            location = f"/{request.mount}{_INFO}" if request.mount else _INFO
+            return HttpAnswer(307, with_cors((("location", location),)))
+        # This may need files; no thread of the handler's is needed for that.
+        told = await trio.to_thread.run_sync(self._info)
+        return HttpAnswer(200, JSON_TYPE, orjson.dumps(told))
+
+    async def _answer_method(self, request: HttpRequest) -> HttpAnswer:
+        method = self._methods.get(request.method)
+        if method is None:
+            return self._logged(request, self._without_method(request.method))
+        try:
+            self._limit.take()
+        except TooManyRequests as error:
+            return self._logged(request, refuse(error))
+        sent_id = request.header(_REQUEST_ID)
+        request_id = request_id_for(sent_id)
+        with in_log(request_id):
+            made = await self._in_flight(method, request)
+        if (request_id == sent_id or made.status in _FAILURES) and _REQUEST_ID not in dict(made.headers):
+            made = made.with_headers(((_REQUEST_ID, request_id),))
+        return self._logged(request, made, request_id)
+
+    def _logged(self, request: HttpRequest, answer: HttpAnswer, request_id: str = "") -> HttpAnswer:
+        if self._logs_access:
+            log_access(request.client, request.method, request.target, answer.status, request_id)
+        return answer
+
+    async def _in_flight(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+        is_streamed = False
+        try:
+            answer = await self._answered(method, request)
+            is_streamed = not isinstance(answer.body, bytes)
+        finally:
+            if not is_streamed:
+                self._limit.give_back()
+        headers = with_cors(tuple(line for line in answer.headers if line[0] not in _OF_THE_CONNECTION))
+        # What comes later is still of this request, for the log.
+        after = (partial(copy_context().run, self._handler.run_after, answer.after),) if answer.after else ()
+        body = answer.body
+        if not isinstance(body, bytes):
+            body = HeldStream(body, self._limit.give_back, current_request_id())
+        return HttpAnswer(answer.status, headers, body, after)
+
+    def _without_method(self, verb: str) -> HttpAnswer:
+        if verb == _OPTIONS:
+            return HttpAnswer(204, PREFLIGHT)
+        allowed = ", ".join(sorted({*self._methods, _OPTIONS}))
+        return HttpAnswer(405, with_cors((("allow", allowed),)), b"Method Not Allowed")
+
+    async def _answered(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+        as_json = wants_json(request.header("accept"))
+        try:
+            arguments = http_arguments(method.wanted, request)
+            result = await self._handler.call(method.name, **arguments)
+            answer = await to_answer(result, self._handler, method.name)
+        except (ServerError, HTTPError) as error:
+            status = status_of(error).http if isinstance(error, ServerError) else 0
+            answer = error_answer(error, status, shows_details=self._shows_details, as_json=as_json)
+        except Exception:  # the border of one request
+            log.exception("request failed", method=method.name)
+            answer = plain_error(500, HIDDEN, as_json=as_json)
+        wrong = _fault(answer)
+        if wrong is None:
+            return answer
+        log.error("a handler's answer cannot be sent", method=method.name, problem=wrong)
+        if not isinstance(answer.body, bytes):
+            await answer.body.aclose()
+        return plain_error(500, HIDDEN, as_json=as_json)
+
+
+def _fault(answer: HttpAnswer) -> str | None:
+    """Tell what of an answer is not HTTP, such as a line break in a header, which would begin another."""
+    if answer.status not in _STATUSES:
+        return f"the status is {answer.status}; expected one of {_STATUSES.start} to {_STATUSES.stop - 1}"
+    for name, value in answer.headers:
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            return f"the header {name!r} with the value {value!r} is not one of HTTP"
+    return None

@@ -1,0 +1,69 @@
+"""Streams that hold a request until they are closed."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Self
+
+import trio
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.runtimes.handlers.request_ids import in_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.core.http import ByteStream
+
+__all__ = ["HeldStream"]
+
+
+class HeldStream:
+    """A stream that holds something until it is closed, and whose failures are those of a connection.
+
+    Args:
+        body: the stream.
+        give_back: what it holds.
+        request_id: of the request that it answers, for the log.
+    """
+
+    def __init__(self, body: ByteStream, give_back: Callable[[], None], request_id: str = "") -> None:
+        self._body = body
+        self._request_id = request_id
+        self._give_back: Callable[[], None] | None = give_back
+
+    def __aiter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Give the next piece.
+
+        Raises:
+            trio.BrokenResourceError: the handler failed.
+
+        Cancellation: as the handler's stream.
+        """
+        try:
+            with self._in_log():
+                return await anext(self._body)
+        except (ServerError, HTTPError) as error:
+            # The status has been sent; all that can be said is that this is not the whole.
+            raise trio.BrokenResourceError(f"the handler failed within its answer: {error}") from error
+
+    async def aclose(self) -> None:
+        """Stop the stream.
+
+        Cancellation: as the handler's stream.
+        """
+        give_back, self._give_back = self._give_back, None
+        try:
+            with self._in_log():
+                await self._body.aclose()
+        finally:
+            if give_back is not None:
+                give_back()
+
+    def _in_log(self) -> AbstractContextManager[Any]:
+        return in_log(self._request_id) if self._request_id else nullcontext()

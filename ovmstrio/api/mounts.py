@@ -1,0 +1,135 @@
+"""Services that have HTTP paths of their own, below their names and, if it is so wished, one at the root of the port.
+
+::
+
+    /{name}/...  ─> the service of that name ─(has no such path)─> the service at the root
+    /...         ─> the service at the root
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ovmstrio.api.handlers.http.held_stream import HeldStream
+from ovmstrio.api.refusals import OvmsRefusals
+from ovmstrio.core.events import Door
+from ovmstrio.wire.http.answers import error_answer
+from ovmstrio.wire.http.router import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.servable import HttpRoutes
+    from ovmstrio.dataplane.observed_call import ObservedCall
+    from ovmstrio.dataplane.plane import DataPlane
+
+__all__ = ["MountKind", "ServiceItself", "ServiceMounts"]
+
+
+class MountKind(Protocol):
+    """How services of one kind are called over HTTP; ``door`` is what their calls are observed as."""
+
+    door: Door
+
+    def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
+        """Give the paths of a service."""
+        ...
+
+    def refuse(self, error: Exception) -> HttpAnswer:
+        """Answer for an error, in the form of this kind."""
+        ...
+
+
+class ServiceItself:
+    """A kind whose services know their paths themselves, and whose errors have the server's form."""
+
+    door = Door("HTTP", "REST")
+
+    def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
+        """Give the service."""
+        del name, is_root
+        routes: HttpRoutes = service
+        return routes
+
+    def refuse(self, error: Exception) -> HttpAnswer:
+        """Answer as the server's own paths do."""
+        return error_answer(error)
+
+
+class ServiceMounts:
+    """The services of a server that have HTTP paths; they come and go while it serves.
+
+    Args:
+        plane: has them.
+        kinds: by the names of kinds whose services are called over HTTP, how.
+        root: the name of the service at the root of the port; empty for none.
+    """
+
+    def __init__(self, plane: DataPlane, kinds: Mapping[str, MountKind], root: str = "") -> None:
+        self._plane = plane
+        self._kinds = kinds
+        self._root = root
+        self._kind_of: dict[str, MountKind] = {}
+        self._routes: dict[tuple[str, bool], tuple[Any, HttpRoutes]] = {}
+        self._refusals = OvmsRefusals()
+        plane.registry.subscribe(lambda _: self._look())
+        self._look()
+
+    def _look(self) -> None:
+        names = {kind: self._plane.registry.names_of(kind) for kind in self._kinds}
+        self._kind_of = {name: self._kinds[kind] for kind, found in names.items() for name in found}
+        self._routes = {key: known for key, known in self._routes.items() if key[0] in self._kind_of}
+
+    def find(self, path: str) -> Route | None:
+        """Find the service of a path; None if it is none's."""
+        _, name, *rest = path.split("/", 2)
+        if name in self._kind_of:
+            below, refuse = f"/{rest[0]}" if rest else "", self._kind_of[name].refuse
+            return Route(partial(self._answer, name), refuse, below, name, is_hot=True, is_patient=True)
+        return self._route_at_root(path)
+
+    def _route_at_root(self, path: str) -> Route | None:
+        kind = self._kind_of.get(self._root)
+        if kind is None:
+            return None
+        return Route(partial(self._answer, self._root), kind.refuse, path, is_hot=True, is_patient=True)
+
+    async def _answer(self, name: str, request: HttpRequest) -> HttpAnswer:
+        door = self._kind_of[name].door
+        sent_id, size = request.header("x-request-id") or "", len(request.body)
+        with await self._plane.call(name, door, request.method, request_id=sent_id, received=size) as call:
+            routes = self._routes_of(name, call.service, is_root=not request.mount)
+            answer = await routes.answer_http(request)
+            if answer is not None:
+                return _observed(answer, call)
+        return await self._answer_elsewhere(request)
+
+    async def _answer_elsewhere(self, request: HttpRequest) -> HttpAnswer:
+        """Answer for a path that a service does not have; if it is below a name, the root may have it."""
+        path = f"/{request.mount}{request.path}" if request.mount else request.path
+        route = self._route_at_root(path) if request.mount else None
+        if route is None:
+            return self._refusals.no_path(request.method, path)
+        return await route.view(request._replace(path=path, mount=""))
+
+    def _routes_of(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
+        known = self._routes.get((name, is_root))
+        if known is not None and known[0] is service:
+            return known[1]
+        routes = self._kind_of[name].routes(name, service, is_root=is_root)
+        self._routes[name, is_root] = service, routes
+        return routes
+
+
+def _observed(answer: HttpAnswer, call: ObservedCall) -> HttpAnswer:
+    """Note what came of a call; one that is answered with a stream lasts as long as that."""
+    if answer.status >= HTTPStatus.BAD_REQUEST:
+        call.event.code = str(answer.status)
+    if isinstance(answer.body, bytes):
+        call.event.sent = len(answer.body)
+        return answer
+    return replace(answer, body=HeldStream(answer.body, call.hand_over()))

@@ -1,0 +1,91 @@
+"""One ``config.json`` as the kinds of services read it: each takes its own lists, and says what they configure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from ovmstrio.config.documents import items_of
+from ovmstrio.config.findings import Findings
+from ovmstrio.config.located import Located
+from ovmstrio.config.model_entries import ModelEntries
+from ovmstrio.config.places import Place
+from ovmstrio.config.specs import ServableSpec
+from ovmstrio.config.subconfigs import Subconfigs
+
+__all__ = ["ConfigFile", "ReadsConfig", "with_article"]
+
+
+def with_article(kind: str) -> str:
+    """Give a kind's name for the middle of a sentence."""
+    return f"an {kind}" if kind.startswith(tuple("aeiou")) else f"a {kind}"
+
+
+@dataclass
+class ConfigFile:
+    """What is known of one file while it is read.
+
+    Attributes:
+        findings: the problems of the file.
+        directory: where the paths in the file lead on from.
+        members: its lists and objects, by their keys.
+        cache_dir: where models keep what was compiled.
+    """
+
+    findings: Findings
+    directory: Path
+    members: dict[str, Located]
+    cache_dir: Path | None = None
+    _first: dict[tuple[str, str], Located] = field(default_factory=dict)
+
+    @cached_property
+    def models(self) -> ModelEntries:
+        """The models so far, and the entries beside them that are graphs."""
+        entries = ModelEntries(self.findings, self.directory, self.cache_dir, {})
+        entries.read(self.items(ModelEntries.section))
+        return entries
+
+    @cached_property
+    def subconfigs(self) -> Subconfigs:
+        """The files that configure further models, which become known with the others."""
+        return Subconfigs(self.cache_dir, self.models.known)
+
+    def items(self, section: str) -> list[Located]:
+        """Give the entries of a list that may be missing."""
+        return items_of(self.members, section)
+
+    def place(self, entry: Located) -> Place:
+        """Say where an entry is."""
+        return Place(self.findings.file, entry)
+
+    def origin(self, entry: Located) -> str:
+        """Say where an entry is, for messages."""
+        return f"{self.findings.file}:{entry.line}"
+
+    def is_first(self, kind: str, entry: Located, named: Located) -> bool:
+        """Tell whether no entry of a kind had this name before; of the others it is noted that they are left out."""
+        first = self._first.setdefault((kind, named.value), entry)
+        if first is not entry:
+            message = f"there is {with_article(kind)} {named.value!r} already, so this one is left out"
+            self.findings.warn(named, message, f"line {first.line} has it")
+        return first is entry
+
+
+class ReadsConfig(Protocol):
+    """What a kind of service says of its entries; ``ovmstrio.runtimes.kind.Kind`` is one."""
+
+    section: ClassVar[str]
+    further_sections: ClassVar[tuple[str, ...]]
+    occupied: ClassVar[str]
+
+    @property
+    def spec(self) -> type[ServableSpec]:
+        """What its entries become."""
+        ...
+
+    def read(self, file: ConfigFile) -> Sequence[ServableSpec]:
+        """Read the entries in their order; of two with one name the first counts."""
+        ...

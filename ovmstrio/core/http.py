@@ -1,0 +1,115 @@
+"""An HTTP request and its answer as values, free of any server and framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+__all__ = ["BODILESS", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
+
+Headers = tuple[tuple[str, str], ...]
+"""Names and values in their order; names may repeat, and are in lower case."""
+
+Callback = Callable[[], Any]
+"""Runs after the answer."""
+
+BODILESS: Final = frozenset({204, 304})
+"""Statuses whose answers have no body, whatever is given as one."""
+
+
+class HttpRequest(NamedTuple):
+    """One request with its whole body.
+
+    Attributes:
+        method: in capitals.
+        path: decoded; below ``mount``, and then empty or beginning with a slash.
+        query: what follows the question mark, as it was sent.
+        headers: in their order.
+        body: all of it, as it was sent.
+        client: the host that asks; empty for one without a name, as at the other end of a Unix socket.
+        target: what was asked for, as it was sent.
+        mount: the name below which ``path`` is; empty for the root.
+        tasks: a nursery that ends with the answer, where the request's route has tasks.
+    """
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Headers = ()
+    body: bytes = b""
+    client: str = ""
+    target: str = ""
+    mount: str = ""
+    tasks: Any = None
+
+    def header(self, name: str) -> str | None:
+        """Find the first header of a name, which is in lower case; None if there is none."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+class ByteStream(Protocol):
+    """A body that comes in pieces; whoever writes it must close it, however writing ends."""
+
+    def __aiter__(self) -> Self:
+        """Give itself."""
+        ...
+
+    async def __anext__(self) -> bytes:
+        """Give the next piece.
+
+        Raises:
+            StopAsyncIteration: that was all.
+            UserCodeError: the user code that makes it raised, which has been logged; the body cannot be finished.
+
+        Cancellation: while there is none.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Stop making more; may be called twice.
+
+        Cancellation: shielded, for a bounded time.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """One answer.
+
+    Attributes:
+        status: of HTTP.
+        headers: besides those of the connection and of the body's length.
+        body: all of it, or a stream of pieces.
+        after: is called, one by one, when the body has been sent or could not be.
+    """
+
+    status: int
+    headers: Headers = ()
+    body: bytes | ByteStream = b""
+    after: tuple[Callback, ...] = ()
+
+    @property
+    def content(self) -> bytes:
+        """The body of an answer that is no stream.
+
+        Raises:
+            TypeError: it is one.
+        """
+        if isinstance(self.body, bytes):
+            return self.body
+        raise TypeError("the answer is a stream")
+
+    def followed_by(self, callback: Callback) -> HttpAnswer:
+        """Give the same answer with one more callback."""
+        return replace(self, after=(*self.after, callback))
+
+    def with_headers(self, headers: Headers) -> HttpAnswer:
+        """Give the same answer with headers that take the place of those of the same names."""
+        names = {name for name, _ in headers}
+        kept = tuple(line for line in self.headers if line[0] not in names)
+        return replace(self, headers=(*kept, *headers))

@@ -1,0 +1,42 @@
+"""Families of metrics that services count themselves, together, as scrapers want them: each family once."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ovmstrio.core.hooks import Collectors
+
+__all__ = ["ServiceMetrics"]
+
+
+class ServiceMetrics:
+    """A collector of the collectors of services, which come and go."""
+
+    def __init__(self) -> None:
+        self._services: list[tuple[str, Collectors]] = []
+
+    @contextmanager
+    def collecting(self, collectors: Collectors, name: str) -> Iterator[None]:
+        """Show what the collectors give while the block lasts, with the label ``name`` unless that is empty."""
+        entry = name, collectors
+        self._services.append(entry)
+        try:
+            yield
+        finally:
+            self._services.remove(entry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Give each family with the samples of all services."""
+        families: dict[str, Metric] = {}
+        for name, collectors in self._services:
+            labels = {"name": name} if name else {}
+            for found in (family for collector in collectors for family in collector.collect()):
+                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                family.samples += [each._replace(labels=labels | each.labels) for each in found.samples]
+        return families.values()

@@ -1,0 +1,101 @@
+"""Graphs as the server knows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.config.graph_sections import GRAPHS, read_graphs
+from ovmstrio.config.specs import GraphSpec
+from ovmstrio.core.errors import ConfigError, Problem, ServerError
+from ovmstrio.repository.graph_files import graph_mark
+from ovmstrio.repository.versions import ONLY_VERSION, Listing
+from ovmstrio.runtimes.kind import Dependency, Kind, Takes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.core.servable import Service
+    from ovmstrio.runtimes.kind import LoadContext
+
+__all__ = ["GraphKind"]
+
+_MISSING: Final = Problem("the graph's file does not exist", path="graph_path")
+
+
+class GraphKind(Kind[GraphSpec]):
+    """Packet graphs, whose sessions look for what they call when it is called."""
+
+    name = GraphSpec.kind
+    spec = GraphSpec
+    takes = frozenset({Takes.TENSORS, Takes.STREAMS})
+    section = GRAPHS
+    occupied = "Given mediapipe graph name is already occupied"
+
+    def read(self, file: ConfigFile) -> list[GraphSpec]:
+        """Read the graphs of the file."""
+        return read_graphs(file)
+
+    def depends_on(self, spec: GraphSpec) -> Sequence[Dependency]:
+        """Give what the sessions of the graph's file call."""
+        try:
+            content = spec.graph_path.read_bytes()
+        except OSError:
+            return ()
+        return [call for call in _sessions(content, str(spec.graph_path)) if call.name != spec.name]
+
+    def list_versions(self, spec: GraphSpec) -> Listing:
+        """Give the one version there is."""
+        return Listing({ONLY_VERSION: spec.graph_path.parent}, mark=graph_mark(spec))
+
+    def files_mark(self, spec: GraphSpec, directory: Path) -> str:
+        """Look at the graph's file and the code of its nodes."""
+        del directory
+        return graph_mark(spec)
+
+    def examine(self, spec: GraphSpec) -> Sequence[Problem]:
+        """Tell everything about the graph's file; it is told again when it keeps the graph from being loaded."""
+        from ovmstrio.runtimes.graphs.examining import examine_graph  # noqa: PLC0415 - as in `load`
+
+        return examine_graph(spec.graph_path, spec.base_path).problems if spec.graph_path.is_file() else ()
+
+    def place(self, spec: GraphSpec, problem: Problem, directory: Path | None) -> Problem:
+        """Point at the graph's file, except for what the configuration says of it."""
+        del directory
+        if problem.file or problem.path == _MISSING.path:
+            return spec.placed(problem)
+        return replace(problem, file=str(spec.graph_path))
+
+    async def load(self, spec: GraphSpec, version: int, directory: Path, context: LoadContext) -> Service:
+        """Check the graph's file, and make what its nodes share."""
+        # What only graphs need is left alone by those who have none.
+        from ovmstrio.runtimes.graphs.load_graph import load_graph  # noqa: PLC0415
+
+        del version, directory
+        if not await trio.Path(spec.graph_path).is_file():
+            raise ConfigError([replace(_MISSING, found=str(spec.graph_path))])
+        return await load_graph(
+            spec,
+            lease=context.lease,
+            tasks=context.tasks,
+            hooks=context.meters.graph(spec.name),
+            hide_errors=context.hide_errors,
+        )
+
+
+@lru_cache(maxsize=64)
+def _sessions(content: bytes, file: str) -> tuple[Dependency, ...]:
+    """Find what is called in a graph's file; one that cannot be read calls nothing."""
+    if b"servable_name" not in content:
+        return ()
+    from ovmstrio.runtimes.graphs.calculators.session import find_calls  # noqa: PLC0415 - as in `load`
+
+    try:
+        return tuple(find_calls(content.decode(), file))
+    except (UnicodeDecodeError, ServerError):
+        return ()

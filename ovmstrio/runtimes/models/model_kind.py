@@ -1,0 +1,106 @@
+"""Models, those with sequences among them, as the server knows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from ovmstrio.config.mapping import MAPPING_FILE
+from ovmstrio.config.model_entries import ModelEntries
+from ovmstrio.config.specs import ModelSpec, SpecificVersions
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.versions import scan
+from ovmstrio.runtimes.kind import Kind, Takes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.config.specs import ServableSpec
+    from ovmstrio.core.servable import Service
+    from ovmstrio.repository.versions import Listing
+    from ovmstrio.runtimes.kind import LoadContext
+
+__all__ = ["ModelKind"]
+
+_KIND_CHANGED: Final = "Model type cannot be changed after it is loaded"
+
+
+class ModelKind(Kind[ModelSpec]):
+    """Versions of models in directories of their own."""
+
+    name = ModelSpec.kind
+    spec = ModelSpec
+    takes = frozenset({Takes.TENSORS})
+    has_versions = True
+    section: ClassVar[str] = ModelEntries.section
+    occupied = "Model has a name that is taken"
+
+    def read(self, file: ConfigFile) -> list[ModelSpec]:
+        """Give the models of the file, and those that its graphs bring with them."""
+        return [model.spec for model in file.models.known.values()]
+
+    def list_versions(self, spec: ModelSpec) -> Listing:
+        """List the version directories."""
+        if spec.errors:
+            raise ConfigError(spec.errors)
+        return scan(spec.base_path)
+
+    def files_mark(self, spec: ModelSpec, directory: Path) -> str:
+        """Look at all files of the version."""
+        del spec
+        return tree_mark(directory)
+
+    def check_change(self, spec: ModelSpec, served: Sequence[ServableSpec]) -> None:
+        """Refuse to put a stateful model in the place of one without state, and the other way round."""
+        models = [each for each in (spec, *served) if isinstance(each, ModelSpec)]
+        if len({each.stateful for each in models}) > 1:
+            suggestion = "give it another name, or take the model out of the configuration first"
+            raise ConfigError([Problem(_KIND_CHANGED, file=spec.origin, path="stateful", suggestion=suggestion)])
+
+    def examine(self, spec: ModelSpec) -> Sequence[Problem]:
+        """Tell which versions are asked for and are not there."""
+        if not isinstance(spec.version_policy, SpecificVersions):
+            return ()
+        try:
+            listed = scan(spec.base_path).versions
+        except ConfigError:
+            return ()
+        found = ", ".join(map(str, listed)) or "none"
+        return [
+            Problem(
+                f"version {version} does not exist",
+                path="model_version_policy",
+                expected=str(spec.base_path / str(version)),
+                found=found,
+                severity="warning",
+            )
+            for version in sorted(set(spec.version_policy.versions) - set(listed))
+        ]
+
+    def place(self, spec: ModelSpec, problem: Problem, directory: Path | None) -> Problem:
+        """Point at the setting that causes a problem, or at the model's own files."""
+        if problem in spec.problems or problem.file == spec.origin:
+            return spec.placed(problem)
+        if directory is None:
+            in_settings = replace(problem, file="", path="base_path", found=problem.found or str(spec.base_path))
+            return problem if spec.place is None else spec.placed(in_settings)
+        if problem.path and Path(problem.file).name != MAPPING_FILE:
+            return spec.placed(replace(problem, file=""))
+        return problem if problem.file else replace(problem, file=str(directory))
+
+    async def load(self, spec: ModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
+        """Read, compile and warm up a version."""
+        # OpenVINO is left alone by those who have no models.
+        from ovmstrio.runtimes.models.load_model import load_model  # noqa: PLC0415
+        from ovmstrio.runtimes.models.sequences import SequenceManagers  # noqa: PLC0415
+
+        started = perf_counter()
+        hooks = context.meters.servable(spec.name, str(version))
+        managers = context.shared(SequenceManagers)
+        servable = await load_model(spec, version, directory, hooks=hooks, managers=managers, tasks=context.tasks)
+        hooks.set_load_seconds(perf_counter() - started)
+        return servable

@@ -1,0 +1,54 @@
+"""The front ends of a server: the protocols that it speaks, over gRPC and HTTP, and what scrapers have alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ovmstrio.api.paddle.http.pipeline_routes import metrics_router
+from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.rest_front_end import RestFrontEnd
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.http.cors import Cors
+from ovmstrio.wire.http.http_server import HttpFrontEnd
+
+if TYPE_CHECKING:
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.server.plan import Plan
+    from ovmstrio.server.settings import ServerSettings
+
+__all__ = ["grpc_front_end", "metrics_front_end", "rest_front_end"]
+
+
+def grpc_front_end(plane: DataPlane, plan: Plan) -> GrpcFrontEnd:
+    """Make what speaks gRPC."""
+    size = plan.settings.max_message_size
+    limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
+    return GrpcFrontEnd(plane, limits=limits, root=plan.root)
+
+
+def rest_front_end(plane: DataPlane, plan: Plan) -> RestFrontEnd:
+    """Make what speaks HTTP."""
+    settings = plan.settings
+    return RestFrontEnd(
+        plane,
+        max_body_bytes=settings.max_message_size,
+        cors=_cors(settings),
+        shows_details=settings.debug,
+        root=plan.root,
+    )
+
+
+def metrics_front_end(plane: DataPlane) -> HttpFrontEnd:
+    """Make what answers scrapers at a port of their own."""
+    return HttpFrontEnd((), metrics_router(plane))
+
+
+def _cors(settings: ServerSettings) -> Cors | None:
+    if not settings.allowed_origins:
+        return None
+    return Cors(
+        settings.allowed_origins,
+        settings.allowed_methods,
+        settings.allowed_headers,
+        credentials=settings.allow_credentials,
+    )

@@ -1,0 +1,345 @@
+"""One server from its start to its end, whatever it serves.
+
+::
+
+    serve ── signals             the first drains, the second stops at once
+          └─ server
+             ├─ registry         loads, retirements, the watcher
+             │  └─ services      what each runs besides its calls; outlives them
+             ├─ gRPC             a nursery a connection, a task an RPC
+             ├─ HTTP             a nursery a connection
+             ├─ first load       of what is configured, behind the sequences of an earlier run
+             ├─ sequence cleaner removes what nobody goes on with
+             └─ readiness file
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+import trio
+
+from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.core.errors import ConfigError, ServerError
+from ovmstrio.core.hooks import NULL_METERS
+from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.request_log import RequestLog
+from ovmstrio.registry import Registry
+from ovmstrio.registry.source import ConfigSource, reload_versions
+from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
+from ovmstrio.runtimes.models.sequences.store import restore_sequences, save_sequences
+from ovmstrio.server.command_line import cache_directory, metric_families
+from ovmstrio.server.front_ends import grpc_front_end, metrics_front_end, rest_front_end
+from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
+from ovmstrio.server.plan import Plan, read_plan
+from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.signals import obey_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.wire.listeners import Listener
+
+__all__ = ["FrontEnd", "Hosting", "Running", "serve", "serve_plan"]
+
+log = structlog.get_logger(__name__)
+
+
+class FrontEnd(Protocol):
+    """The connections of one protocol."""
+
+    async def serve_listeners(
+        self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = ...
+    ) -> None:
+        """Serve until drained or cancelled; reports the bound addresses once connections are accepted."""
+        ...
+
+    async def drain(self, grace_seconds: float) -> int:
+        """Close listeners, let calls in flight finish within the grace, end the rest and tell how many those were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that accepts connections, as it is reported to whoever started it."""
+
+    plane: DataPlane
+    grpc: list[str]
+    rest: list[str]
+    metrics: list[str]
+    started: float
+
+    @property
+    def seconds(self) -> float:
+        """How long the server has been running."""
+        return perf_counter() - self.started
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """How a process takes part in a server of several processes; by default it is the only one.
+
+    Attributes:
+        listeners: where its connections come from, by protocol, in place of the plan's addresses.
+        lend: makes what those that load are lent.
+        obstacle: tells why the server as a whole cannot answer, or an empty text.
+        until: returns when the server is to drain.
+    """
+
+    listeners: Mapping[str, Sequence[Listener]] | None = None
+    lend: Callable[..., LoadContext] = LoadContext
+    obstacle: Callable[[], str] | None = None
+    until: Callable[[], Awaitable[None]] | None = None
+
+
+async def serve(
+    settings: ServerSettings,
+    *,
+    handle_signals: bool = True,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> bool:
+    """Run one server until a signal or its caller ends it; True if it ended gently.
+
+    Reports a :class:`Running` once connections are accepted, which is before models are loaded.
+
+    Raises:
+        ConfigError: the configuration file cannot be used at all.
+        OSError: an address cannot be bound, or a certificate cannot be read.
+
+    Those that come once the server's nursery is open are in an exception group.
+
+    Ownership: everything that the server opens is closed when this returns.
+
+    Cancellation: ends everything at once, without drain; models are still unloaded, with a bound.
+    """
+    return await serve_plan(await read_plan(settings), handle_signals=handle_signals, task_status=task_status)
+
+
+async def serve_plan(
+    plan: Plan,
+    hosting: Hosting | None = None,
+    *,
+    handle_signals: bool = True,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> bool:
+    """Run the server of a plan; as :func:`serve`.  What has its paths at the root is loaded before this reports.
+
+    Raises:
+        ConfigError: what has its paths at the root cannot be loaded, or as :func:`serve`.
+    """
+    server = _Server(plan, hosting or Hosting())
+    async with trio.open_nursery() as nursery:
+        if handle_signals:
+            end = partial(server.end, nursery.cancel_scope)
+            await nursery.start(obey_signals, end, nursery.cancel_scope)
+        if hosting is not None and hosting.until is not None:
+            nursery.start_soon(server.end_when, hosting.until, nursery.cancel_scope)
+        await server.run(task_status)
+        nursery.cancel_scope.cancel()
+    return server.ended_gently
+
+
+class _Server:
+    """The parts of one server, wired to each other.
+
+    Attributes:
+        ended_gently: whether it was told to end and cut nothing off; one that was told before it served did.
+    """
+
+    def __init__(self, plan: Plan, hosting: Hosting) -> None:
+        self._plan = plan
+        self._settings = plan.settings
+        self._hosting = hosting
+        self._started = perf_counter()
+        self.ended_gently = False
+        self._drained = trio.Event()
+        self._metrics = _metrics_of(plan)
+        self._registry = self._make_registry()
+        self._source = self._make_source()
+        reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self._registry)
+        self._plane = DataPlane(
+            self._registry,
+            reload=reload if self._source is None else self._source.reload,
+            observers=(RequestLog(),),
+            metrics=self._metrics,
+            obstacle=hosting.obstacle,
+        )
+        self._readiness = ReadinessFile(plan.readiness_file)
+        self._front_ends = self._make_front_ends()
+        self._is_serving = False
+
+    def _make_registry(self) -> Registry:
+        settings = self._settings
+        lend = partial(
+            self._hosting.lend,
+            meters=NULL_METERS if self._metrics is None else self._metrics,
+            hide_errors=settings.hide_errors,
+            isolates_nodes=settings.custom_node_isolation == "process",
+            is_alone=bool(self._plan.root),
+        )
+        return Registry(
+            self._plan.kinds,
+            lend,
+            poll_seconds=settings.file_system_poll_wait_seconds,
+            ready_when_empty=settings.allow_empty,
+        )
+
+    def _make_source(self) -> ConfigSource | None:
+        path = self._settings.config_path
+        if path is None:
+            return None
+        parse = partial(parse_config, self._plan.kinds.values(), cache_dir=cache_directory(self._settings))
+        source = ConfigSource(path, self._registry, parse)
+        self._registry.on_poll(source.poll)
+        return source
+
+    def _make_front_ends(self) -> dict[str, FrontEnd]:
+        """Make the front end of each protocol that has an address."""
+        plan, plane = self._plan, self._plane
+        made: dict[str, FrontEnd] = {}
+        if plan.grpc:
+            made["gRPC"] = grpc_front_end(plane, plan)
+        if plan.rest:
+            made["REST"] = rest_front_end(plane, plan)
+        if plan.metrics:
+            made["metrics"] = metrics_front_end(plane)
+        return made
+
+    # Life
+
+    async def run(self, task_status: trio.TaskStatus[Running]) -> None:
+        """Serve until drained.
+
+        Raises:
+            ConfigError: what is at the root cannot be loaded, or TLS cannot be set up.
+            OSError: an address cannot be bound.
+
+        Ownership: everything that the server opens.
+        Cancellation: ends everything at once.
+        """
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._registry.run)
+            if self._plan.root:
+                await self._load_root()
+            async with AsyncExitStack() as opened:
+                addresses = await self._listen(nursery, opened)
+                running = self._begin(nursery, addresses)
+                with self._plan.while_serving(running):
+                    seconds = round(running.seconds, 3)
+                    log.info("serving", name=self._plan.root, grpc=running.grpc, rest=running.rest, seconds=seconds)
+                    task_status.started(running)
+                    await self._drained.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _load_root(self) -> None:
+        await self._registry.apply(self._plan.spec.services)
+        errors = [problem for problem in self._registry.findings() if problem.severity == "error"]
+        if errors:
+            raise ConfigError(errors)
+
+    async def _listen(self, nursery: trio.Nursery, opened: AsyncExitStack) -> dict[str, list[str]]:
+        addresses: dict[str, list[str]] = {}
+        plan, given = self._plan, self._hosting.listeners
+        for name, where, protocol in (
+            ("gRPC", plan.grpc, HTTP2),
+            ("REST", plan.rest, HTTP),
+            ("metrics", plan.metrics, HTTP),
+        ):
+            front_end = self._front_ends.get(name)
+            if front_end is None:
+                continue
+            if given is None:
+                tls = await trio.to_thread.run_sync(make_tls, self._settings, protocol)
+                opening = open_noted_listeners(where, tls, plan.port_options)
+                listeners = await opened.enter_async_context(opening)
+            else:
+                listeners = list(given[name])
+            addresses[name] = await nursery.start(front_end.serve_listeners, listeners)
+        return addresses
+
+    def _begin(self, nursery: trio.Nursery, addresses: dict[str, list[str]]) -> Running:
+        """Turn ready as soon as everything is loaded, and start what runs beside the calls."""
+        plane = self._plane
+        plane.begin_serving()
+        self._readiness.show(ready=plane.readiness().ready)
+        nursery.start_soon(self._readiness.follow, plane)
+        if not self._plan.root:
+            nursery.start_soon(self._first_load)
+        sequences = self._registry.context.shared(SequenceManagers)
+        nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
+        self._is_serving = True
+        grpc, rest, metrics = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics"))
+        return Running(plane, grpc, rest, metrics, self._started)
+
+    async def _first_load(self) -> None:
+        """Load what is configured; what fails is a state of the registry and leaves the server up."""
+        if self._settings.sequence_store is not None:
+            sequences = self._registry.context.shared(SequenceManagers)
+            await restore_sequences(sequences, self._settings.sequence_store)
+        try:
+            if self._source is not None:
+                await self._source.reload(force=True)
+            else:
+                await self._registry.apply(self._plan.spec.services)
+        except ServerError as error:
+            log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+
+    async def end(self, everything: trio.CancelScope) -> None:
+        """Drain the server; what has not begun to serve is cancelled with ``everything``.
+
+        Returns only in the latter case: for as long as services are closed, another signal is to stop at once.
+
+        Cancellation: leaves the drain where it is.
+        """
+        if not self._is_serving:
+            self.ended_gently = True
+            everything.cancel()
+            return
+        await self._drain()
+        self._drained.set()
+        await trio.sleep_forever()
+
+    async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
+        """Drain the server, as :meth:`end`, when ``until`` returns."""
+        await until()
+        await self.end(everything)
+
+    async def _drain(self) -> None:
+        """Turn not ready, take nothing new, close listeners, let calls end, keep sequences."""
+        self._plane.begin_drain()
+        self._registry.begin_drain()
+        await trio.sleep(self._settings.drain_delay)
+        cut = 0
+
+        async def drain(front_end: FrontEnd) -> None:
+            nonlocal cut
+            cut += await front_end.drain(self._settings.drain_seconds)
+
+        async with trio.open_nursery() as nursery:
+            for front_end in self._front_ends.values():
+                nursery.start_soon(drain, front_end)
+        if cut:
+            log.warning("requests cut", count=cut, drain_seconds=self._settings.drain_seconds)
+        else:
+            log.info("drained")
+        if self._settings.sequence_store is not None:
+            sequences = self._registry.context.shared(SequenceManagers)
+            await save_sequences(sequences, self._settings.sequence_store)
+        self.ended_gently = not cut
+
+
+def _metrics_of(plan: Plan) -> Metrics | None:
+    configured = plan.spec.metrics
+    if configured is not None:
+        return Metrics(configured.families) if configured.enable else None
+    return Metrics(metric_families(plan.settings)) if plan.settings.metrics_enable else None

@@ -1,0 +1,68 @@
+"""A server that has its process for itself, as the commands run it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ovmstrio.server.collector import spare_the_collector
+from ovmstrio.server.freed_memory import keep_freed_memory
+from ovmstrio.server.life import serve_plan
+from ovmstrio.server.workers import serve_with_workers
+
+if TYPE_CHECKING:
+    from ovmstrio.server.life import Hosting, Running
+    from ovmstrio.server.plan import Plan
+
+__all__ = ["serve_in_own_process"]
+
+Show = Callable[["Running"], Awaitable[None]]
+
+
+class _Report:
+    """Takes the report of a server that has started; one that ends before makes none."""
+
+    def __init__(self, started: Callable[[Running], None]) -> None:
+        self._started = started
+
+    def started(self, value: Any = None) -> None:
+        """Take it."""
+        self._started(value)
+
+
+async def serve_in_own_process(
+    plan: Plan, hosting: Hosting | None = None, *, show: Show | None = None, handle_signals: bool = True
+) -> bool:
+    """Serve a plan until it is told to end, with what a process that does nothing else can be tuned to.
+
+    Args:
+        plan: what to serve, and in how many processes.
+        hosting: how this process takes part in a server of several.
+        show: is run beside the server once that accepts connections.
+        handle_signals: whether SIGINT and SIGTERM drain, and stop at once the second time.
+
+    Returns:
+        Whether the server ended gently.
+
+    Raises:
+        ExceptionGroup: as :func:`ovmstrio.server.life.serve_plan`.
+
+    Ownership: the server, and worker processes, which have ended when this returns.
+
+    Cancellation: ends everything at once, without drain.
+    """
+    keep_freed_memory()
+    if plan.processes > 1 and hosting is None:
+        return await serve_with_workers(plan, handle_signals=handle_signals)
+    async with trio.open_nursery() as nursery:
+
+        def begin(running: Running) -> None:
+            nursery.start_soon(spare_the_collector, running.plane.registry)
+            if show is not None:
+                nursery.start_soon(show, running)
+
+        gently = await serve_plan(plan, hosting, handle_signals=handle_signals, task_status=_Report(begin))
+        nursery.cancel_scope.cancel()
+    return gently

@@ -1,0 +1,101 @@
+"""What one server is to serve, and where: what every way to start a server comes down to.
+
+::
+
+    ovms serve --config_path, --model_path ──┐
+    ovms serve PROJECT ──────────────────────┤
+    ovms serve config.yml --service SCRIPT ──┼─> Plan ─> serve
+    ovms run SCRIPT ─────────────────────────┤
+    ovmstrio.serve(settings) ────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.specs import ServerSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.table import KINDS, Kinds
+from ovmstrio.server.command_line import cache_directory, contradictions, listen_addresses, single_servable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ovmstrio.server.life import Running
+    from ovmstrio.server.settings import ServerSettings
+
+__all__ = ["Plan", "read_plan"]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One server before it starts.
+
+    Attributes:
+        settings: what holds for all that it serves.
+        spec: what it serves.
+        grpc: addresses for gRPC, as ``ovmstrio.wire.listeners`` takes them; none for no gRPC.
+        rest: those for HTTP.
+        metrics: those for scrapers alone.
+        port_options: by which other ports are chosen, for messages.
+        root: the name of the service that has its paths at the root of the ports, if one has.  It is loaded before
+            anything listens, and the server does not start without it.
+        readiness_file: what exists while the server is ready; None for nothing.
+        processes: how many processes serve the one service.
+        kinds: the kinds of services that there are.
+        while_serving: is entered once connections are accepted, and left when they are not any more.
+    """
+
+    settings: ServerSettings
+    spec: ServerSpec
+    grpc: tuple[str, ...] = ()
+    rest: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    port_options: str = "--port and --rest_port"
+    root: str = ""
+    readiness_file: Path | None = None
+    processes: int = 1
+    kinds: Kinds = field(default_factory=lambda: KINDS)
+    while_serving: Callable[[Running], AbstractContextManager[object]] = nullcontext
+
+
+async def read_plan(settings: ServerSettings) -> Plan:
+    """Read what the settings name.
+
+    Raises:
+        ConfigError: the configuration file cannot be used at all.
+
+    Cancellation: while the file is read.
+    """
+    return Plan(
+        settings=settings,
+        spec=await _read_spec(settings),
+        grpc=tuple(listen_addresses(settings.grpc_bind_address, settings.port)),
+        rest=tuple(listen_addresses(settings.rest_bind_address, settings.rest_port)),
+        readiness_file=settings.readiness_file,
+    )
+
+
+async def _read_spec(settings: ServerSettings) -> ServerSpec:
+    if settings.config_path is None:
+        return single_servable(settings)
+    try:
+        content = await trio.Path(settings.config_path).read_bytes()
+    except OSError as error:
+        raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
+    spec = parse_config(KINDS.values(), content, settings.config_path, cache_dir=cache_directory(settings))
+    problems = contradictions(settings, spec)
+    if problems:
+        raise ConfigError(problems)
+    for problem in spec.problems:
+        log.warning("configuration", problem=str(problem))
+    return spec

@@ -1,0 +1,51 @@
+"""The log of a project's server: JSON lines on standard output, of the form that handlers' own logger has."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from cortex_internal.lib.log import StdoutHandler
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from ovmstrio.runtimes.handlers.config.project_spec import LogLevel
+
+__all__ = ["configure_project_logs"]
+
+_LOGGERS: Final = ("cortex", "uvicorn", "uvicorn.error", "uvicorn.access")
+_TAKEN: Final = frozenset({"name", "module", "args", "process", "thread", "filename", "message"})
+"""Keys that a record of the standard library's has, and no extra may have."""
+_TALKATIVE: Final = ("asyncio", "httpx", "httpcore", "botocore", "boto3", "urllib3", "s3transfer", "PIL")
+
+
+def configure_project_logs(level: LogLevel) -> None:
+    """Send every record of at least this level to standard output, the server's own and those of the handler."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=number, handlers=[StdoutHandler()], force=True)
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        logger.setLevel(number)
+        logger.propagate = False
+        if not any(isinstance(each, StdoutHandler) for each in logger.handlers):
+            logger.addHandler(StdoutHandler())
+    # Of one project that is served alone, its loading is told by the server's own lines.
+    logging.getLogger("ovmstrio.registry").setLevel(max(logging.WARNING, number))
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, number))
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, _rename_taken, structlog.stdlib.render_to_log_kwargs],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _rename_taken(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Give keys that records have themselves another name."""
+    for key in _TAKEN & event.keys():
+        event[f"{key}_"] = event.pop(key)
+    return event

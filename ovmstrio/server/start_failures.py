@@ -1,0 +1,55 @@
+"""Why a server could not start, or ended, in words."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from ovmstrio.core.errors import ConfigError, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["leaves", "log_failures", "reason_of"]
+
+log = structlog.get_logger(__name__)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Give the errors of a group, and of the groups in it; an error that is none gives itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for each in error.exceptions:
+        yield from leaves(each)
+
+
+def reason_of(error: BaseException, *, with_traceback: bool = False) -> str | None:
+    """Say in words what the server or the system means to tell; None for what nobody foresaw.
+
+    With ``with_traceback`` what user code raised comes first, with where it did.
+    """
+    if isinstance(error, ConfigError):
+        text = "\n       ".join(str(problem).rstrip() for problem in error.problems)
+        if with_traceback and error.__cause__ is not None:
+            return "".join(traceback.format_exception(error.__cause__)) + text
+        return text
+    if isinstance(error, ServerError):
+        return error.message
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+        return f"{error.strerror or error}{where}{notes}"
+    return None
+
+
+def log_failures(group: BaseExceptionGroup[Any]) -> None:
+    """Log a line for each of the errors; those that are meant to be told need no traceback."""
+    for error in leaves(group):
+        reason = error.message if isinstance(error, ServerError) else reason_of(error)
+        if reason is None:
+            log.error("failed to start api", exc_info=error)
+        else:
+            log.error("failed to start api", reason=reason)

@@ -1,0 +1,141 @@
+"""What the processes of one server know of each other, such as how many requests are in flight in all of them.
+
+They share a board: a file in memory with a row for each of them.  Each writes only its own row, so what a
+process that died had taken is given back by clearing its row.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from ovmstrio.core.limits import refuse_more
+
+__all__ = ["Board", "SharedLimit"]
+
+_IN_FLIGHT: Final = 0
+_CLOSED: Final = 1
+_READY: Final = 2
+_COLUMNS: Final = 3
+_BYTES: Final = 8
+
+
+class Board:
+    """What the processes of a project know of each other; a row for each process.
+
+    Args:
+        descriptor: of the board's file, which the board owns.
+        rows: how many processes there are.
+    """
+
+    def __init__(self, descriptor: int, rows: int) -> None:
+        self.descriptor = descriptor
+        self.rows = rows
+        self._memory = mmap.mmap(descriptor, _size(rows))
+        self._cells = memoryview(self._memory).cast("q")
+
+    @classmethod
+    def create(cls, rows: int) -> Board:
+        """Make a board whose file nobody else can open."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(_size(rows))
+            return cls(os.dup(file.fileno()), rows)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._cells.release()
+        self._memory.close()
+        os.close(self.descriptor)
+
+    def clear(self, row: int) -> None:
+        """Forget what a process that has ended had written."""
+        for column in range(_COLUMNS):
+            self._cells[row * _COLUMNS + column] = 0
+
+    def in_flight(self, row: int) -> int:
+        """Tell how many requests a process has."""
+        return self._cells[row * _COLUMNS + _IN_FLIGHT]
+
+    def total_in_flight(self) -> int:
+        """Tell how many requests all processes have together."""
+        return sum(self.in_flight(row) for row in range(self.rows))
+
+    def add_in_flight(self, row: int, change: int) -> None:
+        """Count requests; for the row's process."""
+        self._cells[row * _COLUMNS + _IN_FLIGHT] += change
+
+    def closed_connections(self, row: int) -> int:
+        """Tell how many of the connections that it was given a process has closed."""
+        return self._cells[row * _COLUMNS + _CLOSED]
+
+    def add_closed_connection(self, row: int) -> None:
+        """Count a connection that has been closed; for the row's process."""
+        self._cells[row * _COLUMNS + _CLOSED] += 1
+
+    def set_ready(self, row: int) -> None:
+        """Say that a process can serve."""
+        self._cells[row * _COLUMNS + _READY] = 1
+
+    def is_ready(self, row: int) -> bool:
+        """Tell whether a process can serve."""
+        return bool(self._cells[row * _COLUMNS + _READY])
+
+    def set_draining(self) -> None:
+        """Say that the server is about to end, which makes it not ready as a whole."""
+        self._cells[self.rows * _COLUMNS] = 1
+
+    def all_ready(self) -> bool:
+        """Tell whether every process can serve, and is to."""
+        return not self._cells[self.rows * _COLUMNS] and all(self.is_ready(row) for row in range(self.rows))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from counting; the lock of a process that dies is open."""
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+
+def _size(rows: int) -> int:
+    # Behind the rows is a cell that belongs to all.
+    return (rows * _COLUMNS + 1) * _BYTES
+
+
+class SharedLimit:
+    """The limit of a project that many processes serve, as one of them has it.
+
+    Args:
+        board: what they share.
+        row: this process's.
+        maximum: how many requests all of them may have in flight; 0 for any number.
+    """
+
+    def __init__(self, board: Board, row: int, maximum: int) -> None:
+        self._board = board
+        self._row = row
+        self._maximum = maximum
+
+    def take(self) -> None:
+        """Count one more.
+
+        Raises:
+            TooManyRequests: there are as many as may be.
+        """
+        if not self._maximum:
+            self._board.add_in_flight(self._row, 1)
+            return
+        with self._board.locked():
+            if self._board.total_in_flight() >= self._maximum:
+                raise refuse_more(self._maximum)
+            self._board.add_in_flight(self._row, 1)
+
+    def give_back(self) -> None:
+        """Count one less."""
+        self._board.add_in_flight(self._row, -1)

@@ -1,0 +1,218 @@
+"""The parent of many processes that serve one plan.
+
+It accepts every connection itself and gives it to the process with the fewest: so no process queues what another one
+could serve at once.  A process that dies is started again, after a pause that grows while it keeps dying.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
+from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.signals import obey_signals
+from ovmstrio.server.workers.board import Board
+from ovmstrio.server.workers.worker import WorkerTask
+from ovmstrio.wire.listeners import address_of
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.processes import KeptProcess
+from ovmstrio.work.user_code.exits import signal_name
+
+if TYPE_CHECKING:
+    from ovmstrio.server.plan import Plan
+    from ovmstrio.wire.listeners import Listener
+    from ovmstrio.work.processes import WorkerProcess
+
+__all__ = ["serve_with_workers"]
+
+log = structlog.get_logger(__name__)
+
+_PROGRAM: Final = "ovmstrio.server.workers.worker"
+_FIRST_PAUSE_SECONDS: Final = 0.25
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_STABLE_SECONDS: Final = 60.0
+"""A process that has lived so long is started again without a long pause."""
+_GENTLE: Final = frozenset({0, -signal.SIGINT, -signal.SIGTERM})
+"""How processes end that are told to."""
+_END_SECONDS: Final = 15.0
+"""What a process gets to end, besides the grace of its requests."""
+
+
+async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool:
+    """Serve a plan with as many processes as it says, until it is told to end; True if they ended gently.
+
+    Raises:
+        ExceptionGroup: of ``ConfigError``, a process ended before all were ready for the first time, as its own log
+            says, or TLS cannot be set up; and of ``OSError``, an address cannot be bound.
+
+    Ownership: the processes and the listeners.
+    Cancellation: kills the processes.
+    """
+    parent = _Parent(plan)
+    async with trio.open_nursery() as nursery:
+        if handle_signals:
+            end = partial(parent.drain, nursery.cancel_scope)
+            await nursery.start(obey_signals, end, nursery.cancel_scope)
+        await parent.run()
+        nursery.cancel_scope.cancel()
+    return parent.ended_gently
+
+
+class _Parent:
+    """The process that accepts the connections."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._readiness = ReadinessFile(plan.readiness_file)
+        self._board = Board.create(plan.processes)
+        self._changed = trio.Event()
+        self._accepting = trio.CancelScope()
+        self._draining = trio.Event()
+        self._kept = [self._place(row) for row in range(plan.processes)]
+        self._has_been_ready = False
+        self.ended_gently = False
+
+    async def run(self) -> None:
+        """Serve until drained; see :func:`serve_with_workers`."""
+        try:
+            async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
+                listeners = await self._listen(opened)
+                for kept in self._kept:
+                    nursery.start_soon(kept.keep)
+                await self._until_ready()
+                if not self._draining.is_set():
+                    addresses = {name: list(map(address_of, each)) for name, each in listeners.items()}
+                    log.info("serving", name=self._plan.root, **addresses)
+                with self._accepting:
+                    await self._accept_all(listeners, nursery)
+        finally:
+            self._readiness.show(ready=False)
+            self._board.close()
+
+    async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
+        plan = self._plan
+        listeners: dict[str, list[Listener]] = {}
+        for name, where, protocol in (("gRPC", plan.grpc, HTTP2), ("REST", plan.rest, HTTP)):
+            if where:
+                # The processes do it; what is wrong is told once here.
+                await trio.to_thread.run_sync(make_tls, plan.settings, protocol)
+                opening = open_noted_listeners(where, None, plan.port_options)
+                listeners[name] = await opened.enter_async_context(opening)
+        return listeners
+
+    async def _accept_all(self, listeners: dict[str, list[Listener]], nursery: trio.Nursery) -> None:
+        async with trio.open_nursery() as accepting:
+            for name, some in listeners.items():
+                give = partial(self._give, name)
+                accepting.start_soon(partial(trio.serve_listeners, give, some, handler_nursery=nursery))
+
+    async def drain(self, everything: trio.CancelScope) -> None:
+        """End gently: processes get the grace for their requests, and some time to end; ``everything`` if they do not.
+
+        Cancellation: leaves the drain where it is.
+        """
+        self._draining.set()
+        self._readiness.show(ready=False)
+        self._board.set_draining()
+        if self._has_been_ready:
+            await trio.sleep(self._plan.settings.drain_delay)
+        self._accepting.cancel()
+        self._tell_change()
+        with trio.move_on_after(self._plan.settings.drain_seconds + _END_SECONDS):
+            for kept in self._kept:
+                kept.dismiss()
+            while any(kept.process for kept in self._kept):
+                await self._changed.wait()
+            log.info("drained")
+            self.ended_gently = True
+            await trio.sleep_forever()
+        everything.cancel()
+
+    # Connections
+
+    async def _give(self, protocol: str, stream: trio.SocketStream) -> None:
+        """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
+        try:
+            while True:
+                kept = self._least_busy()
+                if kept is None:
+                    if self._draining.is_set():
+                        return
+                    await self._changed.wait()
+                elif await kept.give(protocol, stream.socket.fileno()):
+                    return
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    def _least_busy(self) -> KeptProcess | None:
+        ready = [kept for kept in self._kept if kept.is_ready]
+        return min(ready, key=self._connections, default=None)
+
+    def _connections(self, kept: KeptProcess) -> tuple[int, int]:
+        return kept.given - self._board.closed_connections(kept.row), kept.given
+
+    # Processes
+
+    def _place(self, row: int) -> KeptProcess:
+        task = WorkerTask.of(self._plan, self._board.rows, row)
+        return KeptProcess(
+            row,
+            _PROGRAM,
+            task.model_dump(mode="json"),
+            self._board.descriptor,
+            backoff=Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STABLE_SECONDS),
+            stopping=self._draining,
+            changed=self._tell_change,
+            ended=self._notice_end,
+        )
+
+    def _notice_end(self, kept: KeptProcess, process: WorkerProcess) -> None:
+        """Tell of a process that has ended by itself, and clear what it had taken.
+
+        Raises:
+            ConfigError: not all have been ready yet.
+        """
+        code = process.status or 0
+        is_draining = self._draining.is_set()
+        if not is_draining or (kept.is_ready and code not in _GENTLE):
+            self._log_end(kept.row, process.pid, code)
+        self._board.clear(kept.row)
+        if not (is_draining or self._has_been_ready):
+            text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
+            raise ConfigError([Problem(text, file=self._plan.spec.services[0].origin)])
+
+    def _log_end(self, row: int, pid: int | None, code: int) -> None:
+        log.error(
+            "a worker process has ended",
+            name=self._plan.root,
+            pid=pid,
+            cause=_cause(code),
+            signal=signal_name(-code) if code < 0 else None,
+            exit_code=code if code >= 0 else None,
+            requests_lost=self._board.in_flight(row),
+        )
+
+    # Readiness
+
+    async def _until_ready(self) -> None:
+        while not (self._has_been_ready or self._draining.is_set()):
+            await self._changed.wait()
+
+    def _tell_change(self) -> None:
+        """Wake whoever waits for processes, and let readiness be the truth."""
+        is_ready = not self._draining.is_set() and all(kept.is_ready for kept in self._kept)
+        self._has_been_ready = self._has_been_ready or is_ready
+        self._readiness.show(ready=is_ready)
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _cause(code: int) -> str:
+    return signal_name(-code) if code < 0 else f"exit code {code}"

@@ -1,0 +1,119 @@
+"""The program of one of many processes that serve a plan: its first request is a :class:`WorkerTask`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+from pydantic import BaseModel
+
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.server.life import Hosting
+from ovmstrio.server.listening import HTTP, HTTP2, make_tls
+from ovmstrio.server.own_process import serve_in_own_process
+from ovmstrio.server.project_environment import enter_project
+from ovmstrio.server.project_logs import configure_project_logs
+from ovmstrio.server.project_plan import own_port, plan_project
+from ovmstrio.server.start_failures import log_failures
+from ovmstrio.server.workers.board import Board, SharedLimit
+from ovmstrio.server.workers.passing import ConnectionInbox
+from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
+
+if TYPE_CHECKING:
+    from ovmstrio.server.life import Running
+    from ovmstrio.server.plan import Plan
+    from ovmstrio.wire.listeners import Listener
+
+__all__ = ["WorkerTask"]
+
+
+class WorkerTask(BaseModel):
+    """What a worker process is told, and the board's descriptor with it."""
+
+    file: Path
+    options: dict[str, Any]
+    rows: int
+    row: int
+
+    @classmethod
+    def of(cls, plan: Plan, rows: int, row: int) -> WorkerTask:
+        """Make the task of one process of a project's plan."""
+        options = plan.settings.model_dump(mode="json", exclude_unset=True)
+        return cls(file=Path(plan.spec.services[0].origin), options=options, rows=rows, row=row)
+
+
+async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
+    """Serve the connections that the parent gives, until it says that it will give no more, or has ended.
+
+    Raises:
+        ConfigError: the project cannot be served.
+        ValueError: the board is missing.
+
+    Ownership: what the server opens.
+
+    Cancellation: at once.
+    """
+    task = WorkerTask.model_validate(first.value)
+    project, _ = read_project(task.file)
+    plan = plan_project(project, task.options)
+    enter_project(project, own_port(project, plan.settings))
+    configure_project_logs(project.log_level)
+    if first.descriptor is None:
+        raise ValueError("a process of a project needs the board")
+    board = Board(first.descriptor, task.rows)
+    worker = _Worker(plan, board, task.row)
+
+    async def answer(_: Running) -> None:
+        board.set_ready(task.row)
+        await first.answer(None)
+
+    await serve_in_own_process(worker.plan, worker.hosting(requests), show=answer, handle_signals=False)
+
+
+class _Worker:
+    """What a process has of its own of a server that many processes are."""
+
+    def __init__(self, plan: Plan, board: Board, row: int) -> None:
+        # The parent has waited, and says by the file whether all are ready.
+        settings = plan.settings.model_copy(update={"drain_delay": 0})
+        self.plan = replace(plan, settings=settings, readiness_file=None)
+        self._board = board
+        self._row = row
+        protocols = {name: where for name, where in (("gRPC", plan.grpc), ("REST", plan.rest)) if where}
+        self._inboxes = {name: ConnectionInbox(partial(board.add_closed_connection, row)) for name in protocols}
+
+    def hosting(self, requests: WorkRequests) -> Hosting:
+        """Tell how this process takes part."""
+        lend = partial(LoadContext, make_limit=partial(SharedLimit, self._board, self._row))
+        listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
+        return Hosting(listeners, lend, self._obstacle, partial(requests.handle_all, self._put))
+
+    def _secured(self, name: str, inbox: ConnectionInbox) -> Listener:
+        tls = make_tls(self.plan.settings, HTTP if name == "REST" else HTTP2)
+        return inbox if tls is None else trio.SSLListener(inbox, tls, https_compatible=True)
+
+    async def _put(self, request: WorkRequest) -> None:
+        await self._inboxes[request.value].put(request)
+
+    def _obstacle(self) -> str:
+        return "" if self._board.all_ready() else "not all worker processes are ready"
+
+
+def main() -> int:
+    """Run the process, and give its exit code."""
+    failed = False
+    try:
+        run_program(_serve)
+    except* Exception as group:  # noqa: BLE001 - the border of the process
+        failed = True
+        log_failures(group)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

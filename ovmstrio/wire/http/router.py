@@ -1,0 +1,228 @@
+"""Which request is answered by what: the one table that the fast lane and the application ask.
+
+::
+
+    method, path ─> the server's own rules ─┐
+                 ├> names of services ──────┼─> Route ─> answer
+                 └> the service at the root ┘
+
+The first segments of the server's own paths are the server's.  Of all others a service that is mounted under its name
+is asked first, and then the one at the root, whose paths they all are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+import structlog
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.wire.http.answers import error_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.wire.http.cors import Cors
+
+__all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
+
+log = structlog.get_logger(__name__)
+
+_AUTHORITY: Final = re.compile(r"https?://[^/]*", re.IGNORECASE)
+"""What a target has before its path when it is written in full, as to a proxy."""
+_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "POST"})
+_PLACE: Final = re.compile(r"<(number:|path:)?(\w+)>")
+_VERB: Final = re.compile(r":\w+$")
+_PATTERNS: Final = {None: "[^/]+?", "number:": "[0-9]{1,19}", "path:": ".+"}
+_KNOWN: Final = 1024
+"""How many requests' routes are remembered; clients ask for the same few again and again."""
+
+View = Callable[..., Awaitable[HttpAnswer]]
+
+
+class Rule(NamedTuple):
+    """One path of the server's own; ``view`` gets the request, and the places of the path by name."""
+
+    pattern: re.Pattern[str]
+    first: str
+    methods: frozenset[str]
+    view: View
+    is_hot: bool
+    is_patient: bool
+    has_tasks: bool
+
+
+class Route(NamedTuple):
+    """What answers a request.
+
+    Attributes:
+        view: answers it.
+        refuse: answers for an error, in the form of whose path it is.
+        path: below the mount, decoded.
+        mount: a service's name; empty for the root.
+        places: what stands in the path where its rule has names, for the log.
+        is_hot: whether the fast lane answers it.
+        is_patient: whether its body, and its answer, may take any time.
+        has_tasks: whether its view starts tasks that end with the answer.
+    """
+
+    view: Callable[[HttpRequest], Awaitable[HttpAnswer]]
+    refuse: Callable[[Exception], HttpAnswer]
+    path: str
+    mount: str = ""
+    places: Mapping[str, str] = {}
+    is_hot: bool = False
+    is_patient: bool = False
+    has_tasks: bool = False
+
+
+class Mounts(Protocol):
+    """Services that have HTTP paths of their own."""
+
+    def find(self, path: str) -> Route | None:
+        """Find the service of a path; None if it is none's."""
+        ...
+
+
+class Refusals(Protocol):
+    """How requests are refused that nothing answers."""
+
+    def no_path(self, method: str, path: str) -> HttpAnswer:
+        """Answer for a path that there is not."""
+        ...
+
+    def no_method(self, method: str, path: str) -> HttpAnswer:
+        """Answer for a method that there is not, or not for this path."""
+        ...
+
+
+def rule(
+    template: str,
+    method: str,
+    view: View,
+    *,
+    is_hot: bool = False,
+    is_patient: bool = False,
+    has_tasks: bool = False,
+) -> Rule:
+    """Make a rule of a path such as ``/v2/models/<model>``; a final slash does not matter, but behind a verb.
+
+    ``<number:name>`` stands for digits, and ``<path:name>`` for all that follows; a verb is ``:`` and a word.
+    """
+    parts = _PLACE.split(template)
+    pattern = "".join(
+        re.escape(literal) + (f"(?P<{name}>{_PATTERNS[kind]})" if name else "")
+        for literal, kind, name in zip(parts[::3], [*parts[1::3], None], [*parts[2::3], ""], strict=True)
+    )
+    methods = frozenset({method, "HEAD"} if method == "GET" else {method})
+    pattern += "" if _VERB.search(template) else "/?"
+    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, is_patient, has_tasks)
+
+
+class Router:
+    """Finds what answers requests, and has it answer them.
+
+    Args:
+        rules: the server's own paths.
+        refusals: for what is nobody's.
+        mounts: services with paths of their own; call :meth:`forget` when they change.
+        cors: what browsers of other origins may do, None for nothing.
+    """
+
+    def __init__(
+        self, rules: Sequence[Rule], refusals: Refusals, mounts: Mounts | None = None, cors: Cors | None = None
+    ) -> None:
+        self._rules = rules
+        self._own = frozenset(each.first for each in rules)
+        self._refusals = refusals
+        self._mounts = mounts
+        self._cors = cors
+        self._known: dict[tuple[str, str], Route | HttpAnswer] = {}
+
+    def forget(self) -> None:
+        """Look at the mounts anew."""
+        self._known.clear()
+
+    def find(self, method: str, target: str) -> Route | HttpAnswer:
+        """Find what answers requests for a target, which is given without its query; or the refusal of them all."""
+        found = self._known.get((method, target))
+        if found is None:
+            found = self._look_up(method, target)
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[method, target] = found
+        return found
+
+    async def answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
+        """Answer a request.
+
+        Raises: nothing but cancellation; every failure becomes an answer.
+
+        Ownership: a stream in the answer is the caller's to close.
+        Cancellation: as that of what answers.
+        """
+        try:
+            answer = await route.view(request)
+        except Exception as error:  # noqa: BLE001 - the border of one request
+            answer = route.refuse(_told(error, request, route.places))
+        return answer if self._cors is None else self.shared(answer, request.header("origin") or "")
+
+    def shared(self, answer: HttpAnswer, origin: str) -> HttpAnswer:
+        """Give an answer with what a browser must know to show it to a page of another origin."""
+        return answer if self._cors is None else answer.with_headers(self._cors.response_headers(origin))
+
+    def _look_up(self, method: str, target: str) -> Route | HttpAnswer:
+        path = _AUTHORITY.sub("", unquote(target), count=1)
+        path = path if path.startswith("/") else f"/{path}"
+        if self._mounts is not None and path.split("/", 2)[1] not in self._own:
+            found = self._mounts.find(path)
+            if found is not None:
+                return found
+        if method not in _METHODS:
+            return self._refusals.no_method(method, path)
+        # An encoded slash is part of a name, and no name has one; decoded it would part a path elsewhere.
+        raw = target.lower()
+        if ".." in path or "%2f" in raw or not raw.startswith(("/", "http://", "https://")):
+            return self._refusals.no_path(method, path)
+        if method == "OPTIONS" and self._cors is not None:
+            return HttpAnswer(200)
+        return self._match(method, path)
+
+    def _match(self, method: str, path: str) -> Route | HttpAnswer:
+        is_known = False
+        for each in self._rules:
+            match = each.pattern.fullmatch(path)
+            if match is None:
+                continue
+            if method not in each.methods:
+                is_known = True
+                continue
+            places = match.groupdict()
+            view = partial(each.view, **places) if places else each.view
+            options = {"is_hot": each.is_hot, "is_patient": each.is_patient, "has_tasks": each.has_tasks}
+            return Route(view, error_answer, path, "", places, **options)
+        return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
+
+
+def _told(error: Exception, request: HttpRequest, places: Mapping[str, Any]) -> Exception:
+    """Choose what is told of an error, and log what nobody foresaw."""
+    leaves = _leaves(error)
+    if len(leaves) > 1:
+        log.error("request failed in several ways", path=request.path, exc_info=error, **places)
+        return next((leaf for leaf in leaves if isinstance(leaf, ServerError)), error)
+    (leaf,) = leaves
+    if not isinstance(leaf, ServerError):
+        log.error("request failed", path=request.path, exc_info=leaf, **places)
+    return leaf
+
+
+def _leaves(error: Exception) -> list[Exception]:
+    if isinstance(error, ExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error]

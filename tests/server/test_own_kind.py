@@ -1,0 +1,165 @@
+"""A kind of service that the server does not know: one class, and one entry in a table."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from ovmstrio.api.kserve.repository_index import repository_index
+from ovmstrio.config.config_file import ConfigFile
+from ovmstrio.config.documents import Schema, check_members, is_whole
+from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.specs import ServableSpec
+from ovmstrio.core.errors import ConfigError, Problem, ServiceLoading
+from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
+from ovmstrio.registry import Registry
+from ovmstrio.registry.source import ConfigSource
+from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.versions import ONLY_VERSION, Listing
+from ovmstrio.runtimes.kind import Dependency, Kind, LoadContext, Takes
+from ovmstrio.runtimes.table import KINDS, Kinds, table_of
+from ovmstrio.server.checking import LoadedVersion, check_config
+from tests.support.stub_registry import running
+
+
+class EchoSpec(ServableSpec):
+    """Says what a file holds."""
+
+    kind: ClassVar[str] = "echo"
+
+    calls: str = ""
+
+
+class _Entry(Schema):
+    name: str
+    file: str
+    calls: str = ""
+
+
+class _Echo:
+    def __init__(self, spec: EchoSpec) -> None:
+        self.text = spec.base_path.read_text()
+        self.metadata = ServableMetadata(spec.name, "Echo", (), ())
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Answer with the text in the place of a name."""
+        return InferResponse(self.text, "1", [], request.id)
+
+    async def aclose(self) -> None:
+        """Hold nothing."""
+
+
+class EchoKind(Kind[EchoSpec]):
+    """Services that say what a file holds."""
+
+    name = EchoSpec.kind
+    spec = EchoSpec
+    takes = frozenset({Takes.TENSORS})
+    section = "echo_config_list"
+
+    def read(self, file: ConfigFile) -> list[EchoSpec]:
+        """Read the entries."""
+        specs = []
+        for entry in file.items(self.section):
+            members = check_members(entry, _Entry, file.findings)
+            if is_whole(entry, members, _Entry) and file.is_first(self.name, entry, members["name"]):
+                given: dict[str, Any] = {key: member.value for key, member in members.items()}
+                base_path = file.directory / given.pop("file")
+                place = file.place(entry)
+                specs.append(EchoSpec(base_path=base_path, origin=file.origin(entry), place=place, **given))
+        return specs
+
+    def depends_on(self, spec: EchoSpec) -> list[Dependency]:
+        """Give the other echo that must be there."""
+        return [Dependency(spec.calls, reloads=True)] if spec.calls else []
+
+    def list_versions(self, spec: EchoSpec) -> Listing:
+        """Give the one version."""
+        return Listing({ONLY_VERSION: spec.base_path}, mark=tree_mark(spec.base_path))
+
+    def files_mark(self, spec: EchoSpec, directory: Path) -> str:
+        """Look at the file."""
+        del spec
+        return tree_mark(directory)
+
+    async def load(self, spec: EchoSpec, version: int, directory: Path, context: LoadContext) -> _Echo:
+        """Read the file."""
+        del version, directory
+        if spec.calls:
+            with await context.lease(spec.calls):
+                pass
+        try:
+            return _Echo(spec)
+        except OSError as error:
+            raise ConfigError([Problem("there is no text", path="file", found=str(spec.base_path))]) from error
+
+
+TABLE: Kinds = {**KINDS, **table_of(EchoKind())}
+
+
+def _write(folder: Path, *entries: dict[str, str], **sections: Any) -> Path:
+    config = folder / "config.json"
+    document = {"model_config_list": [], "echo_config_list": list(entries), **sections}
+    config.write_text(json.dumps(document, indent=1))
+    return config
+
+
+async def test_it_is_loaded_listed_called_and_reloaded(tmp_path: Path) -> None:
+    """As what the server brings with it."""
+    config = _write(tmp_path, {"name": "b", "file": "b.txt", "calls": "a"}, {"name": "a", "file": "a.txt"})
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    registry = Registry(TABLE, poll_seconds=0)
+    source = ConfigSource(config, registry, partial(parse_config, TABLE.values()))
+    async with running(registry):
+        await source.reload()
+        listed = [(entry.name, entry.version, entry.state) for entry in repository_index(registry.statuses())]
+        assert sorted(listed) == [("a", "1", "READY"), ("b", "1", "READY")]
+        assert registry.names_of("echo") == {"a", "b"}
+        assert [status.kind for status in registry.statuses()["a"]] == ["echo"]
+        with await registry.lease("b", "7") as lease:
+            assert (await lease.servable.infer(InferRequest("b"))).model_name == "b"
+        (tmp_path / "a.txt").write_text("else")
+        before = registry.peek("b")
+        assert await source.reload()
+        with await registry.lease("a") as lease:
+            assert (await lease.servable.infer(InferRequest("a"))).model_name == "else"
+        assert registry.peek("b") is not before
+        (tmp_path / "b.txt").unlink()
+        await registry.rescan()
+        assert registry.is_ready("b")
+        assert [(problem.line, problem.path) for problem in registry.findings()] == [(6, "echo_config_list[0].file")]
+
+
+async def test_it_is_checked(tmp_path: Path) -> None:
+    """With the place of what is wrong, and as one of all names."""
+    (tmp_path / "a.txt").write_text("a")
+    entries = [{"name": "a", "file": "a.txt"}, {"name": "b", "file": "b.txt"}, {"name": "a", "file": "b.txt"}]
+    handlers = [{"name": "b", "path": "b"}]
+    report = await check_config(_write(tmp_path, *entries, handler_config_list=handlers), kinds=TABLE)
+    assert report.loaded == (LoadedVersion("a", 1),)
+    assert [(problem.path, problem.message, problem.severity) for problem in report.problems] == [
+        ("echo_config_list[1].name", "The name is taken: 'b' is a handler's, which is served", "error"),
+        ("echo_config_list[2].name", "there is an echo 'a' already, so this one is left out", "warning"),
+        ("handler_config_list[0].path", "the project does not exist", "error"),
+    ]
+
+
+async def test_it_says_that_it_is_not_loaded(tmp_path: Path) -> None:
+    """With its kind and the reason."""
+    config = _write(tmp_path, {"name": "a", "file": "a.txt"})
+    async with running(Registry(TABLE, poll_seconds=0)) as registry:
+        await registry.apply(parse_config(TABLE.values(), config.read_bytes(), config).services)
+        with pytest.raises(ServiceLoading, match='echo "a" is not loaded yet: its last load failed: file: there is'):
+            await registry.lease("a")
+
+
+def test_an_unknown_section_is_told_as_ever(tmp_path: Path) -> None:
+    """Where the table has no such kind."""
+    config = _write(tmp_path)
+    with pytest.raises(ConfigError, match="unknown key 'echo_config_list'"):
+        parse_config(KINDS.values(), config.read_bytes(), config)

@@ -1,0 +1,44 @@
+"""The one form of errors."""
+
+from __future__ import annotations
+
+import json
+
+import orjson
+import pytest
+
+from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded
+from ovmstrio.wire.http.answers import JSON_TYPE, error_answer, json_answer
+
+TEXT = "internal error; the server's log has the details"
+
+
+def test_an_error_is_an_object_with_its_text() -> None:
+    """The status is that of its class."""
+    answer = error_answer(NotFound("nobody is here"))
+    assert (answer.status, answer.body) == (404, b'{"error":"nobody is here"}')
+    assert answer.headers == JSON_TYPE == (("content-type", "application/json"),)
+
+
+def test_what_nobody_foresaw_tells_nothing() -> None:
+    """Internals stay in the log."""
+    answer = error_answer(KeyError("a secret"))
+    assert (answer.status, orjson.loads(answer.content)) == (500, {"error": TEXT})
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.0, "1"), (7.6, "8")])
+def test_an_overload_says_when_to_come_again(seconds: float, header: str) -> None:
+    """In whole seconds, at least one."""
+    answer = error_answer(Overloaded("full", retry_after_seconds=seconds))
+    assert (answer.status, dict(answer.headers)["retry-after"]) == (429, header)
+
+
+def test_a_long_text_is_cut() -> None:
+    """An error that quotes its request does not send all of it back."""
+    text = orjson.loads(error_answer(InvalidRequest("x" * 1_000_000)).content)["error"]
+    assert text == "x" * 4096 + "..."
+
+
+def test_a_text_that_is_not_unicode_is_still_told() -> None:
+    """File names may hold any bytes, and end up in reasons."""
+    assert json.loads(json_answer({"reason": "broken \udcff name"}).content) == {"reason": "broken \udcff name"}
