@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovms_cli.console import EX_USAGE, data_table, ending_with, fail, say, stdout
-from ovms_cli.problems import conclude, safe
+from ovms_cli.problems import conclude, problem_facts, safe
 
 if TYPE_CHECKING:
     from ovms_cli.custom_node_check import Verdict
@@ -69,7 +69,7 @@ def check(
     verdict = check_library(library, _params(param or []), timeout)
     if not as_json and (verdict.inputs or verdict.outputs):
         _show_items(verdict)
-    facts = {"ok": not verdict.errors, **asdict(verdict)} if as_json else None
+    facts = {"ok": problem_facts(verdict.problems)["ok"], **asdict(verdict)} if as_json else None
     conclude(verdict.problems, f"{safe(library)}, no problem found", facts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -124,63 +124,45 @@ def check_service(config: Path, service: Path | None, *, load: bool, as_json: bo
 
     Without a script only the configuration is looked at.
     """
-    checked = _CheckedService(config)
-    checked.run(_find_script(config, service), load=load)
-    problems = checked.ordered()
-    facts = {"pipelines": checked.names, **problem_facts(problems), "without_effect": dict(checked.without_effect)}
-    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in checked.without_effect.items()]
-    conclude(problems, checked.sound, facts if as_json else None, remarks)
+    from ovmstrio.core.errors import ConfigError
+
+    script = _find_script(config, service)
+    found = _Findings()
+    try:
+        found.look_at(config, script, load=load)
+    except ConfigError as error:
+        found.problems += error.problems
+    placed = [each if each.file else replace(each, file=str(script or config)) for each in found.problems]
+    first = str(config)
+    problems = sorted(placed, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
+    facts = {"pipelines": found.names, **problem_facts(problems), "without_effect": dict(found.without_effect)}
+    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in found.without_effect.items()]
+    conclude(problems, found.sound, facts if as_json else None, remarks)
 
 
-class _CheckedService:
-    """What is found of one pipeline, step by step.
+@dataclass(slots=True)
+class _Findings:
+    """What is known of one pipeline so far: its name, what it is if nothing is wrong, and what is."""
 
-    Attributes:
-        names: the service's name, once its script has run.
-        sound: what is said if nothing is wrong; markup.
-        without_effect: keys that mean nothing here, and why.
-    """
+    names: list[str] = field(default_factory=list)
+    sound: str = "no problem found in the configuration; --service names the script, to check its Ops"
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
 
-    def __init__(self, config: Path) -> None:
-        self.names: list[str] = []
-        self.sound = "no problem found in the configuration; --service names the script, to check its Ops"
-        self.without_effect: Mapping[str, str] = {}
-        self._config = config
-        self._problems: list[Problem] = []
-
-    def run(self, script: Path | None, *, load: bool) -> None:
-        """Look at everything that can be looked at; without a script, at the configuration alone."""
-        from ovmstrio.core.errors import ConfigError
-
-        try:
-            examined = _examine(self._config, None)
-            self._problems += examined.problems
-            self.without_effect = examined.without_effect
-        except ConfigError as error:
-            self._problems += error.problems
-        else:
-            if script is not None:
-                self._run_script(script, load=load)
-
-    def _run_script(self, script: Path, *, load: bool) -> None:
+    def look_at(self, config: Path, script: Path | None, *, load: bool) -> None:
         import trio
 
-        from ovmstrio.core.errors import ConfigError
         from ovmstrio.runtimes.ops.examining import examine_pipeline
 
-        try:
-            service = _load_service(self._config, script)
-            self.names = [service.name]
-            graph = service.graph()
-            self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
-            examined = _examine(self._config, service)
-            self._problems += [problem for problem in examined.problems if problem not in self._problems]
-            found = trio.run(lambda: examine_pipeline(graph, examined, load=load))
-        except ConfigError as error:
-            found = list(error.problems)
-        self._problems += [problem if problem.file else replace(problem, file=str(script)) for problem in found]
-
-    def ordered(self) -> list[Problem]:
-        """Give the problems by file and line, those of the configuration first."""
-        first = str(self._config)
-        return sorted(self._problems, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
+        examined = _examine(config, None)
+        self.problems += examined.problems
+        self.without_effect = examined.without_effect
+        if script is None:
+            return
+        service = _load_service(config, script)
+        self.names = [service.name]
+        graph = service.graph()
+        self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
+        with_script = _examine(config, service)
+        self.problems += [problem for problem in with_script.problems if problem not in self.problems]
+        self.problems += trio.run(lambda: examine_pipeline(graph, with_script, load=load))

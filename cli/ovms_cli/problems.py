@@ -54,41 +54,45 @@ def conclude(
         facts: what is printed in place of all that.
         remarks: lines between the problems and what they come to; markup.
     """
-    is_wrong = any(problem.severity == "error" for problem in problems)
+    errors = _errors(problems)
     if facts is not None:
         print_json(facts)
     else:
         show_problems(problems)
-        mark = "[bold red]not ok[/]" if is_wrong else "[bold green]ok[/]"
+        mark = "[bold red]not ok[/]" if errors else "[bold green]ok[/]"
         for remark in remarks:
             say(remark)
         say(f"{mark}: {count_problems(problems) if problems else sound}")
-    raise typer.Exit(1 if is_wrong else 0)
+    raise typer.Exit(1 if errors else 0)
 
 
 def point_to(command: str, problems: Sequence[Problem]) -> None:
     """Name the command that shows the problems, if one of them is an error."""
-    if any(problem.severity == "error" for problem in problems):
+    if _errors(problems):
         text = f"{count_problems(problems)}; {safe(f'see: {command}')}"
         stderr().print(text, highlight=False, soft_wrap=True)
 
 
 def count_problems(problems: Sequence[Problem]) -> str:
     """Say how many errors and warnings there are, in how many files."""
-    errors = sum(problem.severity == "error" for problem in problems)
+    errors = _errors(problems)
     files = count(len({problem.file for problem in problems}), "file")
     return f"{count(errors, 'error')} and {count(len(problems) - errors, 'warning')} in {files}"
 
 
 def problem_facts(problems: Sequence[Problem]) -> dict[str, Any]:
     """Give what ``--json`` tells of problems."""
-    errors = sum(problem.severity == "error" for problem in problems)
+    errors = _errors(problems)
     return {
         "ok": not errors,
         "errors": errors,
         "warnings": len(problems) - errors,
         "problems": [asdict(problem) for problem in problems],
     }
+
+
+def _errors(problems: Sequence[Problem]) -> int:
+    return sum(problem.severity == "error" for problem in problems)
 
 
 def count(number: int, noun: str) -> str:
