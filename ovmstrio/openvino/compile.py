@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import statistics
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,18 +17,19 @@ from openvino.passes import LowLatency2, Manager
 
 from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.openvino.batches import take_batches
+from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.preprocess import preprocess
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import Signature, read_signature
 from ovmstrio.openvino.state import read_variables
-from ovmstrio.openvino.warmup import Timing, warm_up
+from ovmstrio.openvino.tensors import placeholder
 from ovmstrio.work.placement import Placement
 
-__all__ = ["Compiled", "ModelSource", "compile_model", "compile_read"]
+__all__ = ["Compiled", "ModelSource", "Timing", "compile_model", "compile_read", "warm_up"]
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +72,14 @@ class Compiled:
     may_fail: bool
     synchronous: bool
     variables: tuple[TensorSpec, ...] = ()
+
+    def make_slot(self, number: int = 0) -> Slot:
+        """Make an infer request of one of the models."""
+        return Slot(self.models[number], self.signature, synchronous=self.synchronous)
+
+    def make_slots(self) -> list[Slot]:
+        """Make as many infer requests as may run at once."""
+        return [self.make_slot(number if self.may_fail else 0) for number in range(self.nireq)]
 
 
 def compile_model(source: ModelSource) -> Compiled:
@@ -208,3 +219,38 @@ def _property(model: ov.CompiledModel, name: str, default: int) -> int:
         return int(model.get_property(name))
     except OPENVINO_ERRORS:  # devices such as AUTO do not have every property
         return default
+
+
+_TIMED_RUNS: Final = 15
+_LONG_ENOUGH_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one inference took on so many bytes of input."""
+
+    median_seconds: float
+    input_bytes: int
+
+
+def warm_up(model: ov.CompiledModel, signature: Signature, *, synchronous: bool) -> Timing | None:
+    """Time inferences on zeros, dynamic dimensions being 1.
+
+    Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not
+    counted, as it allocates; a model for which one run is long is run twice only.  ``synchronous`` is as in
+    :class:`~ovmstrio.openvino.pool.Slot`.
+    """
+    arrays = [placeholder(spec) for spec in signature.inputs]
+    slot = Slot(model, signature, synchronous=synchronous)
+    times: list[float] = []
+    try:
+        slot.bind(arrays)
+        slot.infer()
+        while len(times) < _TIMED_RUNS and sum(times) < _LONG_ENOUGH_SECONDS:
+            begin = time.perf_counter()
+            slot.infer()
+            times.append(time.perf_counter() - begin)
+    except ModelFailure as error:
+        log.info("warm-up skipped: the model does not run on zeros", reason=error.message)
+        return None
+    return Timing(statistics.median(times), sum(array.nbytes for array in arrays))

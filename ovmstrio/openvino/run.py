@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from functools import partial
+from queue import SimpleQueue
 from typing import Final
 
 import trio
@@ -23,7 +23,7 @@ from ovmstrio.openvino.pool import RequestPool, Slot
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.state import StateChange
 
-__all__ = ["Network"]
+__all__ = ["BlockingNetwork", "Network"]
 
 _LEAST_PATIENCE_SECONDS: Final = 0.02
 _PATIENCE_FACTOR: Final = 3
@@ -40,12 +40,10 @@ class Network:
         self._placement = compiled.placement
         self._hooks = hooks
         self._compile_again = compiled.compile_again
-        make_slot = partial(Slot, signature=self.signature, synchronous=compiled.synchronous)
         self._may_fail = compiled.may_fail
-        models = compiled.models if compiled.may_fail else compiled.models * compiled.nireq
-        self.pool = RequestPool([make_slot(model) for model in models])
+        self.pool = RequestPool(compiled.make_slots())
         # A model that may fail runs one request at a time, so that its inline runs take their turn in the pool.
-        self._inline_slot = None if compiled.may_fail else make_slot(compiled.models[0])
+        self._inline_slot = None if compiled.may_fail else compiled.make_slot()
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
         # Requests that run side by side share the device, and each takes so much longer.
@@ -155,3 +153,33 @@ class Network:
             await trio.to_thread.run_sync(slot.request.wait, abandon_on_cancel=True, limiter=self._threads)
         except OPENVINO_ERRORS as error:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
+
+
+class BlockingNetwork:
+    """A compiled model with its infer requests, which threads take in turn."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.signature = compiled.signature
+        self._compiled = compiled
+        self._idle: SimpleQueue[Slot] = SimpleQueue()
+        for slot in compiled.make_slots():
+            self._idle.put(slot)
+
+    def infer(self, arrays: Sequence[Array]) -> list[Array]:
+        """Infer on ``arrays``, in the order of the signature's inputs; waits for an idle request first.
+
+        Raises:
+            ModelFailure: OpenVINO failed on these inputs.
+        """
+        slot = self._idle.get()
+        try:
+            slot.bind(arrays)
+            slot.infer()
+            return slot.outputs()
+        except ModelFailure:
+            if self._compiled.may_fail:
+                slot.recover(self._compiled.compile_again)
+            raise
+        finally:
+            slot.unbind()
+            self._idle.put(slot)

@@ -13,7 +13,7 @@ from ovmstrio.core.datatypes import BY_OPENVINO_NAME
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 
-__all__ = ["Signature", "port_names", "read_signature", "to_partial_shape"]
+__all__ = ["Signature", "dims_of", "port_names", "read_signature", "to_partial_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,13 @@ def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bo
         alias = next((aliases[name] for name in known if name in aliases), None)
         names.append(alias or (str(port.get_any_name()) if known else fallback))
     return names
+
+
+def dims_of(shape: ov.PartialShape, unknown: tuple[Dim, ...] = (ANY_SIZE,)) -> tuple[Dim, ...]:
+    """Give a shape of OpenVINO's, for one of unknown rank ``unknown``."""
+    if shape.rank.is_dynamic:
+        return unknown
+    return tuple(Dim(dim.get_min_length(), dim.get_max_length()) for dim in shape)
 
 
 def to_partial_shape(dims: Sequence[Dim]) -> ov.PartialShape:
@@ -96,9 +103,8 @@ def _side(
 
 
 def _spec(name: str, port: Any) -> TensorSpec:
-    shape = port.get_partial_shape()
     # An output of unknown rank is shown as one dimension of any size; the answer's own shape is exact.
-    dims = (ANY_SIZE,) if shape.rank.is_dynamic else tuple(Dim(d.get_min_length(), d.get_max_length()) for d in shape)
+    dims = dims_of(port.get_partial_shape())
     layout = port.node.layout
     text = "" if layout.empty or str(layout) == "[...]" else str(layout).strip("[]").replace(",", "")
     return TensorSpec(

@@ -9,8 +9,9 @@ import openvino as ov
 
 from ovmstrio.core.datatypes import BY_OPENVINO_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
-from ovmstrio.core.tensor import ANY_SIZE, Array, Dim, TensorSpec
+from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.openvino.signature import dims_of
 from ovmstrio.openvino.tensors import from_tensor, to_tensor
 
 __all__ = ["State", "StateChange", "read_variables"]
@@ -34,9 +35,7 @@ def _variable(info: Any, file: str) -> TensorSpec:
     if datatype is None or datatype is BYTES:
         message = f"the variable {info.variable_id!r} has the element type {info.data_type}, which cannot be kept"
         raise ConfigError([Problem(message, file=file, path="stateful")])
-    shape = info.data_shape
-    dims = (ANY_SIZE,) if shape.rank.is_dynamic else tuple(Dim(d.get_min_length(), d.get_max_length()) for d in shape)
-    return TensorSpec(info.variable_id, datatype, dims, None)
+    return TensorSpec(info.variable_id, datatype, dims_of(info.data_shape), None)
 
 
 class StateChange:

@@ -38,7 +38,7 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 """The precision in which numbers are compared; the processor's own default may be bf16."""
 
 
-class RecordingHooks:
+class RecordingHooks(ServableHooks):
     """Remembers what a model told."""
 
     def __init__(self) -> None:

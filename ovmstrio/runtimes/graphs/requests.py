@@ -11,8 +11,7 @@ from typing import Any, Final
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput, InferRequest, ParameterValue
 from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
-from ovmstrio.runtimes.graphs.config.stream_types import stream_type
-from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
+from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor, stream_type
 from ovmstrio.runtimes.graphs.tensors.arrays import read_mediapipe_tensor, read_ov_tensor, read_tf_tensor
 from ovmstrio.runtimes.graphs.tensors.images import read_image
 from ovmstrio.runtimes.graphs.tensors.python_tensors import read_python_tensor

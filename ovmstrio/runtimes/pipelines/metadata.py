@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 from ovmstrio.runtimes.pipelines.problems import Code, problem_of
-from ovmstrio.runtimes.pipelines.shapes import common_shape, shown_dims
-from ovmstrio.runtimes.pipelines.signatures import is_open
+from ovmstrio.runtimes.pipelines.signatures import common_shape, is_open, shown_dims
 from ovmstrio.runtimes.pipelines.structure import DYNAMIC, ENTRY, EXIT
 
 if TYPE_CHECKING:

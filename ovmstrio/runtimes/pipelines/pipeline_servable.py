@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
-    from ovmstrio.runtimes.pipelines.plan import PipelinePlan
+    from ovmstrio.runtimes.pipelines.plan import NodePlan
 
 __all__ = ["DagServable"]
 
@@ -29,7 +29,7 @@ class DagServable:
 
     Args:
         name: of the pipeline.
-        plan: what is called, and in which order.
+        entry: the node from which all that is called is linked.
         inputs: what it takes.
         outputs: what it gives.
         custom_nodes: what is closed with it.
@@ -38,14 +38,14 @@ class DagServable:
     def __init__(
         self,
         name: str,
-        plan: PipelinePlan,
+        entry: NodePlan,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         custom_nodes: Sequence[CustomNode],
     ) -> None:
         self.name = name
         self.metadata = ServableMetadata(name, _PLATFORM, inputs, outputs)
-        self._plan = plan
+        self._entry = entry
         self._read = EntryReader(inputs)
         self._custom_nodes = custom_nodes
 
@@ -65,7 +65,7 @@ class DagServable:
         Cancellation: at any checkpoint; everything that runs for the call is cancelled before this returns.
         """
         inputs = self._read(request)
-        outputs = await Run(self._plan, request)(inputs)
+        outputs = await Run(self._entry, request)(inputs)
         named: list[Tensor | RawTensor] = [
             _named(name, outputs[name], keeps_rows=request.keeps_rows) for name in sorted(outputs)
         ]

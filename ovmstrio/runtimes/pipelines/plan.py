@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.pipelines.node_calls import NodeCall
     from ovmstrio.runtimes.pipelines.structure import Level, Structure
 
-__all__ = ["Link", "NodePlan", "PipelinePlan", "make_plan"]
+__all__ = ["Link", "NodePlan", "make_plan"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,15 +49,8 @@ class NodePlan:
     follower: NodePlan | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PipelinePlan:
-    """The whole, by its entry, from which all else is linked."""
-
-    entry: NodePlan
-
-
-def make_plan(structure: Structure, calls: Mapping[str, NodeCall]) -> PipelinePlan:
-    """Link the nodes of a sound structure; ``calls`` has what each but entry and exit does."""
+def make_plan(structure: Structure, calls: Mapping[str, NodeCall]) -> NodePlan:
+    """Link the nodes of a sound structure and give its entry; ``calls`` has what each but entry and exit does."""
     calls = {ENTRY: _nothing, EXIT: _nothing, **calls}
     nodes = {
         name: NodePlan(name, calls[name], len(structure.into(name)), node.demultiply_count or 0)
@@ -70,7 +63,7 @@ def make_plan(structure: Structure, calls: Mapping[str, NodeCall]) -> PipelinePl
         nodes[edge.source].links.append(link)
     for node in nodes.values():
         node.follower = _find_follower(node)
-    return PipelinePlan(nodes[ENTRY])
+    return nodes[ENTRY]
 
 
 def _find_follower(node: NodePlan) -> NodePlan | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import InferRequest
-    from ovmstrio.runtimes.pipelines.plan import Link, NodePlan, PipelinePlan
+    from ovmstrio.runtimes.pipelines.plan import Link, NodePlan
 
 __all__ = ["Run"]
 
@@ -45,14 +45,14 @@ class Run:
     """Takes one request through a plan; used once.
 
     Args:
-        plan: the pipeline.
+        entry: of the pipeline.
         request: the call, for its id and deadline.
     """
 
-    __slots__ = ("_answer", "_backlog", "_counts", "_failure", "_gathering", "_plan", "_request", "_tasks", "_waiting")
+    __slots__ = ("_answer", "_backlog", "_counts", "_entry", "_failure", "_gathering", "_request", "_tasks", "_waiting")
 
-    def __init__(self, plan: PipelinePlan, request: InferRequest) -> None:
-        self._plan = plan
+    def __init__(self, entry: NodePlan, request: InferRequest) -> None:
+        self._entry = entry
         self._request = request
         self._waiting: dict[tuple[str, Path], dict[str, Tensor]] = {}
         self._gathering: dict[tuple[Link, int, Path], dict[int, Tensor]] = {}
@@ -73,7 +73,7 @@ class Run:
         Ownership: the tasks of the sessions, at most ``MAX_TASKS``, until this returns.
         Cancellation: at any checkpoint; every session is cancelled first.
         """
-        ready = self._deliver(self._plan.entry, (), inputs)
+        ready = self._deliver(self._entry, (), inputs)
         while len(ready) == 1:
             node, path, given = ready[0]
             if node.name == EXIT:

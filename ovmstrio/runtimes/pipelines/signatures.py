@@ -9,12 +9,12 @@ from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import ServableMetadata
     from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode, ItemInfo
 
-__all__ = ["Signature", "is_open", "signature_of_custom_node", "signature_of_servable"]
+__all__ = ["Signature", "common_shape", "is_open", "shown_dims", "signature_of_custom_node", "signature_of_servable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,24 @@ def signature_of_custom_node(node: CustomNode) -> Signature:
 def _spec_of(info: ItemInfo) -> TensorSpec:
     dims = tuple(ANY_SIZE if size < 0 else Dim.fixed(size) for size in info.shape)
     return TensorSpec(info.name, info.datatype or INVALID, dims, batch_axis=None)
+
+
+def common_dim(one: Dim, other: Dim) -> Dim | None:
+    """Give the sizes that both have; None if there are none."""
+    highs = [dim.high for dim in (one, other) if dim.high != -1]
+    common = Dim(max(one.low, other.low), min(highs, default=-1))
+    return common if common.high == -1 or common.low <= common.high else None
+
+
+def common_shape(one: Sequence[Dim], other: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """Give the shapes that fit both; None if there are none."""
+    if len(one) != len(other):
+        return None
+    dims = [common_dim(a, b) for a, b in zip(one, other, strict=True)]
+    found = tuple(dim for dim in dims if dim is not None)
+    return found if len(found) == len(dims) else None
+
+
+def shown_dims(dims: Sequence[Dim]) -> str:
+    """Print a shape."""
+    return f"[{','.join(map(str, dims))}]"

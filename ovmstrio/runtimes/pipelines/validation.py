@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.runtimes.pipelines.problems import Code, problem_of
-from ovmstrio.runtimes.pipelines.shapes import fits, shown_dims
-from ovmstrio.runtimes.pipelines.signatures import is_open
+from ovmstrio.runtimes.pipelines.signatures import common_shape, is_open, shown_dims
 from ovmstrio.runtimes.pipelines.structure import DYNAMIC, ENTRY
 
 if TYPE_CHECKING:
@@ -113,7 +112,8 @@ def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, Signa
         problems.append(problem_of(node, Code.NOT_IMPLEMENTED, message, "pass them as rows of UINT8"))
     sent = given.shape if structure.nodes[edge.source].demultiply_count is None else given.shape[1:]
     taken = wanted.shape[1:] if edge.gathers else wanted.shape
-    if not fits(sent, taken):
+    # What has a shape in common may fit; if not every size does, a request may still fail.
+    if common_shape(sent, taken) is None:
         message = f"{where}: expected {shown_dims(taken)}, got {shown_dims(sent)}{_why(edge, sent, given)}"
         problems.append(problem_of(node, Code.SHAPE, message, "reshape the model, or convert it between the two"))
     return problems

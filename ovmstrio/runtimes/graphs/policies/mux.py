@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Run, Step
+from ovmstrio.runtimes.graphs.policies.steps import CLOSE, InputPolicy, NodeStep, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["MuxPolicy"]
 
 
-class MuxPolicy:
+class MuxPolicy(InputPolicy):
     """Runs at each packet of the control input, the last by tag, whose value is the index of the input to read.
 
     What the chosen input has at that timestamp comes with it, once that is decided; earlier packets of all inputs are
-    dropped.  The node ends with its control input.
+    dropped as the control input goes on.  The node ends with its control input.
     """
 
     def __init__(self, streams: Sequence[InputStream]) -> None:
+        super().__init__(streams)
         *self._data, self._control = streams
 
     def next(self) -> Step:
@@ -45,10 +46,7 @@ class MuxPolicy:
         if chosen.queue and chosen.queue[0].timestamp == head.timestamp:
             inputs = {chosen.port: chosen.queue.popleft().value, **inputs}
         self._drop(head.timestamp)
-        return Run(head.timestamp, inputs)
-
-    def arrived(self) -> None:
-        """Nothing to drop: what is not chosen is dropped as the control input goes on."""
+        return NodeStep(head.timestamp, inputs)
 
     def bound(self) -> int:
         """Give the smallest timestamp that a run to come may have."""

@@ -24,7 +24,7 @@ import trio
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.runtimes.models.buffers import buffer_of
-from ovmstrio.runtimes.models.sequences.sequence import Sequence
+from ovmstrio.runtimes.models.sequences.manager import Sequence
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer

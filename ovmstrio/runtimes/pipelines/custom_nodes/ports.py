@@ -5,6 +5,7 @@ A library is opened once for every node that uses it; what is opened is closed w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.datatypes import Datatype
 
-__all__ = ["CustomNode", "ItemInfo"]
+__all__ = ["CustomNode", "ItemInfo", "read_only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +61,11 @@ class CustomNode(Protocol):
     async def aclose(self) -> None:
         """Deinitialise the node, once no call is under way; failures are logged."""
         ...
+
+
+def read_only(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Give views of arrays that cannot be written through."""
+    views = {name: array.view() for name, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views

@@ -12,17 +12,15 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.graphs.calculator import DefinitionScope, NodeContext
+from ovmstrio.runtimes.graphs.calculator import DefinitionScope
 from ovmstrio.runtimes.graphs.calculators.python.contract import has_loopback
-from ovmstrio.runtimes.graphs.calculators.python.instance import PythonCalculator
-from ovmstrio.runtimes.graphs.calculators.python.outputs import output_ports
 from ovmstrio.runtimes.graphs.calculators.python.python_failures import UserCode
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 from ovmstrio.work.user_code.places import SourceLine, describe, missing_module_fix
 
-__all__ = ["FINALIZE_SECONDS", "Handler"]
+__all__ = ["FINALIZE_SECONDS", "LoadedHandler"]
 
 log = structlog.get_logger(__name__)
 
@@ -32,8 +30,8 @@ _CLASS: Final = "OvmsPythonModel"
 _FAILED: Final = "The Python Node state initialization failed"
 
 
-class Handler:
-    """What all instances of a Python node share.
+class LoadedHandler:
+    """The user's object behind a Python node, from its import to its end.
 
     Args:
         node: as the graph file has it.
@@ -49,7 +47,7 @@ class Handler:
         self.node = node
         self.threads = scope.threads
         self.grace_seconds = scope.threads.grace_seconds
-        self.ports = output_ports(node)
+        self.ports = {ref.name: ref.port for ref in node.outputs}
         self.has_loopback = has_loopback(node)
         self.input_count = len(node.inputs) - self.has_loopback
         self.user_code = UserCode(scope.graph, node.name, file.parent, hide_errors=scope.hide_errors)
@@ -80,19 +78,6 @@ class Handler:
             if isinstance(raised.error, ConfigError):
                 raise raised.error from None
             raise self._failed(raised.error) from None
-
-    async def open(self, context: NodeContext) -> PythonCalculator:
-        """Make the calculator of one instance.
-
-        Raises:
-            NodeFailure: the handler's ``open`` raised.
-            ServerError: it raised this itself.
-
-        Cancellation: while the handler's ``open`` runs.
-        """
-        calculator = PythonCalculator(self, context)
-        await calculator.open()
-        return calculator
 
     async def aclose(self) -> None:
         """Finalize the object, if there is one, and forget its modules; errors are logged.

@@ -1,11 +1,12 @@
-"""A Python node in one running graph (``ovms_graphs`` section 3)."""
+"""A Python node in one running graph."""
 
 from __future__ import annotations
 
 import contextvars
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,6 @@ import trio
 
 from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeFailure
 from ovmstrio.runtimes.graphs.calculators.python.contract import LOOPBACK
-from ovmstrio.runtimes.graphs.calculators.python.node_context import node_context
 from ovmstrio.runtimes.graphs.calculators.python.outputs import (
     Outputs,
     WrongOutputError,
@@ -29,9 +29,9 @@ from pyovms import Context
 from pyovms.context import CURRENT
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.graphs.calculators.python.handler import Handler
+    from ovmstrio.runtimes.graphs.calculators.python.handler import LoadedHandler
 
-__all__ = ["PythonCalculator"]
+__all__ = ["PythonCalculator", "node_context"]
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ class PythonCalculator:
         context: of the node while it opens.
     """
 
-    def __init__(self, handler: Handler, context: NodeContext) -> None:
+    def __init__(self, handler: LoadedHandler, context: NodeContext) -> None:
         instance = context.instance
         self._handler = handler
         self._instance = instance
@@ -197,3 +197,17 @@ class PythonCalculator:
 
     def _is_cancelled(self) -> bool:
         return self._is_stopped or self._instance.is_cancelled
+
+
+@contextmanager
+def node_context(context: contextvars.Context) -> Iterator[None]:
+    """Let ``current_context()`` give, on the event loop, what it gives in ``context``."""
+    current = context.get(CURRENT)
+    if current is None:
+        yield
+        return
+    token = CURRENT.set(current)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 from pyovms import Tensor
 
-__all__ = ["Outputs", "WrongOutputError", "output_ports", "routed", "routed_yield", "unexpected_result"]
+__all__ = ["Outputs", "WrongOutputError", "routed", "routed_yield", "unexpected_result"]
 
 Outputs = list[tuple[Port, Tensor]]
 """Tensors, and the ports through which they leave."""
@@ -16,11 +16,6 @@ Outputs = list[tuple[Port, Tensor]]
 
 class WrongOutputError(Exception):
     """User code gave back something that a Python node cannot send; the text says what was expected and found."""
-
-
-def output_ports(node: NodeConfig) -> dict[str, Port]:
-    """Give the port of each output by the name that tensors bear."""
-    return {ref.name: ref.port for ref in node.outputs}
 
 
 def routed(values: Iterable[Any], ports: Mapping[str, Port], what: str) -> Outputs:

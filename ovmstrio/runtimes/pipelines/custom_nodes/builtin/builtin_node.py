@@ -17,8 +17,7 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import CLASS_OF
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.sharing import read_only
+from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo, read_only
 from ovmstrio.work.placement import run_load
 
 __all__ = ["Builtin", "BuiltinNode", "described", "open_builtin"]

@@ -20,9 +20,15 @@ from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 
 __all__ = [
     "COLOURS",
+    "CONFIDENCE",
+    "LABEL",
     "LAYOUTS",
+    "PLACE",
+    "ROW",
     "Box",
     "PictureSettings",
+    "boxes_of",
+    "chosen_rows",
     "cut",
     "from_tensor",
     "picture_shape",
@@ -181,3 +187,29 @@ def to_pixels(values: Array, what: str) -> Array:
     if not np.all(np.abs(values) < _LARGEST):
         raise CustomNodeFailure(f"the {what} have values that are no places in an image")
     return values.astype(np.int64)
+
+
+LABEL: Final = 1
+CONFIDENCE: Final = 2
+PLACE: Final = slice(3, 7)
+ROW: Final = 7
+
+
+def chosen_rows(detection: Array, threshold: float, label: int = -1) -> Array:
+    """Give the rows of the first image that are certain enough and, unless ``label`` is -1, of this label."""
+    rows = detection.reshape(-1, ROW)
+    is_chosen = (np.abs(rows[:, 0]) < 1) & (rows[:, CONFIDENCE] >= np.float32(threshold))
+    if label != -1:
+        is_chosen &= np.trunc(rows[:, LABEL]) == label
+    return rows[is_chosen]
+
+
+def boxes_of(rows: Array, pictures: PictureSettings) -> list[Box]:
+    """Give the boxes of rows, within the image.
+
+    Raises:
+        CustomNodeFailure: a place is not finite.
+    """
+    sizes = np.array([pictures.width, pictures.height] * 2, np.float32)
+    places = to_pixels(rows[:, PLACE] * sizes, "detections")
+    return [Box(*place).clamped(pictures.width, pictures.height) for place in places.tolist()]

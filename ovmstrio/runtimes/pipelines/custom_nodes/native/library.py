@@ -8,15 +8,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from struct import Struct
 from typing import Any, Final, cast
 
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import FUNCTIONS
-from ovmstrio.runtimes.pipelines.custom_nodes.native.elf import why_not_loadable
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 
-__all__ = ["NativeLibrary", "load_library"]
+__all__ = ["NativeLibrary", "load_library", "why_not_loadable"]
 
 _REBUILD: Final = 'build it against custom_node_interface.h (`ovms custom-node build`), in C++ as extern "C"'
 
@@ -77,3 +78,40 @@ def _load(path: Path) -> NativeLibrary:
     if missing:
         raise AttributeError(f"{', '.join(missing)} missing")
     return NativeLibrary(library)
+
+
+_HEADER: Final = Struct("<4sBB10xHH")
+_CLASS_64: Final = 2
+_LITTLE_ENDIAN: Final = 1
+_SHARED_OBJECT: Final = 3
+_MACHINES: Final = {
+    3: "x86",
+    8: "mips",
+    21: "ppc64",
+    22: "s390x",
+    40: "arm",
+    62: "x86_64",
+    183: "aarch64",
+    243: "riscv64",
+}
+
+
+def why_not_loadable(path: Path) -> str:
+    """Look at a file and say what keeps it from being loaded, or nothing if that cannot be seen; blocking.
+
+    The dynamic loader's own words mislead for a library of another machine.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEADER.size)
+    except OSError as error:
+        return error.strerror or str(error)
+    if len(head) < _HEADER.size or not head.startswith(b"\x7fELF"):
+        return "it is no shared library (no ELF header)"
+    _, word_size, order, kind, machine = _HEADER.unpack(head)
+    if order != _LITTLE_ENDIAN or word_size != _CLASS_64:
+        return "it is built for another kind of machine (not 64-bit little-endian)"
+    built_for = _MACHINES.get(machine, f"machine {machine}")
+    if built_for != platform.machine():
+        return f"it is built for {built_for}, and this machine is {platform.machine()}"
+    return "" if kind == _SHARED_OBJECT else "it is no shared library (link it with -shared)"

@@ -21,9 +21,8 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import (
 )
 from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode
 from ovmstrio.runtimes.pipelines.custom_nodes.native.library import load_library
-from ovmstrio.runtimes.pipelines.custom_nodes.native.metadata import inputs_info, outputs_info
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.native.outputs import OutputTaker
+from ovmstrio.runtimes.pipelines.custom_nodes.native.outputs import OutputTaker, inputs_info, outputs_info
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE, node_threads
 from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.work.threads.worker_threads import WorkerThreads

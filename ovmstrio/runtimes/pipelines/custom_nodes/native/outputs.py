@@ -1,4 +1,6 @@
-"""From what ``execute`` gave to arrays, with every buffer released exactly once.
+"""What a node says of its inputs and outputs, and from what ``execute`` gave to arrays.
+
+Every buffer that ``execute`` gave is released exactly once:
 
 ==================================================  ============================================
 what came                                            what becomes of it
@@ -15,19 +17,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
-from ctypes import c_uint64
+from collections.abc import Callable, Iterable, Mapping
+from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.errors import ConfigError, CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import DATATYPES, NodeTensor
+from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import DATATYPES, NodeTensor, NodeTensorInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import CallInputs
 from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode, LibraryBuffer, Memory
+from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 
-__all__ = ["MOST_DIMENSIONS", "MOST_ITEMS", "OutputTaker", "shape_at"]
+__all__ = ["MOST_DIMENSIONS", "MOST_ITEMS", "OutputTaker", "inputs_info", "outputs_info", "shape_at"]
 
 MOST_ITEMS: Final = 4096
 """A higher number of inputs or outputs is taken for a mistake, before memory behind the array is read."""
@@ -147,3 +150,57 @@ class OutputTaker:
     def _release_all(self, addresses: Iterable[int]) -> None:
         for address in addresses:
             self._node.release(address)
+
+
+def inputs_info(node: InitializedNode) -> Mapping[str, ItemInfo]:
+    """Ask a node for its inputs; blocking.
+
+    Raises:
+        ConfigError: it failed (``NODE_LIBRARY_METADATA_FAILED``), or what it gave cannot be used
+            (``NODE_LIBRARY_OUTPUTS_CORRUPTED``, ``NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT``).
+    """
+    return _info(node, node.library.get_inputs_info, "getInputsInfo")
+
+
+def outputs_info(node: InitializedNode) -> Mapping[str, ItemInfo]:
+    """Ask a node for its outputs; blocking.
+
+    Raises:
+        ConfigError: as for inputs.
+    """
+    return _info(node, node.library.get_outputs_info, "getOutputsInfo")
+
+
+def _info(node: InitializedNode, function: Callable[..., int], symbol: str) -> Mapping[str, ItemInfo]:
+    address, count = c_void_p(), c_int()
+    status = function(byref(address), byref(count), node.params.array, node.params.count, node.manager)
+    unusable = node.identity.unusable
+    if status:
+        raise unusable("NODE_LIBRARY_METADATA_FAILED", f"{symbol} returned {status}")
+    if address.value is None:
+        raise unusable("NODE_LIBRARY_OUTPUTS_CORRUPTED", f"the pointer that {symbol} gave is null")
+    try:
+        if not 0 < count.value <= MOST_ITEMS:
+            detail = f"{symbol} gave {count.value}, expected 1 to {MOST_ITEMS}"
+            raise unusable("NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT", detail)
+        return _items(node, symbol, list((NodeTensorInfo * count.value).from_address(address.value)))
+    finally:
+        node.release(address.value)
+
+
+def _items(node: InitializedNode, symbol: str, rows: list[NodeTensorInfo]) -> Mapping[str, ItemInfo]:
+    failure: ConfigError | None = None
+    items: dict[str, ItemInfo] = {}
+    for index, row in enumerate(rows):
+        shape = shape_at(row.dims, row.dims_count)
+        if row.name is None or shape is None:
+            detail = f"entry {index} that {symbol} gave has no name, or no shape"
+            failure = failure or node.identity.unusable("NODE_LIBRARY_METADATA_FAILED", detail)
+            continue
+        name = row.name.decode(errors="replace")
+        items[name] = ItemInfo(name, DATATYPES.get(row.precision), tuple(size or -1 for size in shape))
+    for address in {row.dims for row in rows if row.dims is not None}:
+        node.release(address)
+    if failure is not None:
+        raise failure
+    return items

@@ -12,12 +12,10 @@ import trio
 
 from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import node_threads
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.python.arrays import WrongOutputsError, read_outputs
+from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.python.contract import Functions, UserFunction, find_functions
 from ovmstrio.runtimes.pipelines.custom_nodes.python.file_failures import UserFile
-from ovmstrio.runtimes.pipelines.custom_nodes.python.infos import read_infos
-from ovmstrio.runtimes.pipelines.custom_nodes.sharing import read_only
+from ovmstrio.runtimes.pipelines.custom_nodes.python.infos import WrongOutputsError, read_infos, read_outputs
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 
