@@ -13,11 +13,11 @@ from ovmstrio.core.datatypes import BY_OPENVINO_NAME
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 
-__all__ = ["Signature", "dims_of", "port_names", "read_signature", "to_partial_shape"]
+__all__ = ["ModelSignature", "dims_of", "port_names", "read_signature", "to_partial_shape"]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ModelSignature:
     """Inputs and outputs sorted by name, each with the position of its port in the model.
 
     ``extra`` is what the model's file says of itself (``rt_info``), fit for JSON.
@@ -58,7 +58,7 @@ def to_partial_shape(dims: Sequence[Dim]) -> ov.PartialShape:
     return ov.PartialShape([ov.Dimension(dim.low, dim.high) for dim in dims])
 
 
-def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> Signature:
+def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelSignature:
     """Describe a model.
 
     Raises:
@@ -73,7 +73,7 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> Signat
     outputs, output_ports = _side(model.outputs, mapping.outputs, file, problems, is_input=False)
     if problems:
         raise ConfigError(problems)
-    return Signature(inputs, input_ports, outputs, output_ports, _extra(model))
+    return ModelSignature(inputs, input_ports, outputs, output_ports, _extra(model))
 
 
 def _side(

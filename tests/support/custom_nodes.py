@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode, open_builtin
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 from ovmstrio.runtimes.pipelines.custom_nodes.python import open_python_node
 from tests.support.tasks import hosting
 

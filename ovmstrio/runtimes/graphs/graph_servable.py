@@ -13,10 +13,10 @@ from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.request import InferResponse, ServableMetadata, StreamReply
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
-from ovmstrio.runtimes.graphs.instance import GraphInstance, running
-from ovmstrio.runtimes.graphs.requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.runtimes.graphs.graph_stream import REPLIES_BUFFERED, GraphStream
 from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, FirstPackets, Replies, to_output
-from ovmstrio.runtimes.graphs.streaming import REPLIES_BUFFERED, GraphStream
 from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.servable import InferStream
     from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
+    from ovmstrio.runtimes.graphs.graph_instance import Sink
     from ovmstrio.runtimes.graphs.graph_plan import LoadedGraph
-    from ovmstrio.runtimes.graphs.instance import Sink
     from ovmstrio.runtimes.graphs.packets import Packet
 
 __all__ = ["GraphServable"]

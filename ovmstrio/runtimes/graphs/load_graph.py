@@ -19,7 +19,6 @@ from ovmstrio.work.placement import run_load
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
-
     from ovmstrio.config.specs import GraphSpec
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.servable import LeaseServable

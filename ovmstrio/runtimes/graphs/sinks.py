@@ -14,8 +14,8 @@ import trio
 from ovmstrio.core.request import InferResponse, StreamReply
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.runtimes.graphs.graph_failures import graph_failure
+from ovmstrio.runtimes.graphs.graph_requests import TIMESTAMP_PARAMETER
 from ovmstrio.runtimes.graphs.packets import TensorValue
-from ovmstrio.runtimes.graphs.requests import TIMESTAMP_PARAMETER
 from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of
 from pyovms import Tensor as PythonTensor
 

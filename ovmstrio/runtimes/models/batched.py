@@ -21,7 +21,7 @@ from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Array, TensorSpec
-from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
 from ovmstrio.runtimes.models.validation import Validator
 from ovmstrio.work.batching import Batcher, BatchOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ovmstrio.config.findings import did_you_mean
-from ovmstrio.runtimes.pipelines.problems import Code, problem_of
+from ovmstrio.runtimes.pipelines.pipeline_problems import Code, problem_of
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
 from ovmstrio.runtimes.models.strings import strings_of_rows
 from ovmstrio.runtimes.pipelines.entry import EntryReader
-from ovmstrio.runtimes.pipelines.run import Run
+from ovmstrio.runtimes.pipelines.pipeline_run import PipelineRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
-    from ovmstrio.runtimes.pipelines.plan import NodePlan
+    from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
+    from ovmstrio.runtimes.pipelines.pipeline_plan import NodePlan
 
 __all__ = ["DagServable"]
 
@@ -65,7 +65,7 @@ class DagServable:
         Cancellation: at any checkpoint; everything that runs for the call is cancelled before this returns.
         """
         inputs = self._read(request)
-        outputs = await Run(self._entry, request)(inputs)
+        outputs = await PipelineRun(self._entry, request)(inputs)
         named: list[Tensor | RawTensor] = [
             _named(name, outputs[name], keeps_rows=request.keeps_rows) for name in sorted(outputs)
         ]

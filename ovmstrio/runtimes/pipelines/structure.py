@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.config.specs import NodeOutput, PipelineNode
-from ovmstrio.runtimes.pipelines.problems import Code, problem_of
+from ovmstrio.runtimes.pipelines.pipeline_problems import Code, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.runtimes.graphs.policies.aligned import TimestampAlignPolicy
 from ovmstrio.runtimes.graphs.policies.fixed_size import FixedSizePolicy
-from ovmstrio.runtimes.graphs.policies.mux import MuxPolicy
+from ovmstrio.runtimes.graphs.policies.mux_policy import MuxPolicy
 from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Close, InputPolicy, NodeStep
 from ovmstrio.runtimes.graphs.policies.sync_set import (
     BarrierPolicy,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
-    from ovmstrio.runtimes.graphs.streams import InputStream
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
 
 __all__ = ["CLOSE", "Close", "InputPolicy", "NodeStep", "make_policy", "policy_names"]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import Port
-    from ovmstrio.runtimes.graphs.streams import InputStream
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
 
 __all__ = ["CLOSE", "Close", "InputPolicy", "NodeStep", "Step", "earliest"]
 

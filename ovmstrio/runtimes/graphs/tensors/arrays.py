@@ -12,7 +12,7 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, TensorValue, TfTensor
-from ovmstrio.runtimes.graphs.tensors.rejections import (
+from ovmstrio.runtimes.graphs.tensors.graph_rejections import (
     CONTENT_SIZE,
     MAX_BYTES,
     PRECISION,

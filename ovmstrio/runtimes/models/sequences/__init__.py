@@ -2,6 +2,6 @@
 
 from ovmstrio.runtimes.models.sequences.manager import Sequence, SequenceManager
 from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
-from ovmstrio.runtimes.models.sequences.requests import Control, read_control
+from ovmstrio.runtimes.models.sequences.sequence_requests import Control, read_control
 
 __all__ = ["Control", "Sequence", "SequenceManager", "SequenceManagers", "read_control"]

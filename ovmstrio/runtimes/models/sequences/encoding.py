@@ -28,7 +28,7 @@ from ovmstrio.runtimes.models.sequences.manager import Sequence
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer
-    from ovmstrio.openvino.state import State
+    from ovmstrio.openvino.model_state import State
     from ovmstrio.runtimes.models.sequences.manager import SequenceManager
     from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
 

@@ -24,8 +24,8 @@ from ovmstrio.core.servable import SequenceInfo
 
 if TYPE_CHECKING:
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.openvino.state import State
-    from ovmstrio.runtimes.models.sequences.requests import Control
+    from ovmstrio.openvino.model_state import State
+    from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 
 
 __all__ = ["Sequence", "SequenceManager", "Turn"]

@@ -19,9 +19,9 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.isolation import IsolatedNode, open_isolated_node
 from ovmstrio.runtimes.pipelines.custom_nodes.isolation import isolated_node as node
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from tests.support.native_nodes import copy_of_fixture
 from tests.support.threads import until
 

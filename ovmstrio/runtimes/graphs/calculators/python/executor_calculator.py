@@ -10,9 +10,9 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.graphs.calculator import CalculatorKind, DefinitionScope, NodeContext, NodeContract
-from ovmstrio.runtimes.graphs.calculators.python.contract import contract_of, handler_path_of
-from ovmstrio.runtimes.graphs.calculators.python.handler import LoadedHandler
-from ovmstrio.runtimes.graphs.calculators.python.instance import PythonCalculator
+from ovmstrio.runtimes.graphs.calculators.python.python_calculator import PythonCalculator
+from ovmstrio.runtimes.graphs.calculators.python.python_contract import contract_of, handler_path_of
+from ovmstrio.runtimes.graphs.calculators.python.python_handler import LoadedHandler
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 
 __all__ = ["PYTHON_EXECUTOR"]

@@ -16,8 +16,8 @@ from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
 from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import CLASS_OF
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo, read_only
 from ovmstrio.work.placement import run_load
 
 __all__ = ["Builtin", "BuiltinNode", "described", "open_builtin"]
@@ -52,7 +52,7 @@ def described(name: str, datatype: str, *shape: int) -> ItemInfo:
 
 
 class BuiltinNode:
-    """Runs a built-in node; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.ports.CustomNode`.
+    """Runs a built-in node; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.custom_node.CustomNode`.
 
     Args:
         identity: what it is called in messages.

@@ -16,7 +16,7 @@ from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 
 __all__ = [
     "COLOURS",

@@ -14,10 +14,10 @@ import trio
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
 from ovmstrio.core.tensor import Array
-from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import refuse_unknown_types
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import refuse_unknown_types
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 

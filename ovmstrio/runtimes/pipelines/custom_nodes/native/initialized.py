@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import CallParams
-from ovmstrio.runtimes.pipelines.custom_nodes.native.library import NativeLibrary
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import CallParams
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import NativeLibrary
 
 __all__ = ["InitializedNode", "LibraryBuffer", "Memory"]
 

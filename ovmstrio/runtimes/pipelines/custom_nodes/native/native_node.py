@@ -13,18 +13,18 @@ import trio
 
 from ovmstrio.core.errors import CustomNodeFailure
 from ovmstrio.core.tensor import Array
-from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import (
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import (
     CallInputs,
     CallParams,
     private,
     refuse_unknown_types,
 )
-from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode
-from ovmstrio.runtimes.pipelines.custom_nodes.native.library import load_library
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.native.outputs import OutputTaker, inputs_info, outputs_info
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_outputs import OutputTaker, inputs_info, outputs_info
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE, node_threads
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 __all__ = ["GRACE_SECONDS", "NativeNode", "open_native_node"]

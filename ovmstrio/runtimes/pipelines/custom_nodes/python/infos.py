@@ -10,9 +10,9 @@ import numpy as np
 from ovmstrio.core.datatypes import BY_NAME, BY_OPENVINO_NAME, BYTES, Datatype
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import Array
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo, read_only
-from ovmstrio.runtimes.pipelines.custom_nodes.python.contract import UserFunction
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.python.file_failures import UserFile
+from ovmstrio.runtimes.pipelines.custom_nodes.python.node_functions import UserFunction
 from ovmstrio.work.user_code.places import place_of
 
 __all__ = ["DATATYPE_OF", "WrongOutputsError", "read_infos", "read_outputs"]

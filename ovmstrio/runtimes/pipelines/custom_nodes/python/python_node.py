@@ -11,11 +11,11 @@ import structlog
 import trio
 
 from ovmstrio.core.tensor import Array
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import node_threads
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo, read_only
-from ovmstrio.runtimes.pipelines.custom_nodes.python.contract import Functions, UserFunction, find_functions
 from ovmstrio.runtimes.pipelines.custom_nodes.python.file_failures import UserFile
 from ovmstrio.runtimes.pipelines.custom_nodes.python.infos import WrongOutputsError, read_infos, read_outputs
+from ovmstrio.runtimes.pipelines.custom_nodes.python.node_functions import Functions, UserFunction, find_functions
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 
@@ -28,7 +28,7 @@ CLOSING_SECONDS: Final = 10.0
 
 
 class PythonNode:
-    """A loaded file; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.ports.CustomNode`.
+    """A loaded file; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.custom_node.CustomNode`.
 
     Each node has modules of its own, so that nodes of one file share nothing.
 

@@ -9,7 +9,13 @@ from ovmstrio.core.datatypes import BY_NAME, Datatype
 from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.runtimes.graphs.packets import ImageFrame
 from ovmstrio.runtimes.graphs.tensors.arrays import wrapped
-from ovmstrio.runtimes.graphs.tensors.rejections import CONTENT_SIZE, INPUT_FORMAT, MAX_BYTES, too_large, zero_dimension
+from ovmstrio.runtimes.graphs.tensors.graph_rejections import (
+    CONTENT_SIZE,
+    INPUT_FORMAT,
+    MAX_BYTES,
+    too_large,
+    zero_dimension,
+)
 from ovmstrio.runtimes.models.rejections import refused, show_shape
 
 __all__ = ["read_image"]

@@ -12,13 +12,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import ServableMetadata
-    from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode, ItemInfo
+    from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode, ItemInfo
 
-__all__ = ["Signature", "common_shape", "is_open", "shown_dims", "signature_of_custom_node", "signature_of_servable"]
+__all__ = [
+    "NodeSignature",
+    "common_shape",
+    "is_open",
+    "shown_dims",
+    "signature_of_custom_node",
+    "signature_of_servable",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class NodeSignature:
     """Inputs and outputs of one node, by name."""
 
     inputs: Mapping[str, TensorSpec]
@@ -30,17 +37,17 @@ def is_open(spec: TensorSpec) -> bool:
     return spec.datatype is INVALID
 
 
-def signature_of_servable(metadata: ServableMetadata) -> Signature:
+def signature_of_servable(metadata: ServableMetadata) -> NodeSignature:
     """Give the signature of a node that calls a servable."""
-    return Signature(
+    return NodeSignature(
         {spec.name: spec for spec in metadata.inputs},
         {spec.name: spec for spec in metadata.outputs},
     )
 
 
-def signature_of_custom_node(node: CustomNode) -> Signature:
+def signature_of_custom_node(node: CustomNode) -> NodeSignature:
     """Give the signature of a custom node; what it says no known type of is open."""
-    return Signature(
+    return NodeSignature(
         {name: _spec_of(info) for name, info in node.inputs.items()},
         {name: _spec_of(info) for name, info in node.outputs.items()},
     )

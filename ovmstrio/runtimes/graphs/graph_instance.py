@@ -22,10 +22,10 @@ import trio
 from ovmstrio.core.errors import FailedPrecondition, ServerError
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.graph_failures import DEADLOCK, graph_failure, node_failure
-from ovmstrio.runtimes.graphs.node_run import Call, NodeRun
+from ovmstrio.runtimes.graphs.input_streams import TimestampMismatch, check_timestamp
+from ovmstrio.runtimes.graphs.node_run import NodeRun, RunContext
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.policies import CLOSE
-from ovmstrio.runtimes.graphs.streams import TimestampMismatch, check_timestamp
 from ovmstrio.runtimes.graphs.timestamps import DONE, MIN, next_allowed
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class GraphInstance:
         """
         self._nursery = nursery
         for node in self._nodes:
-            call = Call(node, 0, {})
+            call = RunContext(node, 0, {})
             node.side = {ref.port: self._find_side(ref.name) for ref in node.plan.config.side_inputs}
             try:
                 node.calculator = await node.plan.resources.open(call)
@@ -253,9 +253,9 @@ class GraphInstance:
                 return
             if self._throttled or self._pushers:
                 self._make_room()
-            await self._process(node, Call(node, *step))
+            await self._process(node, RunContext(node, *step))
 
-    async def _process(self, node: NodeRun, call: Call) -> None:
+    async def _process(self, node: NodeRun, call: RunContext) -> None:
         calculator = node.calculator
         if calculator is None:
             return
@@ -278,7 +278,7 @@ class GraphInstance:
             await self._deliver(node, call)
             node.active -= 1
 
-    async def _deliver_in_order(self, node: NodeRun, call: Call) -> None:
+    async def _deliver_in_order(self, node: NodeRun, call: RunContext) -> None:
         """Deliver what has been done in the order in which it was begun, one task at a time."""
         call.is_done = True
         if node.is_delivering:
@@ -289,7 +289,7 @@ class GraphInstance:
             node.active -= 1
         node.is_delivering = False
 
-    async def _deliver(self, node: NodeRun, call: Call) -> None:
+    async def _deliver(self, node: NodeRun, call: RunContext) -> None:
         emitted = call.emitted
         if len(emitted) > 1:
             emitted.sort(key=_by_port)
@@ -348,7 +348,7 @@ class GraphInstance:
     async def _close(self, node: NodeRun) -> None:
         """Close a node whose inputs are done, and with it what it feeds."""
         node.is_closed = True
-        call = Call(node, DONE, {})
+        call = RunContext(node, DONE, {})
         if node.calculator is not None:
             try:
                 await node.calculator.close(call)
@@ -368,7 +368,7 @@ class GraphInstance:
         if node.calculator is None:
             return
         try:
-            await node.calculator.close(Call(node, DONE, {}))
+            await node.calculator.close(RunContext(node, DONE, {}))
         except Exception as error:
             log.exception("graph node failed to close", graph=self.context.graph, node=node.name, error=str(error))
 

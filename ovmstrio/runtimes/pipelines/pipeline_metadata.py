@@ -1,7 +1,7 @@
 """What a pipeline tells of its own inputs and outputs, computed from the nodes behind and before them.
 
 A pipeline's input is what every node that takes it accepts; an output is what the node gives, with a dimension in
-front for each demultiplexer that the exit gathers (``ovms_classic`` section 5.4).
+front for each demultiplexer that the exit gathers, as in OVMS.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.pipelines.problems import Code, problem_of
-from ovmstrio.runtimes.pipelines.signatures import common_shape, is_open, shown_dims
+from ovmstrio.runtimes.pipelines.node_signatures import common_shape, is_open, shown_dims
+from ovmstrio.runtimes.pipelines.pipeline_problems import Code, problem_of
 from ovmstrio.runtimes.pipelines.structure import DYNAMIC, ENTRY, EXIT
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import PipelineNode
     from ovmstrio.core.errors import Problem
-    from ovmstrio.runtimes.pipelines.signatures import Signature
+    from ovmstrio.runtimes.pipelines.node_signatures import NodeSignature
     from ovmstrio.runtimes.pipelines.structure import Structure
 
 __all__ = ["describe_inputs", "describe_outputs"]
 
 
 def describe_inputs(
-    structure: Structure, signatures: Mapping[str, Signature]
+    structure: Structure, signatures: Mapping[str, NodeSignature]
 ) -> tuple[tuple[TensorSpec, ...], list[Problem]]:
     """Give the pipeline's inputs by name, and what keeps those that go to several nodes from being one thing."""
     entry = structure.nodes[ENTRY]
@@ -51,7 +51,7 @@ def describe_inputs(
 
 
 def describe_outputs(
-    structure: Structure, signatures: Mapping[str, Signature], inputs: Sequence[TensorSpec]
+    structure: Structure, signatures: Mapping[str, NodeSignature], inputs: Sequence[TensorSpec]
 ) -> tuple[TensorSpec, ...]:
     """Give the pipeline's outputs by name; one that is taken from an input is what that is."""
     given = {spec.name: spec for spec in inputs}
@@ -98,7 +98,7 @@ def _shown(spec: TensorSpec) -> str:
     return f"{spec.datatype.name} {shown_dims(spec.shape)}{f' {spec.layout}' if spec.layout else ''}"
 
 
-def _count_of(structure: Structure, signatures: Mapping[str, Signature], demultiplexer: str) -> Dim:
+def _count_of(structure: Structure, signatures: Mapping[str, NodeSignature], demultiplexer: str) -> Dim:
     count = structure.nodes[demultiplexer].demultiply_count
     if count is not None and count != DYNAMIC:
         return Dim.fixed(count)

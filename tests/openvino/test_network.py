@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
-from ovmstrio.openvino import run
+from ovmstrio.openvino import network as network_module
+from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.pool import Slot
-from ovmstrio.openvino.run import Network
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
@@ -269,7 +269,7 @@ async def test_a_network_learns_how_long_its_inferences_take(tmp_path: Path, mon
         await wait_in_thread(slot)
 
     monkeypatch.setattr(running, "_wait_in_thread", counted)
-    monkeypatch.setattr(run, "_LEAST_PATIENCE_SECONDS", 1e-6)
+    monkeypatch.setattr(network_module, "_LEAST_PATIENCE_SECONDS", 1e-6)
     large = [np.ones((400, 400), np.float32), np.ones((400, 400), np.float32)]
     for _ in range(40):
         await running.infer(large)

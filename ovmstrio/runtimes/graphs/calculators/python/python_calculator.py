@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeFailure
-from ovmstrio.runtimes.graphs.calculators.python.contract import LOOPBACK
-from ovmstrio.runtimes.graphs.calculators.python.outputs import (
+from ovmstrio.runtimes.graphs.calculators.python.python_contract import LOOPBACK
+from ovmstrio.runtimes.graphs.calculators.python.python_outputs import (
     Outputs,
     WrongOutputError,
     routed,
@@ -29,7 +29,7 @@ from pyovms import Context
 from pyovms.context import CURRENT
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.graphs.calculators.python.handler import LoadedHandler
+    from ovmstrio.runtimes.graphs.calculators.python.python_handler import LoadedHandler
 
 __all__ = ["PythonCalculator", "node_context"]
 

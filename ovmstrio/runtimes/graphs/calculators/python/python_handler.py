@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.graphs.calculator import DefinitionScope
-from ovmstrio.runtimes.graphs.calculators.python.contract import has_loopback
+from ovmstrio.runtimes.graphs.calculators.python.python_contract import has_loopback
 from ovmstrio.runtimes.graphs.calculators.python.python_failures import UserCode
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code

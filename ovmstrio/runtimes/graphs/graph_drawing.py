@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ovmstrio.core.drawing import Box, BoxKind, Drawing, Edge, arrange
+from ovmstrio.core.drawing import BoxKind, Drawing, DrawnBox, DrawnEdge, arrange
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
 
 __all__ = ["draw"]
@@ -18,15 +18,15 @@ def draw(graph: GraphConfig) -> Drawing:
     return arrange(inputs, nodes, outputs, _edges(graph, keys))
 
 
-def _border(ref: StreamRef, key: str, kind: BoxKind, what: str = "") -> Box:
-    return Box(key, kind, ref.name, " ".join(part for part in (what, _tag(ref.port)) if part))
+def _border(ref: StreamRef, key: str, kind: BoxKind, what: str = "") -> DrawnBox:
+    return DrawnBox(key, kind, ref.name, " ".join(part for part in (what, _tag(ref.port)) if part))
 
 
 def _tag(port: Port) -> str:
     return str(port) if port.tag or port.index else ""
 
 
-def _node(node: NodeConfig, key: str) -> Box:
+def _node(node: NodeConfig, key: str) -> DrawnBox:
     notes = [node.policy.handler.removesuffix("InputStreamHandler")] if node.policy.line else []
     if notes and node.policy.handler.startswith("SyncSet") and node.policy.options is not None:
         sets = [", ".join(each.tag_index) for each in node.policy.options.sync_set]
@@ -34,10 +34,10 @@ def _node(node: NodeConfig, key: str) -> Box:
     if node.max_in_flight > 1:
         notes.append(f"{node.max_in_flight} in flight")
     calculator = node.calculator if node.calculator != node.canonical_name else ""
-    return Box(key, "node", node.canonical_name, calculator, tuple(notes))
+    return DrawnBox(key, "node", node.canonical_name, calculator, tuple(notes))
 
 
-def _edges(graph: GraphConfig, keys: list[str]) -> list[Edge]:
+def _edges(graph: GraphConfig, keys: list[str]) -> list[DrawnEdge]:
     made = {ref.name: (f"i{number}", ref) for number, ref in enumerate(graph.inputs)}
     side = {ref.name: (f"s{number}", ref) for number, ref in enumerate(graph.side_inputs)}
     for key, node in zip(keys, graph.nodes, strict=True):
@@ -56,9 +56,9 @@ def _edges(graph: GraphConfig, keys: list[str]) -> list[Edge]:
 def _edge(
     producer: tuple[str, StreamRef], target: str, ref: StreamRef, node: NodeConfig | None = None, *,
     is_side: bool = False,
-) -> Edge:  # fmt: skip
+) -> DrawnEdge:  # fmt: skip
     source, given = producer
-    return Edge(
+    return DrawnEdge(
         source=source,
         target=target,
         stream=ref.name,

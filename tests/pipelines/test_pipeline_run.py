@@ -18,8 +18,8 @@ from ovmstrio.core.errors import CustomNodeFailure, NothingToGather, PipelineFai
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import Array, Tensor
 from ovmstrio.runtimes.pipelines.node_calls import NodeCall
-from ovmstrio.runtimes.pipelines.plan import make_plan
-from ovmstrio.runtimes.pipelines.run import MAX_SHARDS, MAX_TASKS, Run
+from ovmstrio.runtimes.pipelines.pipeline_plan import make_plan
+from ovmstrio.runtimes.pipelines.pipeline_run import MAX_SHARDS, MAX_TASKS, PipelineRun
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 from tests.support.pipelines import make_node, make_pipeline
 
@@ -43,13 +43,13 @@ async def _run(
     structure, problems = examine_structure(spec)
     assert structure is not None
     assert problems == []
-    found = await Run(make_plan(structure, calls), InferRequest("pipeline"))({"x": _tensor("x", x)})
+    found = await PipelineRun(make_plan(structure, calls), InferRequest("pipeline"))({"x": _tensor("x", x)})
     return {name: tensor.array for name, tensor in found.items()}
 
 
 def _runs() -> int:
     gc.collect()
-    return sum(isinstance(each, Run) for each in gc.get_objects())
+    return sum(isinstance(each, PipelineRun) for each in gc.get_objects())
 
 
 def _tasks() -> int:

@@ -10,9 +10,9 @@ import openvino as ov
 from ovmstrio.core.datatypes import BY_OPENVINO_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import Array, TensorSpec
+from ovmstrio.openvino.ov_tensors import from_tensor, to_tensor
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.signature import dims_of
-from ovmstrio.openvino.tensors import from_tensor, to_tensor
 
 __all__ = ["State", "StateChange", "read_variables"]
 

@@ -1,7 +1,7 @@
 """Whether the nodes of a pipeline fit together, now that it is known what each takes and gives.
 
-The checks are OVMS's (``ovmstrio.runtimes.pipelines.problems`` names them); all of them are made, and everything that
-is wrong is told at once.
+The checks are OVMS's, by the names of ``pipeline_problems``; all of them are made, and everything that is wrong is
+told at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.datatypes import BYTES
-from ovmstrio.runtimes.pipelines.problems import Code, problem_of
-from ovmstrio.runtimes.pipelines.signatures import common_shape, is_open, shown_dims
+from ovmstrio.runtimes.pipelines.node_signatures import common_shape, is_open, shown_dims
+from ovmstrio.runtimes.pipelines.pipeline_problems import Code, problem_of
 from ovmstrio.runtimes.pipelines.structure import DYNAMIC, ENTRY
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import PipelineNode
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.tensor import Dim, TensorSpec
-    from ovmstrio.runtimes.pipelines.signatures import Signature
+    from ovmstrio.runtimes.pipelines.node_signatures import NodeSignature
     from ovmstrio.runtimes.pipelines.structure import Edge, Structure
 
 __all__ = ["MIN_RANK_TO_SPLIT", "check_entry", "check_nodes"]
@@ -29,7 +29,7 @@ MIN_RANK_TO_SPLIT = 3
 """What is split needs a dimension to split, and must be a batch of something behind it."""
 
 
-def check_nodes(structure: Structure, signatures: Mapping[str, Signature]) -> list[Problem]:
+def check_nodes(structure: Structure, signatures: Mapping[str, NodeSignature]) -> list[Problem]:
     """Check every node with a signature, and every connection between two of them."""
     problems: list[Problem] = []
     for name, signature in signatures.items():
@@ -50,7 +50,7 @@ def check_entry(structure: Structure, inputs: Iterable[TensorSpec]) -> list[Prob
     return [problem for spec in inputs if not is_open(spec) for problem in _check_split(entry, spec)]
 
 
-def _check_outputs(node: PipelineNode, signature: Signature) -> list[Problem]:
+def _check_outputs(node: PipelineNode, signature: NodeSignature) -> list[Problem]:
     problems = []
     for output in node.outputs:
         spec = signature.outputs.get(output.data_item)
@@ -81,7 +81,7 @@ def _check_split(node: PipelineNode, spec: TensorSpec) -> list[Problem]:
     return []
 
 
-def _check_inputs(node: PipelineNode, signature: Signature, into: list[Edge]) -> list[Problem]:
+def _check_inputs(node: PipelineNode, signature: NodeSignature, into: list[Edge]) -> list[Problem]:
     problems = []
     connected = {given.name for given in node.inputs}
     for name in {edge.name: None for edge in into}:
@@ -96,7 +96,7 @@ def _check_inputs(node: PipelineNode, signature: Signature, into: list[Edge]) ->
     return problems
 
 
-def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, Signature]) -> list[Problem]:
+def _check_edge(structure: Structure, edge: Edge, signatures: Mapping[str, NodeSignature]) -> list[Problem]:
     given = signatures[edge.source].outputs.get(edge.item)
     wanted = signatures[edge.target].inputs.get(edge.name)
     if given is None or wanted is None or is_open(given) or is_open(wanted):

@@ -19,9 +19,9 @@ from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool, Slot
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.state import StateChange
 
 __all__ = ["BlockingNetwork", "Network"]
 

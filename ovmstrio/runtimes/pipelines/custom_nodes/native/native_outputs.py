@@ -25,10 +25,10 @@ import numpy as np
 
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
 from ovmstrio.core.tensor import Array
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import DATATYPES, NodeTensor, NodeTensorInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import CallInputs
 from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode, LibraryBuffer, Memory
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import CallInputs
 
 __all__ = ["MOST_DIMENSIONS", "MOST_ITEMS", "OutputTaker", "inputs_info", "outputs_info", "shape_at"]
 
@@ -48,7 +48,7 @@ def shape_at(address: int | None, count: int) -> tuple[int, ...] | None:
     return tuple((c_uint64 * count).from_address(address))
 
 
-class _Checked(NamedTuple):
+class _UsableOutput(NamedTuple):
     """An output that can be used."""
 
     name: str
@@ -68,7 +68,7 @@ class OutputTaker:
     def __init__(self, node: InitializedNode, inputs: CallInputs) -> None:
         self._node = node
         self._inputs = inputs
-        self._outputs: list[_Checked] = []
+        self._outputs: list[_UsableOutput] = []
         self._data: set[int] = set()
         self._failure: CustomNodeFailure | None = None
 
@@ -127,7 +127,7 @@ class OutputTaker:
         elif math.prod(size for size in shape if size) * datatype.itemsize > sys.maxsize:
             self._fail("NODE_LIBRARY_INVALID_SHAPE", f"output {name!r} of {list(shape)} is too large for any array")
         else:
-            self._outputs.append(_Checked(name, tensor.data, datatype.numpy, shape))
+            self._outputs.append(_UsableOutput(name, tensor.data, datatype.numpy, shape))
 
     def _fail(self, code: str, detail: str) -> None:
         self._failure = self._failure or self._node.identity.failed(code, detail)

@@ -13,7 +13,7 @@ from ovmstrio.core.request import Buffer, InferInput, InferRequest, ParameterVal
 from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
 from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor, stream_type
 from ovmstrio.runtimes.graphs.tensors.arrays import read_mediapipe_tensor, read_ov_tensor, read_tf_tensor
-from ovmstrio.runtimes.graphs.tensors.images import read_image
+from ovmstrio.runtimes.graphs.tensors.image_frames import read_image
 from ovmstrio.runtimes.graphs.tensors.python_tensors import read_python_tensor
 from ovmstrio.runtimes.graphs.timestamps import is_range_value, show
 from ovmstrio.runtimes.models.rejections import BOTH_STYLES, refused

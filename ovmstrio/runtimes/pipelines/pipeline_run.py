@@ -21,16 +21,16 @@ import trio
 
 from ovmstrio.core.errors import NothingToGather, PipelineFailure
 from ovmstrio.core.tensor import Tensor
+from ovmstrio.runtimes.pipelines.node_checks import MIN_RANK_TO_SPLIT
 from ovmstrio.runtimes.pipelines.structure import DYNAMIC, ENTRY, EXIT
-from ovmstrio.runtimes.pipelines.validation import MIN_RANK_TO_SPLIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.request import InferRequest
-    from ovmstrio.runtimes.pipelines.plan import Link, NodePlan
+    from ovmstrio.runtimes.pipelines.pipeline_plan import Link, NodePlan
 
-__all__ = ["Run"]
+__all__ = ["PipelineRun"]
 
 Path = tuple[int, ...]
 Session = tuple["NodePlan", Path, dict[str, Tensor]]
@@ -41,7 +41,7 @@ MAX_TASKS = 64
 """How many sessions of one request may be under way."""
 
 
-class Run:
+class PipelineRun:
     """Takes one request through a plan; used once.
 
     Args:
@@ -128,7 +128,7 @@ class Run:
         return self._backlog.pop() if self._backlog else None
 
     async def _call(self, session: Session) -> list[Session]:
-        """Run one session and give those that are ready now."""
+        """PipelineRun one session and give those that are ready now."""
         node, path, inputs = session
         return self._deliver(node, path, await node.call(inputs, self._request))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.drawing import Box, Drawing, Edge, arrange
+from ovmstrio.core.drawing import Drawing, DrawnBox, DrawnEdge, arrange
 from ovmstrio.runtimes.pipelines.structure import DYNAMIC, ENTRY, EXIT, examine_structure
 
 if TYPE_CHECKING:
@@ -21,16 +21,16 @@ def draw(spec: PipelineSpec) -> Drawing:
     """Arrange a pipeline, which may be wrong: what leads nowhere is left out, cycles are cut somewhere."""
     structure, _ = examine_structure(spec)
     splits = () if spec.demultiply_count is None else (_splits(spec.demultiply_count),)
-    inputs = [Box(f"i{number}", "input", name, notes=splits) for number, name in enumerate(spec.inputs)]
+    inputs = [DrawnBox(f"i{number}", "input", name, notes=splits) for number, name in enumerate(spec.inputs)]
     nodes = [_node(node, f"n{number}", spec, structure) for number, node in enumerate(spec.nodes)]
     outputs = [
-        Box(f"o{number}", "output", given.name, notes=_gathers_at_exit(given, structure))
+        DrawnBox(f"o{number}", "output", given.name, notes=_gathers_at_exit(given, structure))
         for number, given in enumerate(spec.outputs)
     ]
     return arrange(inputs, nodes, outputs, _edges(spec))
 
 
-def _node(node: PipelineNode, key: str, spec: PipelineSpec, structure: Structure | None) -> Box:
+def _node(node: PipelineNode, key: str, spec: PipelineSpec, structure: Structure | None) -> DrawnBox:
     notes = []
     level = () if structure is None else structure.levels.get(node.name, ())
     if level:
@@ -39,7 +39,7 @@ def _node(node: PipelineNode, key: str, spec: PipelineSpec, structure: Structure
         notes.append(f"gathers {_shown((node.gather_from_node,))}")
     if node.demultiply_count is not None:
         notes.append(_splits(node.demultiply_count))
-    return Box(key, "node", node.name, _runs(node, spec), tuple(notes))
+    return DrawnBox(key, "node", node.name, _runs(node, spec), tuple(notes))
 
 
 def _runs(node: PipelineNode, spec: PipelineSpec) -> str:
@@ -65,7 +65,7 @@ def _shown(innermost_first: Level) -> str:
     return " in ".join("the request" if name == ENTRY else name for name in innermost_first)
 
 
-def _edges(spec: PipelineSpec) -> list[Edge]:
+def _edges(spec: PipelineSpec) -> list[DrawnEdge]:
     """Draw each connection from where it comes, if there is such a place; tags are the names that nodes have for it."""
     sources: _Sources = {(ENTRY, name): (f"i{number}", "") for number, name in enumerate(spec.inputs)}
     for number, node in enumerate(spec.nodes):
@@ -79,5 +79,5 @@ def _edges(spec: PipelineSpec) -> list[Edge]:
         found = sources.get((given.node, given.data_item))
         if found is not None:
             source, own = found
-            edges.append(Edge(source, target, given.data_item, own, tag))
+            edges.append(DrawnEdge(source, target, given.data_item, own, tag))
     return edges

@@ -10,7 +10,7 @@ from ovmstrio.runtimes.graphs.policies.steps import CLOSE, InputPolicy, NodeStep
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.runtimes.graphs.streams import InputStream
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
 
 __all__ = ["MuxPolicy"]
 

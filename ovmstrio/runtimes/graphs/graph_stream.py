@@ -8,12 +8,12 @@ import trio
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.request import StreamProblem
-from ovmstrio.runtimes.graphs.requests import timestamp_of
+from ovmstrio.runtimes.graphs.graph_requests import timestamp_of
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, StreamReply
-    from ovmstrio.runtimes.graphs.instance import GraphInstance
-    from ovmstrio.runtimes.graphs.requests import RequestReader
+    from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
+    from ovmstrio.runtimes.graphs.graph_requests import RequestReader
     from ovmstrio.runtimes.graphs.sinks import Replies
     from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
 

@@ -16,7 +16,7 @@ from ovmstrio.config.specs import BatchingSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.signature import Signature, read_signature, to_partial_shape
+from ovmstrio.openvino.signature import ModelSignature, read_signature, to_partial_shape
 
 __all__ = ["take_batches"]
 
@@ -40,7 +40,7 @@ def take_batches(model: ov.Model, batching: BatchingSpec, mapping: TensorMapping
     _reshape(model, _shapes(signature, rows, keep_open=True), file)
 
 
-def _shapes(signature: Signature, rows: Dim, *, keep_open: bool) -> dict[int, tuple[Dim, ...]]:
+def _shapes(signature: ModelSignature, rows: Dim, *, keep_open: bool) -> dict[int, tuple[Dim, ...]]:
     shapes: dict[int, tuple[Dim, ...]] = {}
     for port, tensor in zip(signature.input_ports, signature.inputs, strict=True):
         axis = tensor.batch_axis or 0
@@ -58,7 +58,7 @@ def _reshape(model: ov.Model, shapes: Mapping[int, tuple[Dim, ...]], file: str) 
         _refuse([Problem(message, file=file, path="batching", suggestion="leave batching out")])
 
 
-def _check_outputs(signature: Signature, rows: Dim, file: str) -> None:
+def _check_outputs(signature: ModelSignature, rows: Dim, file: str) -> None:
     problems: list[Problem] = []
     for tensor in signature.outputs:
         if tensor.batch_axis is None:
