@@ -45,13 +45,6 @@ class BatchedServable:
     """Validates requests one by one, runs them together, and names each caller's rows of the outputs.
 
     Batches run while :meth:`serve` does.
-
-    Args:
-        spec: how the model was configured.
-        batching: how its requests are joined.
-        version: the version served.
-        network: the model, loaded with these settings.
-        hooks: are told of batches.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ PLATFORM = "OpenVINO"
 class ModelServable:
     """Validates requests, runs them, and names the outputs.
 
-    Args:
-        spec: how the model was configured.
-        version: the version served.
-        network: the loaded model.
-        source: where networks of other shapes come from, for a model that follows its requests; None for others.
+    ``source`` gives networks of other shapes, for a model that follows its requests.
     """
 
     def __init__(self, spec: ModelSpec, version: int, network: Network, source: NetworkSource | None = None) -> None:

@@ -30,12 +30,6 @@ __all__ = ["StatefulServable"]
 class StatefulServable:
     """Validates requests, runs each with the state of its sequence, and tells which sequence that is.
 
-    Args:
-        spec: how the model was configured.
-        version: the version served.
-        network: the loaded model.
-        managers: where the sequences of all stateful models are.
-
     Raises:
         ConfigError: a tensor of the model has a name that requests need for their sequences.
     """

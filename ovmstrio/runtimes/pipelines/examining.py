@@ -18,12 +18,7 @@ __all__ = ["examine_pipeline"]
 
 
 def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Problem]:
-    """Find what is wrong with a pipeline's settings, its structure, and the names of the models that it calls.
-
-    Args:
-        spec: the pipeline.
-        configured: the names of all that is configured.
-    """
+    """Find what is wrong with a pipeline's settings, its structure, and the names of the models that it calls."""
     _, problems = examine_structure(spec)
     others = [name for name in configured if name != spec.name]
     for node in spec.nodes:

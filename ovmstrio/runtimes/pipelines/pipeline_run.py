@@ -42,12 +42,7 @@ MAX_TASKS = 64
 
 
 class PipelineRun:
-    """Takes one request through a plan; used once.
-
-    Args:
-        entry: of the pipeline.
-        request: the call, for its id and deadline.
-    """
+    """Takes one request through a plan; used once."""
 
     __slots__ = ("_answer", "_backlog", "_counts", "_entry", "_failure", "_gathering", "_request", "_tasks", "_waiting")
 

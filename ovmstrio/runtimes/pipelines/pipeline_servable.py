@@ -27,12 +27,7 @@ _VERSION = "1"
 class DagServable:
     """Validates requests, takes them through the pipeline, and names the outputs.
 
-    Args:
-        name: of the pipeline.
-        entry: the node from which all that is called is linked.
-        inputs: what it takes.
-        outputs: what it gives.
-        custom_nodes: what is closed with it.
+    ``entry`` is the node from which all that is called is linked; ``custom_nodes`` are closed with the pipeline.
     """
 
     def __init__(

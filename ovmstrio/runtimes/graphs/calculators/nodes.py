@@ -53,11 +53,7 @@ class Stateless:
 
 
 class SharedNothing:
-    """The resources of a node whose instances share nothing.
-
-    Args:
-        make: makes the calculator of one instance.
-    """
+    """The resources of a node whose instances share nothing."""
 
     __slots__ = ("_make",)
 

@@ -38,11 +38,7 @@ Step = NodeStep | Literal[Close.CLOSE] | None
 
 
 class InputPolicy:
-    """The input policy of one node of one instance.
-
-    Args:
-        streams: the node's inputs, in the order of tags.
-    """
+    """The input policy of one node of one instance."""
 
     def __init__(self, streams: Sequence[InputStream]) -> None:
         self._streams = streams

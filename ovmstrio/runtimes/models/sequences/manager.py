@@ -41,10 +41,7 @@ _IDS: Final = 2**64
 class SequenceManager:
     """Live sequences by id.
 
-    Args:
-        name: the model.
-        version: its version.
-        variables: what the model remembers; states fit only models whose variables are the same.
+    States fit only models whose ``variables``, which are what the model remembers, are the same.
 
     Attributes:
         relatives: gives the managers of other versions, from which sequences that follow the default version are
@@ -79,12 +76,7 @@ class SequenceManager:
         return iter(tuple(self._sequences.values()))
 
     def turn(self, control: Control, *, by_default: bool = True) -> Turn:
-        """Give what, entered, gives the sequence that a request is for: see :class:`Turn`.
-
-        Args:
-            control: what the request says of its sequence.
-            by_default: whether the request is for the default version of the model.
-        """
+        """Give what, entered, gives the sequence that a request is for: see :class:`Turn`."""
         return Turn(self, control, by_default=by_default)
 
     def admit(self, control: Control, *, by_default: bool) -> Sequence:

@@ -41,12 +41,7 @@ _NOTHING_YIELDED: Final = "the generator of execute ended without yielding anyth
 
 
 class PythonCalculator:
-    """Runs a handler's object for one call or stream.
-
-    Args:
-        handler: the loaded node.
-        context: of the node while it opens.
-    """
+    """Runs a handler's object for one call or stream."""
 
     def __init__(self, handler: LoadedHandler, context: NodeContext) -> None:
         instance = context.instance

@@ -33,11 +33,6 @@ _FAILED: Final = "The Python Node state initialization failed"
 class LoadedHandler:
     """The user's object behind a Python node, from its import to its end.
 
-    Args:
-        node: as the graph file has it.
-        file: the handler's, absolute.
-        scope: of the graph that is being loaded.
-
     Attributes:
         model: the user's object, None before it is made and after the end.
         open_hook: its method ``open(context)``, if it has one; the same of ``close_hook``.

@@ -21,9 +21,6 @@ class Parameters:
 
     A value that has been noted as a problem is replaced by one that can be worked with, so that reading goes on.
     Where a parameter that may be left out is no number, its default is taken, as OVMS does, with a warning.
-
-    Args:
-        given: the parameters as they are configured.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:

@@ -206,12 +206,7 @@ async def open_isolated_node(
 ) -> IsolatedNode:
     """Load a library in a process of its own and initialise a node of it; the caller must close the node.
 
-    Args:
-        path: the library's file.
-        name: the node's name, for messages.
-        params: the ``params`` of the node's configuration.
-        nursery: hosts the tasks that own the processes; outlives the node.
-        grace_seconds: see ``GRACE_SECONDS``.
+    ``nursery`` hosts the tasks that own the processes, and outlives the node.
 
     Raises:
         ConfigError: as ``open_native_node``; a library that ends the process is ``NODE_LIBRARY_INITIALIZE_FAILED``.

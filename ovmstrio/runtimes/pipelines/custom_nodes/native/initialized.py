@@ -28,11 +28,6 @@ log = structlog.get_logger(__name__)
 class InitializedNode:
     """One node of one pipeline as its library knows it.
 
-    Args:
-        library: the library.
-        identity: what the node is called in messages.
-        params: its parameters.
-
     Attributes:
         is_closing: whether nobody else may hold it.
 
@@ -111,13 +106,7 @@ class InitializedNode:
 
 
 class Memory:
-    """Packed elements at an address, which numpy makes an array of that holds this object.
-
-    Args:
-        address: of the first element.
-        dtype: of the elements.
-        shape: the array's.
-    """
+    """Packed elements at an address, which numpy makes an array of that holds this object."""
 
     __slots__ = ("__array_interface__",)
 
@@ -126,14 +115,7 @@ class Memory:
 
 
 class LibraryBuffer(Memory):
-    """Memory of a library; it is released when the array that stands on it and all views of that are gone.
-
-    Args:
-        node: the node, which is held already.
-        address: what to release.
-        dtype: of the elements.
-        shape: the array's.
-    """
+    """Memory of a library; it is released when the array that stands on it and all views of that are gone."""
 
     __slots__ = ("_address", "_holder", "_node")
 

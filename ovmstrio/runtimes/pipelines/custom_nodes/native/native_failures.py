@@ -27,12 +27,7 @@ TEXTS: Final[Mapping[str, str]] = {
 
 
 class NodeIdentity:
-    """The name of a node and the library it comes from, for messages.
-
-    Args:
-        name: the node's name in its pipeline.
-        path: the library's file.
-    """
+    """The name of a node and the library it comes from, for messages."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name

@@ -23,11 +23,7 @@ _REBUILD: Final = 'build it against custom_node_interface.h (`ovms custom-node b
 
 
 class NativeLibrary:
-    """The six functions of one library, each of which lets other threads of Python run while it does.
-
-    Args:
-        library: the library, in which no function is missing.
-    """
+    """The six functions of one library, each of which lets other threads of Python run while it does."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         functions: Mapping[str, Callable[..., int]] = {symbol: _prepared(library, symbol) for symbol in FUNCTIONS}

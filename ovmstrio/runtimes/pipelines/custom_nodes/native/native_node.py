@@ -125,12 +125,7 @@ async def open_native_node(
 ) -> NativeNode:
     """Load a library, if no other node has, and initialise a node of it; the caller must close the node.
 
-    Args:
-        path: the library's file.
-        name: the node's name, for messages.
-        params: the ``params`` of the node's configuration.
-        tasks: hosts the node's threads; must outlive the node.
-        calls_at_once: how many calls may be under way; others wait.
+    ``tasks`` hosts the node's threads, and must outlive the node; ``calls_at_once`` may be under way, others wait.
 
     Raises:
         ConfigError: the library cannot be loaded, or the node cannot be initialised or described; what had been made

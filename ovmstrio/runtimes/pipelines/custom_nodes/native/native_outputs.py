@@ -58,12 +58,7 @@ class _UsableOutput(NamedTuple):
 
 
 class OutputTaker:
-    """Takes over the outputs of one call.
-
-    Args:
-        node: the node, which is held.
-        inputs: what the call was given.
-    """
+    """Takes over the outputs of one call."""
 
     def __init__(self, node: InitializedNode, inputs: CallInputs) -> None:
         self._node = node

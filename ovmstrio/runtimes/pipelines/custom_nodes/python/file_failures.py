@@ -20,13 +20,7 @@ _EXECUTION: Final = "NODE_LIBRARY_EXECUTION_FAILED"
 
 
 class UserFile:
-    """The file of one node, for messages.
-
-    Args:
-        node: the node's name in its pipeline.
-        path: the file.
-        hide_errors: tell clients only the type of what it raises.
-    """
+    """The file of one node, for messages."""
 
     def __init__(self, node: str, path: Path, *, hide_errors: bool = False) -> None:
         self.node = node

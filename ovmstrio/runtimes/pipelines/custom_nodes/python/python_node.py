@@ -31,10 +31,6 @@ class PythonNode:
     """A loaded file; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.custom_node.CustomNode`.
 
     Each node has modules of its own, so that nodes of one file share nothing.
-
-    Args:
-        file: the user's.
-        params: the node's parameters as they are configured.
     """
 
     def __init__(self, file: UserFile, params: Mapping[str, str]) -> None:
@@ -132,13 +128,6 @@ async def open_python_node(
     path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, hide_errors: bool = False
 ) -> PythonNode:
     """Load a Python file as a custom node; the caller owns it and closes it.
-
-    Args:
-        path: the file, absolute.
-        name: of the node in its pipeline.
-        params: its parameters as they are configured.
-        tasks: hosts the node's threads; must outlive the node.
-        hide_errors: tell clients only the type of what the file raises.
 
     Raises:
         ConfigError: there is no such file, or it cannot be used.
