@@ -16,7 +16,8 @@ from ovmstrio.runtimes.graphs.tensors.arrays import read_mediapipe_tensor, read_
 from ovmstrio.runtimes.graphs.tensors.image_frames import read_image
 from ovmstrio.runtimes.graphs.tensors.python_tensors import read_python_tensor
 from ovmstrio.runtimes.graphs.timestamps import is_range_value, show
-from ovmstrio.runtimes.models.rejections import BOTH_STYLES, refused
+from ovmstrio.runtimes.models.rejections import refused
+from ovmstrio.runtimes.models.validation import check_style
 from pyovms import Tensor
 
 __all__ = ["TIMESTAMP_PARAMETER", "RequestReader", "side_packets", "timestamp_of"]
@@ -28,6 +29,7 @@ _PYTHON_SIDE_PACKET: Final = "py"
 _SERVER_SIDE_PACKETS: Final = frozenset(
     {"llm", "llm_ctx", "pipes", "embeddings_servable", "rerank_servable", "s2t_servable", "t2s_servable"}
 )
+_COUNTS: Final = "Size of raw_input_contents: {actual} is different than number of inputs: {expected}"
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 
@@ -60,7 +62,7 @@ class RequestReader:
         """
         inputs, raws = request.inputs, request.raw_inputs
         if raws:
-            _check_structure(inputs, raws)
+            check_style(inputs, raws, _COUNTS)
         for position, given in enumerate(inputs):
             name = given.name
             read = self._readers.get(name)
@@ -70,15 +72,6 @@ class RequestReader:
                 yield name, request
             else:
                 raise refused("Unexpected input", f"{name} is unexpected")
-
-
-def _check_structure(inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> None:
-    if len(raws) != len(inputs):
-        detail = f"Size of raw_input_contents: {len(raws)} is different than number of inputs: {len(inputs)}"
-        raise refused(BOTH_STYLES, detail)
-    for given, raw in zip(inputs, raws, strict=True):
-        if given.contents is not None and raw is not None:
-            raise refused(BOTH_STYLES, f"input name: {given.name}")
 
 
 def _is_int64(value: ParameterValue) -> bool:

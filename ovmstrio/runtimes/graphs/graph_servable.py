@@ -144,7 +144,7 @@ class GraphServable:
                     await nursery.start(_run, instance, send)
                     stream = GraphStream(instance, sink, receive, reader=self._reader, timestamps=self._timestamps)
                     if instance.failure is None:
-                        await stream.take_first(first)
+                        await stream.take(first, "partial deserialization of first request")
                         yield stream
                 except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
                     problem = error

@@ -45,13 +45,6 @@ class GraphStream:
         self._reader = reader
         self._timestamps = timestamps
 
-    async def take_first(self, request: InferRequest) -> None:
-        """Take in the request that has opened the stream.
-
-        Cancellation: as :meth:`send`.
-        """
-        await self._take(request, "partial deserialization of first request")
-
     async def send(self, request: InferRequest) -> None:
         """Take in one more request; what is wrong with it alone becomes a problem among the replies.
 
@@ -65,7 +58,7 @@ class GraphStream:
         elif request.model_version not in _VERSIONS:
             await self._refuse(f"{_WRONG_VERSION}; validate subsequent requests")
         else:
-            await self._take(request, "partial deserialization of subsequent requests")
+            await self.take(request, "partial deserialization of subsequent requests")
             if self._instance.is_finished:
                 raise trio.BrokenResourceError("the graph has ended")
 
@@ -74,7 +67,11 @@ class GraphStream:
         self._instance.close_inputs()
         self._instance.dispatch()
 
-    async def _take(self, request: InferRequest, context: str) -> None:
+    async def take(self, request: InferRequest, context: str) -> None:
+        """Take in a request of this graph; ``context`` ends what is told of one that is wrong.
+
+        Cancellation: as :meth:`send`.
+        """
         instance = self._instance
         instance.context.request_id = request.id
         try:

@@ -12,9 +12,9 @@ from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, N
 from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, map_entry, options_of, ports_of
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import OvTensor
-from ovmstrio.runtimes.graphs.tensors.arrays import NUMERIC_DATATYPES, wrapped
+from ovmstrio.runtimes.graphs.tensors.arrays import NUMERIC_DATATYPES
 from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of, python_tensor
-from ovmstrio.runtimes.models.buffers import buffer_of
+from ovmstrio.runtimes.models.buffers import buffer_of, wrapped
 from pyovms import Tensor
 
 __all__ = ["CONVERTER", "to_ov", "to_python"]

@@ -8,7 +8,6 @@ from typing import Final
 from ovmstrio.core.datatypes import BY_NAME, Datatype
 from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.runtimes.graphs.packets import ImageFrame
-from ovmstrio.runtimes.graphs.tensors.arrays import wrapped
 from ovmstrio.runtimes.graphs.tensors.graph_rejections import (
     CONTENT_SIZE,
     INPUT_FORMAT,
@@ -16,6 +15,7 @@ from ovmstrio.runtimes.graphs.tensors.graph_rejections import (
     too_large,
     zero_dimension,
 )
+from ovmstrio.runtimes.models.buffers import wrapped
 from ovmstrio.runtimes.models.rejections import refused, show_shape
 
 __all__ = ["read_image"]

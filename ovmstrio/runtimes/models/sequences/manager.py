@@ -15,6 +15,7 @@ sequence meets no stranger's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -208,6 +209,7 @@ class Turn:
         sequence.turn.release()
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A live sequence.
 
@@ -225,31 +227,17 @@ class Sequence:
         used_at: when its last request succeeded, on trio's clock.
     """
 
-    __slots__ = (
-        "alive",
-        "by_default",
-        "ending",
-        "id",
-        "idle",
-        "owner",
-        "requests",
-        "started_at",
-        "state",
-        "turn",
-        "used_at",
-    )
-
-    def __init__(self, number: int, owner: SequenceManager, *, by_default: bool) -> None:
-        self.id = number
-        self.owner = owner
-        self.by_default = by_default
-        self.turn = trio.StrictFIFOLock()
-        self.state: State | None = None
-        self.requests = 0
-        self.alive = True
-        self.ending = False
-        self.idle = False
-        self.started_at = self.used_at = trio.current_time()
+    id: int
+    owner: SequenceManager
+    by_default: bool = field(kw_only=True)
+    turn: trio.StrictFIFOLock = field(default_factory=trio.StrictFIFOLock)
+    state: State | None = None
+    requests: int = 0
+    alive: bool = True
+    ending: bool = False
+    idle: bool = False
+    started_at: float = field(default_factory=trio.current_time)
+    used_at: float = field(default_factory=trio.current_time)
 
     def advance(self, state: State) -> None:
         """Note that a request has succeeded, and what the model remembers now."""

@@ -12,9 +12,9 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import open_builtin
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import BUILTIN_NAMES, builtin_name
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
-from ovmstrio.runtimes.pipelines.custom_nodes.isolation import open_isolated_node
-from ovmstrio.runtimes.pipelines.custom_nodes.native import open_native_node
-from ovmstrio.runtimes.pipelines.custom_nodes.python import open_python_node
+from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import open_isolated_node
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import open_native_node
+from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 
 __all__ = ["open_custom_node"]
 

@@ -8,6 +8,7 @@ and looks.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from ctypes import byref, c_void_p
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 import structlog
 
+from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import NodeParam
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import CallParams
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import NativeLibrary
 
 __all__ = ["InitializedNode", "LibraryBuffer", "Memory"]
@@ -35,9 +36,9 @@ class InitializedNode:
         ConfigError: ``initialize`` failed (``NODE_LIBRARY_INITIALIZE_FAILED``).
     """
 
-    def __init__(self, library: NativeLibrary, identity: NodeIdentity, params: CallParams) -> None:
+    def __init__(self, library: NativeLibrary, identity: NodeIdentity, params: ctypes.Array[NodeParam]) -> None:
         manager = c_void_p()
-        status = library.initialize(byref(manager), params.array, params.count)
+        status = library.initialize(byref(manager), params, len(params))
         if status:
             raise identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"initialize returned {status}")
         self.library = library

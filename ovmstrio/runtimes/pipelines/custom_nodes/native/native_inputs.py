@@ -11,21 +11,12 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS, NodeParam, NodeTensor
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 
-__all__ = ["CallInputs", "CallParams", "private", "refuse_unknown_types"]
+__all__ = ["CallInputs", "as_node_params", "private", "refuse_unknown_types"]
 
 
-class CallParams:
-    """The parameters of one node, in the form in which every call gets them.
-
-    Args:
-        params: the ``params`` of the node's configuration.
-    """
-
-    def __init__(self, params: Mapping[str, str]) -> None:
-        self.array = (NodeParam * len(params))(
-            *(NodeParam(key.encode(), value.encode()) for key, value in params.items())
-        )
-        self.count = len(params)
+def as_node_params(params: Mapping[str, str]) -> ctypes.Array[NodeParam]:
+    """Give the parameters of a node in the form in which every call gets them."""
+    return (NodeParam * len(params))(*(NodeParam(key.encode(), value.encode()) for key, value in params.items()))
 
 
 def private(array: Array) -> Array:

@@ -18,12 +18,12 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import Initiali
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import (
     CallInputs,
-    CallParams,
+    as_node_params,
     private,
     refuse_unknown_types,
 )
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_outputs import OutputTaker, inputs_info, outputs_info
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_outputs import OutputTaker, ask_items
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE, node_threads
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
@@ -94,9 +94,8 @@ class NativeNode:
             call = CallInputs({name: private(array) for name, array in inputs.items()})
             inputs.clear()
             address, count = c_void_p(), c_int()
-            params = node.params
             status = node.library.execute(
-                call.array, call.count, byref(address), byref(count), params.array, params.count, node.manager
+                call.array, call.count, byref(address), byref(count), node.params, len(node.params), node.manager
             )
             return OutputTaker(node, call).take(status, address.value, count.value)
         finally:
@@ -151,9 +150,10 @@ _Opened = tuple[InitializedNode, Mapping[str, ItemInfo], Mapping[str, ItemInfo]]
 
 def _open(identity: NodeIdentity, params: dict[str, str]) -> _Opened:
     library = load_library(identity)
-    node = InitializedNode(library, identity, CallParams(params))
+    node = InitializedNode(library, identity, as_node_params(params))
     try:
-        return node, inputs_info(node), outputs_info(node)
+        inputs = ask_items(node, library.get_inputs_info, "getInputsInfo")
+        return node, inputs, ask_items(node, library.get_outputs_info, "getOutputsInfo")
     except BaseException:
         node.close(0)
         raise

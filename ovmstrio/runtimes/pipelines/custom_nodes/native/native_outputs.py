@@ -30,7 +30,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import DATATYPES, NodeT
 from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode, LibraryBuffer, Memory
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import CallInputs
 
-__all__ = ["MOST_DIMENSIONS", "MOST_ITEMS", "OutputTaker", "inputs_info", "outputs_info", "shape_at"]
+__all__ = ["MOST_DIMENSIONS", "MOST_ITEMS", "OutputTaker", "ask_items", "shape_at"]
 
 MOST_ITEMS: Final = 4096
 """A higher number of inputs or outputs is taken for a mistake, before memory behind the array is read."""
@@ -147,28 +147,15 @@ class OutputTaker:
             self._node.release(address)
 
 
-def inputs_info(node: InitializedNode) -> Mapping[str, ItemInfo]:
-    """Ask a node for its inputs; blocking.
+def ask_items(node: InitializedNode, function: Callable[..., int], symbol: str) -> Mapping[str, ItemInfo]:
+    """Ask a node for its inputs or outputs, by the function that tells them; blocking.
 
     Raises:
         ConfigError: it failed (``NODE_LIBRARY_METADATA_FAILED``), or what it gave cannot be used
             (``NODE_LIBRARY_OUTPUTS_CORRUPTED``, ``NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT``).
     """
-    return _info(node, node.library.get_inputs_info, "getInputsInfo")
-
-
-def outputs_info(node: InitializedNode) -> Mapping[str, ItemInfo]:
-    """Ask a node for its outputs; blocking.
-
-    Raises:
-        ConfigError: as for inputs.
-    """
-    return _info(node, node.library.get_outputs_info, "getOutputsInfo")
-
-
-def _info(node: InitializedNode, function: Callable[..., int], symbol: str) -> Mapping[str, ItemInfo]:
     address, count = c_void_p(), c_int()
-    status = function(byref(address), byref(count), node.params.array, node.params.count, node.manager)
+    status = function(byref(address), byref(count), node.params, len(node.params), node.manager)
     unusable = node.identity.unusable
     if status:
         raise unusable("NODE_LIBRARY_METADATA_FAILED", f"{symbol} returned {status}")

@@ -29,7 +29,7 @@ GRACE_SECONDS: Final = 5.0
 _SECONDS_BETWEEN_STARTS: Final = 1.0
 """How long calls fail at once after a process could not be started, before the next call tries again."""
 
-_PROGRAM: Final = "ovmstrio.runtimes.pipelines.custom_nodes.isolation.node_program"
+_PROGRAM: Final = "ovmstrio.runtimes.pipelines.custom_nodes.native.node_program"
 
 log = structlog.get_logger(__name__)
 

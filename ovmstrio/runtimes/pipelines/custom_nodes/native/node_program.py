@@ -15,7 +15,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.native import NativeNode, open_native_node
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode, open_native_node
 from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
 
 __all__ = ["main"]
