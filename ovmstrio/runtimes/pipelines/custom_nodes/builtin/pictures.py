@@ -114,6 +114,24 @@ class PictureSettings:
         shape = picture_shape(self.target_layout, channels, self.target_height, self.target_width)
         return described(name, "FP32", *before, *shape)
 
+    @property
+    def texts(self) -> dict[str, ItemInfo]:
+        """Describe the outputs of a node that cuts out texts."""
+        return {
+            "text_images": self.target("text_images", -1, 1),
+            "text_coordinates": described("text_coordinates", "INT32", -1, 1, 4),
+            "confidence_levels": described("confidence_levels", "FP32", -1, 1, 1),
+        }
+
+    def found_texts(self, images: Sequence[Array], boxes: Sequence[Box], confidences: Array) -> dict[str, Array]:
+        """Give the outputs of a node that cuts out texts, for parts of an image where boxes are."""
+        coordinates = [(box.left, box.top, box.width, box.height) for box in boxes]
+        return {
+            "text_images": self.finished(images),
+            "text_coordinates": np.array(coordinates, np.int32).reshape(-1, 1, 4),
+            "confidence_levels": confidences.reshape(-1, 1, 1),
+        }
+
     def read_image(self, tensor: Array) -> Array:
         """Give the image of the input ``image``."""
         return from_tensor(tensor, self.layout)

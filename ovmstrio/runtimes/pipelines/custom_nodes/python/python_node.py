@@ -38,7 +38,7 @@ class PythonNode:
         self.outputs: Mapping[str, ItemInfo] = {}
         self._file = file
         self._params = MappingProxyType(dict(params))
-        self._threads = node_threads(f"custom node {file.node!r}")
+        self._threads = node_threads(f"custom node {file.name!r}")
         self._package = HandlerPackage(file.path.parent)
         self._functions: Functions | None = None
         self._manager: Any = None
@@ -87,7 +87,7 @@ class PythonNode:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSING_SECONDS) as scope:
                 await self._deinitialize(functions.deinitialize)
             if scope.cancelled_caught:
-                log.error("a custom node could not be deinitialized in time", node=self._file.node)
+                log.error("a custom node could not be deinitialized in time", node=self._file.name)
         self._threads.close()
         self._package.unload()
 
@@ -110,7 +110,7 @@ class PythonNode:
         Cancellation: at once; ``async def`` is cancelled where it waits, and a thread ends by itself.
         """
         if self._functions is None:
-            raise RuntimeError(f"custom node {self._file.node!r} is not loaded")
+            raise RuntimeError(f"custom node {self._file.name!r} is not loaded")
         function = self._functions.execute
         try:
             given = await self._run(function.call, *function.arguments(self._manager, read_only(inputs), self._params))
