@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import Problem
-from ovmstrio.work.user_code.exits import describe_exit
+from ovmstrio.work.processes.program import describe_exit
 
 __all__ = ["Item", "Verdict", "check_library"]
 

@@ -39,7 +39,7 @@ def check(path: _GraphPath, *, as_json: Annotated[bool, typer.Option("--json", h
 
 def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: OutputOption = None) -> None:
     """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
-    from ovmstrio.runtimes.graphs.drawing import draw
+    from ovmstrio.runtimes.graphs.graph_drawing import draw
 
     examined = _examine(path)
     if examined.config is None:

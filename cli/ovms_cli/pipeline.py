@@ -90,7 +90,7 @@ def show(
 
         show_service(of_ops, service, picture, output)
         return
-    from ovmstrio.runtimes.pipelines.drawing import draw
+    from ovmstrio.runtimes.pipelines.pipeline_drawing import draw
 
     file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)

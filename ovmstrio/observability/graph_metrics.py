@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, ServerError
 from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, Step
+from ovmstrio.core.hooks import GraphHooks
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
@@ -41,7 +42,7 @@ class _Children(Protocol):
         ...
 
 
-class GraphMetrics:
+class GraphMetrics(GraphHooks):
     """The bound metrics of one graph: hooks for its instances, and counters of its calls.
 
     ``method`` is that of a call or stream; a graph itself runs for ``ModelInfer`` or ``ModelInferStream`` only.

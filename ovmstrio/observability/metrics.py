@@ -7,6 +7,7 @@ so that counting costs no look-up by label.  Graphs have families of their own (
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 from functools import cache, cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ovmstrio.core.events import OK, QUESTIONS
+from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, ServableHooks
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 from ovmstrio.observability.service_metrics import ServiceMetrics
@@ -48,14 +50,11 @@ _TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
+class Metrics(Meters):
     """The metrics of one server; an observer of calls.
 
     Args:
         families: the OVMS families to serve, None for those that are on by default.
-
-    Attributes:
-        collecting: shows what services count themselves, as ``ServiceMetrics.collecting``.
     """
 
     def __init__(self, families: Iterable[str] | None = None) -> None:
@@ -65,9 +64,12 @@ class Metrics:
         self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
         self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}
-        services = ServiceMetrics()
-        self.registry.register(services)
-        self.collecting = services.collecting
+        self._services = ServiceMetrics()
+        self.registry.register(self._services)
+
+    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
+        """Show what services count themselves; see ``ServiceMetrics.collecting``."""
+        return self._services.collecting(collectors, name)
 
     def servable(self, name: str, version: str) -> ServableMetrics:
         """Give the metrics of one version, made at zero on first sight."""
@@ -125,7 +127,7 @@ class Metrics:
         return _TOTAL.sub(rb"\1", generate_latest(self.registry))
 
 
-class BatchMetrics:
+class BatchMetrics(BatchHooks):
     """The metrics of the batches of one version of one servable, which are there once there is a batch."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
@@ -171,7 +173,7 @@ class CallMetrics(BatchMetrics):
         return child(family, *labels), child("ovmstrio_requests", *labels, code)
 
 
-class ServableMetrics(CallMetrics):
+class ServableMetrics(CallMetrics, ServableHooks):
     """The bound metrics of one version of one model, at zero from the start."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:

@@ -21,7 +21,7 @@ from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Array, TensorSpec
-from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
 from ovmstrio.runtimes.models.validation import Validator
 from ovmstrio.work.batching import Batcher, BatchOptions
@@ -45,13 +45,6 @@ class BatchedServable:
     """Validates requests one by one, runs them together, and names each caller's rows of the outputs.
 
     Batches run while :meth:`serve` does.
-
-    Args:
-        spec: how the model was configured.
-        batching: how its requests are joined.
-        version: the version served.
-        network: the model, loaded with these settings.
-        hooks: are told of batches.
     """
 
     def __init__(

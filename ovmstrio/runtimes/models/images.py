@@ -109,7 +109,7 @@ def _image(encoded: bytes, spec: TensorSpec) -> Array:
     if size != image.size:
         image = image.resize(size, Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
-    if pixels.ndim == 2:  # noqa: PLR2004
+    if pixels.ndim == 2:  # noqa: PLR2004 - height and width
         pixels = pixels[:, :, np.newaxis]
     if depth in _BGR_ORDER:
         pixels = pixels[:, :, _BGR_ORDER[depth]]

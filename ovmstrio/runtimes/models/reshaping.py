@@ -14,7 +14,7 @@ import trio
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
 from ovmstrio.core.tensor import ANY_SIZE, Array, TensorSpec
-from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.network import Network
 
 __all__ = ["NetworkSource", "check_auto", "follows_requests", "relaxed"]
 

@@ -26,6 +26,7 @@ MAX_BYTES: Final = 2**30
 
 _LENGTH: Final = struct.Struct("<I")
 _STRING_OUTPUT_SUFFIX: Final = "_string"
+_MATRIX_RANK: Final = 2
 
 
 def elements_of(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> list[bytes]:
@@ -100,7 +101,7 @@ def native_strings(given: InferInput, raw: Buffer | None, count: int, spec: Tens
 
 def is_string_matrix(spec: TensorSpec) -> bool:
     """Tell whether an endpoint can take strings as rows of bytes."""
-    return spec.datatype.name == "UINT8" and len(spec.shape) == 2  # noqa: PLR2004
+    return spec.datatype.name == "UINT8" and len(spec.shape) == _MATRIX_RANK
 
 
 def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Array:
@@ -130,7 +131,9 @@ def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Ar
 def strings_of_rows(output: Tensor) -> Tensor:
     """Give an output called ``..._string`` that is a matrix of bytes as strings, each cut at its first NUL."""
     array = output.array
-    if output.datatype is not BY_NAME["UINT8"] or array.ndim != 2 or not output.name.endswith(_STRING_OUTPUT_SUFFIX):  # noqa: PLR2004
+    if output.datatype is not BY_NAME["UINT8"] or array.ndim != _MATRIX_RANK:
+        return output
+    if not output.name.endswith(_STRING_OUTPUT_SUFFIX):
         return output
     rows = np.empty(array.shape[0], dtype=object)
     rows[:] = [row.tobytes().partition(b"\0")[0] for row in array]

@@ -8,7 +8,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.tensor import Array, Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch
 from ovmstrio.runtimes.models.validation import Validator
-from ovmstrio.runtimes.pipelines.signatures import is_open
+from ovmstrio.runtimes.pipelines.node_signatures import is_open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from ovmstrio.core.errors import ConfigError, ModelFailure, SequenceMissing
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.core.tensor import Array, Tensor
-from ovmstrio.runtimes.models.sequences.requests import Control
+from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load, load_stateful, network, raw_request, sequence_request

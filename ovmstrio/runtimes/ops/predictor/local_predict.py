@@ -11,7 +11,7 @@ import structlog
 
 from ovmstrio.core.errors import FailedPrecondition
 from ovmstrio.core.tensor import Array
-from ovmstrio.openvino.blocking import BlockingNetwork
+from ovmstrio.openvino.network import BlockingNetwork
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config
 from ovmstrio.runtimes.ops.predictor.local_model import LocalModel, load_local_model

@@ -19,7 +19,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import (
     resized,
     to_tensor,
 )
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 
 __all__ = ["ImageTransformation"]
 

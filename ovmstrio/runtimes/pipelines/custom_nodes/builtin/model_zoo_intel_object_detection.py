@@ -9,16 +9,18 @@ import numpy as np
 
 from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.detections import (
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import (
     CONFIDENCE,
     LABEL,
     PLACE,
     ROW,
+    PictureSettings,
     boxes_of,
     chosen_rows,
+    cut,
+    to_pixels,
 )
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import PictureSettings, cut, to_pixels
 
 __all__ = ["ObjectDetection"]
 
