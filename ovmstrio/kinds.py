@@ -2,10 +2,12 @@
 
 from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import Schema, check_members, is_whole
+from ovmstrio.config.findings import Findings
 from ovmstrio.config.located import Located
 from ovmstrio.config.places import Place
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.datatypes import BY_NAME, Datatype
+from ovmstrio.core.errors import Problem
 from ovmstrio.core.http import ByteStream, HttpAnswer, HttpRequest
 from ovmstrio.core.request import (
     Contents,
@@ -33,6 +35,7 @@ __all__ = [
     "Datatype",
     "Dependency",
     "Dim",
+    "Findings",
     "HttpAnswer",
     "HttpRequest",
     "HttpRoutes",
@@ -46,6 +49,7 @@ __all__ = [
     "LoadContext",
     "Located",
     "Place",
+    "Problem",
     "RawTensor",
     "RequestedOutput",
     "Schema",

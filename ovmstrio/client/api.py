@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "Parameter", "SequenceState", "TensorInfo"]
 
 Array = np.ndarray[Any, Any]
+"""An input or an output."""
+
 Parameter = bool | int | str
 """A request parameter as both protocols carry it; integers have 64 bits and a sign."""
 
@@ -70,7 +72,7 @@ class Health:
 
 
 class Client(Protocol):
-    """The calls of KServe v2 that the command line makes.
+    """The calls of KServe v2, over either protocol.
 
     Every method raises the error class that the server raised, ``Unreachable`` when nobody answers, and
     ``DeadlineExceeded`` when the answer takes longer than the client's timeout.  Arrays of ``BYTES`` hold
