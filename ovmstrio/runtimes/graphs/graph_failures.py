@@ -1,4 +1,4 @@
-"""What a client is told when a graph fails: OVMS's text, with the node and the cause (``ovms_graphs`` section 0)."""
+"""What a client is told when a graph fails: OVMS's text, with the node and the cause."""
 
 from __future__ import annotations
 

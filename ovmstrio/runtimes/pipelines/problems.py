@@ -15,7 +15,7 @@ __all__ = ["Code", "placed", "problem_of"]
 
 
 class Code(StrEnum):
-    """One kind of problem (``ovms_classic`` section 5.3 lists the checks)."""
+    """One kind of problem; the checks are those of OVMS's DAG scheduler."""
 
     CYCLE = "PIPELINE_CYCLE_FOUND"
     UNCONNECTED = "PIPELINE_CONTAINS_UNCONNECTED_NODES"

@@ -1,4 +1,4 @@
-"""A Python node in one running graph (``ovms_graphs`` section 3)."""
+"""A Python node in one running graph; it runs as OVMS's documentation of Python nodes says."""
 
 from __future__ import annotations
 
