@@ -1,7 +1,7 @@
 """The metric families, their labels and which of them are on without being asked for.
 
-Names, labels and buckets are those of OVMS's documentation of its metrics; ``ovmstrio_*`` families are this server's
-own and are always on.
+Names, labels and buckets are those of OVMS; ``ovmstrio_*`` families are this
+server's own and are always on.
 """
 
 from __future__ import annotations

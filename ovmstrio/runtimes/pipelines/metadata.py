@@ -1,7 +1,7 @@
 """What a pipeline tells of its own inputs and outputs, computed from the nodes behind and before them.
 
 A pipeline's input is what every node that takes it accepts; an output is what the node gives, with a dimension in
-front for each demultiplexer that the exit gathers (as in OVMS's DAG scheduler).
+front for each demultiplexer that the exit gathers, as in OVMS.
 """
 
 from __future__ import annotations

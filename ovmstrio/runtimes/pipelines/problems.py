@@ -15,7 +15,7 @@ __all__ = ["Code", "placed", "problem_of"]
 
 
 class Code(StrEnum):
-    """One kind of problem; the checks are those of OVMS's DAG scheduler."""
+    """One kind of problem."""
 
     CYCLE = "PIPELINE_CYCLE_FOUND"
     UNCONNECTED = "PIPELINE_CONTAINS_UNCONNECTED_NODES"

@@ -1,4 +1,4 @@
-"""Input policies: when a node may run, and on which packets (MediaPipe's input stream handlers).
+"""Input policies: when a node may run, and on which packets.
 
 A policy looks at the input streams of one node.  ``next()`` takes the packets of one run off them.
 """

@@ -1,4 +1,4 @@
-"""What a node must look like for its calculator to be PythonExecutorCalculator (the checks are OVMS's)."""
+"""What a node must look like for its calculator to be PythonExecutorCalculator; the rules are OVMS's."""
 
 from __future__ import annotations
 

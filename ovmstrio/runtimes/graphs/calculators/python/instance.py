@@ -1,4 +1,4 @@
-"""A Python node in one running graph; it runs as OVMS's documentation of Python nodes says."""
+"""A Python node in one running graph."""
 
 from __future__ import annotations
 
