@@ -51,6 +51,7 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
     errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),
     errors.ModelFailure: StatusPair(Status.INTERNAL, 500),
+    errors.VersionsFailure: StatusPair(Status.INTERNAL, 500),
     errors.GraphFailure: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.UserCodeError: StatusPair(Status.INTERNAL, 500),
     errors.PipelineFailure: StatusPair(Status.UNKNOWN, 500),

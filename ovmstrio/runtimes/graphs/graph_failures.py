@@ -6,7 +6,7 @@ from typing import Final
 
 from ovmstrio.core.errors import GraphFailure, ServerError
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.streams import TimestampMismatch
+from ovmstrio.runtimes.graphs.input_streams import TimestampMismatch
 
 __all__ = ["DEADLOCK", "graph_failure", "node_failure"]
 

@@ -19,11 +19,11 @@ from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listener
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.worker import WorkerTask
+from ovmstrio.server.workers.task import WorkerTask
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import KeptProcess
-from ovmstrio.work.user_code.exits import signal_name
+from ovmstrio.work.processes.program import signal_name
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
