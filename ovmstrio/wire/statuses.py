@@ -1,7 +1,7 @@
 """The one table from an error's class to the statuses that gRPC and HTTP clients see.
 
 Where OVMS answers a caller's mistake with "internal" or "unknown" only because its tables have a gap, the caller's
-mistake is said here (``ovms_classic`` sections 0.3 and 0.4 list OVMS's own codes).
+mistake is said here; most others are OVMS's own, and docs/compatibility.md lists those that are not.
 """
 
 from __future__ import annotations
