@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
     from ovmstrio.core.servable import Servable, Service
-    from ovmstrio.core.tensor import Tensor, TensorSpec
+    from ovmstrio.core.tensor import Array, Tensor, TensorSpec
     from ovmstrio.observability.logs import configure_logs
     from ovmstrio.runtimes.kind import Kind, LoadContext, Takes
     from ovmstrio.runtimes.table import KINDS, Kinds, table_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "Array",
     "Client",
     "ClientTls",
     "InferRequest",
@@ -46,6 +47,7 @@ __all__ = [
 
 _HOMES: Final = {
     "KINDS": "runtimes.table",
+    "Array": "core.tensor",
     "Client": "client.api",
     "ClientTls": "client.tls",
     "InferRequest": "core.request",

@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 60
 
 SURFACE = {
     "ovmstrio": """
-        Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
+        Array Client ClientTls InferRequest InferResponse KINDS Kind Kinds LoadContext Running Servable
         ServableMetadata ServerSettings Service Takes Tensor TensorSpec configure_logs open_client serve table_of
     """,
     "ovmstrio.batching": """

@@ -201,6 +201,7 @@ class _Server:
         self._readiness = ReadinessFile(plan.readiness_file)
         self._front_ends = self._make_front_ends()
         self._is_serving = False
+        self._is_draining = False
 
     def _make_registry(self) -> Registry:
         settings = self._settings
@@ -319,7 +320,7 @@ class _Server:
             log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
 
     async def end(self, everything: trio.CancelScope) -> None:
-        """Drain the server; what has not begun to serve is cancelled with ``everything``.
+        """Drain the server, once; what has not begun to serve is cancelled with ``everything``.
 
         Returns only in the latter case: for as long as services are closed, another signal is to stop at once.
 
@@ -329,8 +330,10 @@ class _Server:
             self.ended_gently = True
             everything.cancel()
             return
-        await self._drain()
-        self._drained.set()
+        if not self._is_draining:
+            self._is_draining = True
+            await self._drain()
+            self._drained.set()
         await trio.sleep_forever()
 
     async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:
