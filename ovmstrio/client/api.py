@@ -71,7 +71,7 @@ class Health:
 
 
 class Client(ABC):
-    """The calls of KServe v2 that the command line makes; the end of a ``with`` block closes the connection.
+    """The calls of KServe v2, over either protocol.
 
     Every method raises the error class that the server raised, ``Unreachable`` when nobody answers, and
     ``DeadlineExceeded`` when the answer takes longer than the client's timeout.  Arrays of ``BYTES`` hold

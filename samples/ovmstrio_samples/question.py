@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ovmstrio.core.tensor import Array
+from ovmstrio import Array
 
 __all__ = ["Arrays", "Ask", "Question"]
 

@@ -13,8 +13,8 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 
-from ovmstrio.core.tensor import Array
-from ovmstrio.openvino.convert import save
+from ovmstrio import Array
+from ovmstrio.conversion import save
 from ovmstrio_samples.embedding import safetensors
 
 __all__ = ["ENTRIES", "build"]

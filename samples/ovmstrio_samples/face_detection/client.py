@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ovmstrio.core.tensor import Array
+from ovmstrio import Array
 from ovmstrio_samples import pictures
 from ovmstrio_samples.asking import arguments, main
 from ovmstrio_samples.question import Arrays, Question

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ovmstrio.core.tensor import Array
+from ovmstrio import Array
 from ovmstrio_samples import pictures
 from ovmstrio_samples.asking import arguments, main
 from ovmstrio_samples.question import Arrays, Question

@@ -12,8 +12,8 @@ import openvino as ov
 import openvino.opset13 as op
 from openvino.preprocess import ColorFormat, PrePostProcessor, ResizeAlgorithm
 
-from ovmstrio.core.tensor import Array
-from ovmstrio.openvino.convert import save
+from ovmstrio import Array
+from ovmstrio.conversion import save
 from ovmstrio_samples.image_classifier import torch_file
 
 __all__ = ["ENTRIES", "build"]

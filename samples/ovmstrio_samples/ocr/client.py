@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ovmstrio.core.tensor import Array
+from ovmstrio import Array
 from ovmstrio_samples import pictures
 from ovmstrio_samples.asking import arguments, connect
 from ovmstrio_samples.ocr.reading import cut, detector_input, fitted, lines_in, read_characters, reader_input, spell

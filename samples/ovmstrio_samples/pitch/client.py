@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ovmstrio.core.tensor import Array
+from ovmstrio import Array
 from ovmstrio_samples.asking import arguments, main
 from ovmstrio_samples.catalog import BY_NAME
 from ovmstrio_samples.question import Arrays, Question

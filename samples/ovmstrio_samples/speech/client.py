@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ovmstrio.core.tensor import Array
+from ovmstrio import Array
 from ovmstrio_samples.asking import arguments, connect
 from ovmstrio_samples.question import Ask
 from ovmstrio_samples.speech.hearing import RATE, SECONDS, Tokens, log_mel

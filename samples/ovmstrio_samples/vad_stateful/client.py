@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from platformdirs import user_cache_path
 
-from ovmstrio.core.tensor import Array
+from ovmstrio import Array
 from ovmstrio_samples.asking import arguments, connect
 from ovmstrio_samples.catalog import Wheel
 from ovmstrio_samples.question import Arrays, Ask
