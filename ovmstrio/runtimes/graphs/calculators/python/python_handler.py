@@ -1,4 +1,4 @@
-"""A loaded Python node: its ``OvmsPythonModel``, from the import of its file to ``finalize``, and errors of its code."""
+"""A loaded Python node: its ``OvmsPythonModel``, from the import of its file to ``finalize``, and its errors."""
 
 from __future__ import annotations
 
