@@ -38,11 +38,6 @@ class Verdict:
     outputs: tuple[Item, ...]
     problems: tuple[Problem, ...]
 
-    @property
-    def errors(self) -> tuple[Problem, ...]:
-        """The problems that are no mere warnings."""
-        return tuple(problem for problem in self.problems if problem.severity == "error")
-
 
 def check_library(library: str, params: Mapping[str, str], timeout: float) -> Verdict:
     """Try a library with parameters; what it prints itself goes to standard error.

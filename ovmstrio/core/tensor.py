@@ -48,6 +48,7 @@ class Dim(NamedTuple):
 
 
 ANY_SIZE = Dim(0, -1)
+"""A dimension of any size."""
 
 
 @dataclass(frozen=True, slots=True)

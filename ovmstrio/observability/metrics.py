@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
@@ -153,8 +153,8 @@ class CallMetrics(BatchMetrics):
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
-        self._outcomes: dict[tuple[str, str, str], tuple[Any, Any]] = {}
-        self._request_time: dict[str, Any] = {}
+        self._outcome = cache(self._bind_outcome)
+        self._time = cache(lambda interface: metrics.child("ovms_request_time_us", name, version, interface))
         self.current = metrics.child("ovms_current_requests", name, version)
 
     def ended(self, event: CallEvent) -> None:
@@ -165,23 +165,12 @@ class CallMetrics(BatchMetrics):
             self.current.dec()
             self._time(event.door.interface).observe(event.seconds * _MICROSECONDS)
 
-    def _time(self, interface: str) -> Any:
-        found = self._request_time.get(interface)
-        if found is None:
-            found = self._metrics.child("ovms_request_time_us", *self._labels, interface)
-            self._request_time[interface] = found
-        return found
-
-    def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
-        key = (method, interface, code)
-        found = self._outcomes.get(key)
-        if found is None:
-            name, version = self._labels
-            labels = (name, "" if method in _OF_NO_VERSION else version, api, method, interface)
-            family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
-            child = self._metrics.child
-            found = self._outcomes[key] = child(family, *labels), child("ovmstrio_requests", *labels, code)
-        return found
+    def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
+        name, version = self._labels
+        labels = (name, "" if method in _OF_NO_VERSION else version, api, method, interface)
+        family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
+        child = self._metrics.child
+        return child(family, *labels), child("ovmstrio_requests", *labels, code)
 
 
 class ServableMetrics(CallMetrics, ServableHooks):
@@ -227,25 +216,16 @@ class ServableMetrics(CallMetrics, ServableHooks):
 class _Off:
     """A metric that is not served."""
 
-    def inc(self) -> None:
-        """Count nothing."""
-
-    def dec(self) -> None:
-        """Count nothing."""
-
-    def set(self, value: float) -> None:
+    def inc(self, amount: float = 1) -> None:
         """Record nothing."""
 
-    def observe(self, amount: float) -> None:
-        """Record nothing."""
+    dec = set = observe = inc
 
 
 _OFF: Final = _Off()
 
 
 def _make(row: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    if row.kind == "counter":
-        return Counter(row.name, row.help, row.labels, registry=registry)
-    if row.kind == "gauge":
-        return Gauge(row.name, row.help, row.labels, registry=registry)
-    return Histogram(row.name, row.help, row.labels, buckets=row.buckets, registry=registry)
+    if row.kind == "histogram":
+        return Histogram(row.name, row.help, row.labels, buckets=row.buckets, registry=registry)
+    return (Counter if row.kind == "counter" else Gauge)(row.name, row.help, row.labels, registry=registry)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import trio
-from ovmstrio.project_server.passing import ConnectionInbox
 
+from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.work.processes import WorkRequests
 from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair

@@ -1,9 +1,10 @@
-"""The life of a project's server, in one process."""
+"""The life of a server of one project, in one process."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 import trio
 import trio.testing
 from fsspec.implementations.local import LocalFileSystem
-from ovmstrio.project_server.serving import ProjectRunning, serve_project
-from ovmstrio.project_server.settings import ProjectSettings
 
+from ovmstrio.server.life import Running, serve_plan
+from ovmstrio.server.project_plan import plan_project
 from tests.support.projects import make_project
 
 PATIENCE_SECONDS = 20
@@ -66,14 +67,11 @@ async def test_a_project_is_ready_after_its_models_and_its_constructor(
     places = [{"name": "iris", "path": f"held://{version.parent}"}]
     project = make_project(tmp_path / "project", CODE, multi_model_reloading={"paths": places})
     file = tmp_path / "ready"
-    settings = ProjectSettings(port=0, bind_address="127.0.0.1", readiness_file=file)
-    started: list[ProjectRunning] = []
-
-    async def serve(*, task_status: trio.TaskStatus[ProjectRunning]) -> None:
-        await serve_project(project, settings, handle_signals=False, task_status=task_status)
+    plan = plan_project(project, {"port": 0, "rest_bind_address": "127.0.0.1", "readiness_file": file})
+    started: list[Running] = []
 
     async def start() -> None:
-        started.append(await nursery.start(serve))
+        started.append(await nursery.start(partial(serve_plan, plan, handle_signals=False)))
         running.set()
 
     running = trio.Event()
@@ -86,7 +84,7 @@ async def test_a_project_is_ready_after_its_models_and_its_constructor(
         with trio.fail_after(PATIENCE_SECONDS):
             await running.wait()
         assert file.exists()
-        async with httpx.AsyncClient(base_url=f"http://{started[0].addresses[0]}", trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=f"http://{started[0].rest[0]}", trust_env=False) as client:
             assert (await client.get("/")).json() == ["iris", "3"]
             assert (await client.get("/info")).json()["model_metadata"]["iris"]["versions"] == ["3"]
         nursery.cancel_scope.cancel()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 
-from ovmstrio.project_server.failures import log_failures
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.server.start_failures import log_failures
 
 
 def _logged(*errors: Exception) -> list[str | None]:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,15 +13,28 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from ovmstrio.ops_server import RunningPipeline, ServiceOptions, run_service, serve_service
-from ovmstrio.ops_server.running import Life
+from structlog.testing import capture_logs
 
+from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp, WebService
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
+from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
+from ovmstrio.runtimes.ops.op_service import OpService
 from ovmstrio.runtimes.ops.process_info import list_processes
+from ovmstrio.runtimes.resident import host
+from ovmstrio.runtimes.table import KINDS
+from ovmstrio.server.life import Hosting, Running, serve_plan
+from ovmstrio.server.plan import Plan
+from ovmstrio.server.run_service import run_script_service
+from ovmstrio.server.service_plan import plan_service, service_settings
+from ovmstrio.server.start_failures import leaves
 from tests.support.grpc_clients import call
+from tests.support.op_pipelines import EchoExecutor, executor_plan
 from tests.support.processes import free_ports
+from tests.support.served_plans import ServedPlan, serving_plan
 
 RESPONSE_NAME = RESPONSE.DESCRIPTOR.full_name
 
@@ -49,20 +64,14 @@ def prepared(service: WebService | None = None, **config: Any) -> WebService:
     return service
 
 
-@asynccontextmanager
-async def serving(service: WebService, **options: Any) -> AsyncIterator[RunningPipeline]:
+def plan_of(service: WebService, **options: Any) -> Plan:
+    """Plan to serve a service on the loopback interface."""
+    return plan_service(service, service_settings({"grpc_bind_address": "127.0.0.1", **options}))
+
+
+def serving(service: WebService, **options: Any) -> AbstractAsyncContextManager[ServedPlan]:
     """Serve on the loopback interface until the block ends, which is gentle."""
-    how = ServiceOptions(grpc_hosts=["127.0.0.1"], handle_signals=False, **options)
-    results: list[bool] = []
-
-    async def serve(*, task_status: trio.TaskStatus[RunningPipeline]) -> None:
-        results.append(await serve_service(service, how, task_status=task_status))
-
-    async with trio.open_nursery() as nursery:
-        running = await nursery.start(serve)
-        yield running
-        running.drain()
-    assert results == [True]
+    return serving_plan(plan_of(service, **options), drains=True)
 
 
 async def ask(address: str, **fields: Any) -> Any:
@@ -72,13 +81,10 @@ async def ask(address: str, **fields: Any) -> Any:
 
 async def refusals(service: WebService, **options: Any) -> str:
     """Give why a service is not served."""
-    with pytest.raises(ExceptionGroup) as raised:
-        await serve_service(service, ServiceOptions(handle_signals=False, **options))
-    errors = raised.value.subgroup(ConfigError)
-    assert errors is not None
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        (error,) = error.exceptions
+    with pytest.raises((ConfigError, ExceptionGroup)) as raised:
+        await serve_plan(plan_service(service, service_settings(options)), handle_signals=False)
+    (error,) = leaves(raised.value)
+    assert isinstance(error, ConfigError)
     return str(error)
 
 
@@ -86,7 +92,7 @@ async def test_grpc_alone() -> None:
     """With ``rpc_port`` alone there is gRPC and no HTTP."""
     async with serving(prepared(rpc_port=0)) as running:
         answer = await ask(running.grpc[0], name="uci")
-        assert running.http == []
+        assert running.rest == []
     assert list(answer.value) == ["array([[4.]], dtype=float32)"]
 
 
@@ -103,8 +109,8 @@ async def test_http_alone() -> None:
 async def test_ports_of_the_command_line_go_before_those_of_the_file() -> None:
     """What the options say takes the place of what the configuration says, and the file tells the real ports."""
     rpc, http = free_ports(2)
-    async with serving(prepared(rpc_port=9998, http_port=18082), rpc_port=rpc, http_port=http) as running:
-        assert (running.grpc, running.http) == ([f"127.0.0.1:{rpc}"], [f"127.0.0.1:{http}"])
+    async with serving(prepared(rpc_port=9998, http_port=18082), port=rpc, rest_port=http) as running:
+        assert (running.grpc, running.rest) == ([f"127.0.0.1:{rpc}"], [f"127.0.0.1:{http}"])
         assert [entry.port for entry in list_processes()] == [[rpc, http]]
     assert list_processes() == []
 
@@ -125,7 +131,7 @@ async def test_what_keeps_a_service_from_being_served(tmp_path: Path) -> None:
     assert f"{file}:2: {told}" in await refusals(service)
     service.prepare_pipeline_config(str(tmp_path / "nope.yml"))
     assert "nope.yml" in await refusals(service)
-    assert "prepare_pipeline_config" in await refusals(_Service(), config=None)
+    assert "prepare_pipeline_config" in await refusals(_Service())
 
     class Failing(_Doubling):
         def init_op(self) -> None:
@@ -138,10 +144,13 @@ async def test_what_keeps_a_service_from_being_served(tmp_path: Path) -> None:
     assert "no dictionary" in await refusals(prepared(Service(), rpc_port=0))
 
 
-def test_a_service_that_cannot_start_ends_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_that_cannot_start_ends_the_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reason is on standard error, and the exit code is 1."""
+    monkeypatch.setattr("ovmstrio.server.run_service.configure_logs", lambda: None)
     with pytest.raises(SystemExit) as ended:
-        run_service(prepared(worker_num=1))
+        run_script_service(prepared(worker_num=1))
     assert ended.value.code == 1
     assert capsys.readouterr().err.startswith("error: yml_dict: rpc_port and http_port are both missing")
 
@@ -181,7 +190,7 @@ async def test_a_nameless_service() -> None:
     """A service without a name answers requests that name none, and KServe v2 knows it as ``pipeline``."""
     async with (
         serving(prepared(_Service(name=""), rpc_port=0, http_port=0)) as running,
-        httpx.AsyncClient(base_url=f"http://{running.http[0]}", trust_env=False) as client,
+        httpx.AsyncClient(base_url=f"http://{running.rest[0]}", trust_env=False) as client,
     ):
         assert (await ask(running.grpc[0])).err_no == 0
         assert (await client.post("/uci/prediction", json={})).json()["err_no"] == 3002
@@ -194,7 +203,7 @@ async def test_the_file_system_may_refuse(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "file").touch()
     monkeypatch.setenv("SERVING_HOME", str(tmp_path / "file" / "folder"))
     with pytest.raises(ExceptionGroup) as raised:
-        await serve_service(prepared(rpc_port=0), ServiceOptions(grpc_hosts=["127.0.0.1"], handle_signals=False))
+        await serve_plan(plan_of(prepared(rpc_port=0)), handle_signals=False)
     assert raised.value.subgroup(OSError) is not None
 
 
@@ -218,10 +227,10 @@ class _WaitingService(WebService):
         return _Waiting(name="wait", input_ops=[read_op])
 
 
-async def post(running: RunningPipeline, x: str, answers: dict[str, Any] | None = None) -> Any:
+async def post(running: ServedPlan, x: str, answers: dict[str, Any] | None = None) -> Any:
     """Make one call over HTTP, whose answer is kept by its text where there is room for it."""
     async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
-        answer = await client.post(f"http://{running.http[0]}/uci/prediction", json={"key": ["x"], "value": [x]})
+        answer = await client.post(f"http://{running.rest[0]}/uci/prediction", json={"key": ["x"], "value": [x]})
     if answers is not None:
         answers[x] = answer.json()
     return answer.json()
@@ -256,13 +265,47 @@ async def test_a_client_that_leaves_makes_room() -> None:
             assert (await post(running, "next"))["value"] == ["next"]
 
 
-async def test_a_signal_while_workers_are_closed(autojump_clock: trio.testing.MockClock) -> None:
-    """A server that has ended is not drained again, and its end is still waited for, so that a signal more cuts it."""
-    drained: list[bool] = []
-    life = Life()
-    life.running = RunningPipeline(None, [], [], [], lambda: drained.append(True))  # type: ignore[arg-type]
-    for expected in ([True], [True]):
-        with trio.move_on_after(1) as waiting, trio.CancelScope() as everything:
-            await life.end(everything)
-        assert (waiting.cancelled_caught, everything.cancel_called, drained) == (True, False, expected)
-        life.ended.set()
+class _Lingering(OpPipelineKind):
+    """A pipeline that takes its time to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.executor = EchoExecutor()
+        self.ending, self.go = trio.Event(), trio.Event()
+
+    async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
+        """Host it."""
+        del version, directory
+        return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
+
+    @asynccontextmanager
+    async def _opened(self, spec: OpPipelineSpec, context: LoadContext) -> AsyncIterator[OpService]:
+        del context
+        try:
+            yield OpService(spec.name, self.executor, None, PipelineSettings())
+        finally:
+            with trio.CancelScope(shield=True):
+                self.ending.set()
+                await self.go.wait()
+
+
+async def test_a_signal_while_workers_are_closed() -> None:
+    """A server that has been drained is not drained again, and a signal then does not change how it has ended."""
+    kind, until = _Lingering(), trio.Event()
+    plan = replace(executor_plan(kind.executor), kinds={**KINDS, OpPipelineKind.name: kind})
+    results: list[bool] = []
+
+    async def serve(*, task_status: trio.TaskStatus[Running]) -> None:
+        results.append(await serve_plan(plan, Hosting(until=until.wait), task_status=task_status))
+
+    with capture_logs() as logged:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve)
+            until.set()
+            await kind.ending.wait()
+            signal.raise_signal(signal.SIGTERM)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert results == []
+            kind.go.set()
+    assert results == [True]
+    assert [entry["event"] for entry in logged].count("drained") == 1
