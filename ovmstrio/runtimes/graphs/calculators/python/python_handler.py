@@ -19,7 +19,7 @@ from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 from ovmstrio.work.user_code.places import SourceLine, at_place, describe, missing_module_fix, place_in, trimmed
 
-__all__ = ["EXECUTION_ERROR", "FINALIZE_SECONDS", "LoadedHandler", "UserCode"]
+__all__ = ["EXECUTION_ERROR", "FINALIZE_SECONDS", "NodeHandler", "UserCode"]
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ _CLASS: Final = "OvmsPythonModel"
 _FAILED: Final = "The Python Node state initialization failed"
 
 
-class LoadedHandler:
+class NodeHandler:
     """The user's object behind a Python node, from its import to its end.
 
     Attributes:
