@@ -175,7 +175,7 @@ def test_all_are_listed(server: OvmsProcess) -> None:
         name: [each["state"] for each in document["model_version_status"]]
         for name, document in server.get("/v1/config").json().items()
     }
-    assert states == dict.fromkeys(NAMES, ["AVAILABLE"])
+    assert states == {name: ["AVAILABLE"] for name in NAMES}
     for name in NAMES:
         assert server.get(f"/v2/models/{name}/ready").status_code == 200
 
