@@ -12,8 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ovms_cli.main import app
-from ovms_cli.trace_source import NoFigures, NoTarget, find_url, open_source
-from ovms_cli.trace_view import draw
+from ovms_cli.trace_figures import NoFigures, NoTarget, draw, find_url, open_source
 from ovmstrio.runtimes.ops.observing.figures import Figures
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState
 from ovmstrio.runtimes.ops.observing.snapshot import snapshot

@@ -1,16 +1,19 @@
-"""What a process is told that is to serve a plan with others."""
+"""What a process that is to serve a plan with others is told, and what it tells by its end."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
 
-__all__ = ["WorkerTask"]
+__all__ = ["CUT", "WorkerTask"]
+
+CUT: Final = 3
+"""The exit code of a process that had to cut requests, which its own log tells of."""
 
 
 class WorkerTask(BaseModel):

@@ -20,7 +20,7 @@ from ovmstrio.server.project_plan import own_port, plan_project
 from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.passing import ConnectionInbox
-from ovmstrio.server.workers.task import WorkerTask
+from ovmstrio.server.workers.task import CUT, WorkerTask
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     Raises:
         ConfigError: the project cannot be served.
         ValueError: the board is missing.
+        SystemExit: with ``CUT``, requests did not end in time.
 
     Ownership: what the server opens.
 
@@ -46,7 +47,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     project, _ = read_project(task.file)
     plan = plan_project(project, task.options)
     enter_project(project, own_port(project, plan.settings))
-    configure_project_logs(project.log_level)
+    configure_project_logs(project.log_level, plan.settings)
     if first.descriptor is None:
         raise ValueError("a process of a project needs the board")
     board = Board(first.descriptor, task.rows)
@@ -56,7 +57,8 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         board.set_ready(task.row)
         await first.answer(None)
 
-    await serve_in_own_process(worker.plan, worker.hosting(requests), show=answer, handle_signals=False)
+    if not await serve_in_own_process(worker.plan, worker.hosting(requests), show=answer, handle_signals=False):
+        sys.exit(CUT)
 
 
 class _Worker:
