@@ -14,13 +14,16 @@ from ovmstrio.runtimes.ops import (
     ResponseOp,
     WebService,
 )
+from ovmstrio.runtimes.ops.observing.analyst import Analyst, OpAnalyst
 
 __all__ = [
+    "Analyst",
     "ChannelData",
     "ChannelDataType",
     "CustomException",
     "CustomExceptionCode",
     "Op",
+    "OpAnalyst",
     "PipelineRequest",
     "PipelineResponse",
     "PipelineTensor",

@@ -24,7 +24,7 @@ from ovmstrio.server.workers.task import CUT, WorkerTask
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import KeptProcess
-from ovmstrio.work.user_code.exits import signal_name
+from ovmstrio.work.processes.program import signal_name
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan

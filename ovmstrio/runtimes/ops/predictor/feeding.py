@@ -8,8 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from ovmstrio.core.datatypes import BYTES
-from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.openvino.tensors import Array
+from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
 from ovmstrio.runtimes.ops.predictor.protocol import Feed
 

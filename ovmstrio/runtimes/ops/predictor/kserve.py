@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.openvino.tensors import Array
+from ovmstrio.core.tensor import Array
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import reading
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ovmstrio.openvino.run import Network
-from ovmstrio.openvino.tensors import Array
+from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.ops.predictor.local_model import LocalModel
 from ovmstrio.runtimes.ops.predictor.protocol import Feed
 
@@ -55,7 +55,7 @@ class WorkerPredictor:
 
         Ownership: the feed's values must stay unchanged until it returns; the answer is the caller's.
 
-        Cancellation: as :meth:`~ovmstrio.openvino.run.Network.infer`.
+        Cancellation: as :meth:`~ovmstrio.openvino.network.Network.infer`.
         """
         model = self._shared.model
         wanted = model.wanted(fetch) if fetch else self._default
