@@ -298,6 +298,19 @@ async def test_each_call_of_a_project_is_a_line_of_the_request_log(tmp_path: Pat
     assert seen == [("handler", "REST", "OK"), ("handler", "gRPC", "OK")]
 
 
+async def test_files_of_a_project_are_looked_at_only_if_asked_for(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """Its folder is the working directory of its code, which may write there."""
+    async with serving(tmp_path / "project") as served:
+        before = served.handler
+        written(tmp_path / "project", "handler.py", HTTP_HANDLER.replace("here", "there"))
+        mock_clock.jump(60)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert (await served.ask()).text == "here"
+        assert served.handler is before
+
+
 @pytest.mark.parametrize("debug", [False, True])
 async def test_callers_are_told_what_was_raised_only_if_asked_for(tmp_path: Path, debug: bool) -> None:
     """By ``debug``."""
