@@ -259,7 +259,7 @@ async def test_metrics_can_be_turned_off(tmp_path: Path) -> None:
 
 async def test_large_messages_are_refused_if_asked_for(tmp_path: Path) -> None:
     """By both protocols, and none by default that the other servers would refuse."""
-    large = {"content": b'"' + b"x" * 4000 + b'"', "headers": {"content-type": "application/json"}}
+    large: dict[str, Any] = {"content": b'"' + b"x" * 4000 + b'"', "headers": {"content-type": "application/json"}}
     async with serving(tmp_path / "http", max_message_size=2048) as served:
         assert (await served.ask("POST", json="few")).json() == 3
         assert (await served.ask("POST", **large)).status_code == 413
