@@ -14,11 +14,10 @@ import pyovms
 
 __all__ = ["SourceLine", "at_place", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
 
-_FOLDERS: Final = (
-    Path(__file__).parents[2],
-    *(Path(module.__file__).parent for module in (trio, pyovms) if module.__file__ is not None),
+_MACHINERY: Final = (
+    f"{Path(__file__).parents[2]}/",
+    *(f"{Path(module.__file__).parent}/" for module in (trio, pyovms) if module.__file__ is not None),
 )
-_MACHINERY: Final = tuple(f"{folder}/" for folder in _FOLDERS)
 
 
 class SourceLine(NamedTuple):
