@@ -116,6 +116,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
         finally:
             modules.unload()
 
+
 @asynccontextmanager
 async def open_service(name: str | None, prepared: PreparedService) -> AsyncIterator[OpService]:
     """Start a service's Ops, and all that observes them, until the block is left.
