@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.registry.leases import Instance
-    from ovmstrio.registry.marks import Marks
+    from ovmstrio.registry.order import Marks
     from ovmstrio.registry.records import ServiceRecord, VersionRecord
     from ovmstrio.registry.version_loader import VersionLoader
     from ovmstrio.repository.versions import Listing

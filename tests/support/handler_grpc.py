@@ -14,7 +14,7 @@ from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc import GrpcProject, UserService, open_grpc_project
-from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
+from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.grpc_front_end import HANDLER_LIMITS, GrpcFrontEnd
 from tests.support.protos import written
 from tests.support.stub_registry import registry_of

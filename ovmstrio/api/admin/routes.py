@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.api.refusals import INVALID_URL
-from ovmstrio.api.status_document import status_document
+from ovmstrio.api.refusals import INVALID_URL, status_document
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE

@@ -22,8 +22,8 @@ from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.protocol.descriptors import Descriptors
 from ovmstrio.registry import VersionState
-from ovmstrio.registry.grpc_names import declaration_of
 from ovmstrio.registry.states import OK
+from ovmstrio.registry.version_loader import declaration_of
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:

@@ -10,9 +10,15 @@ from typing import Any, Final, Self
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from ovmstrio.runtimes.handlers.handler_class import import_folders, load_handler_class
+from ovmstrio.runtimes.handlers.handler_class import (
+    GRPC_ARGUMENTS,
+    HTTP_ARGUMENTS,
+    VERBS,
+    HandlerMethod,
+    import_folders,
+    load_handler_class,
+)
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
-from ovmstrio.runtimes.handlers.methods import GRPC_ARGUMENTS, HTTP_ARGUMENTS, VERBS, HandlerMethod
 from ovmstrio.runtimes.handlers.signatures import HandlerContract, check_handler, constructor_parameters
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread

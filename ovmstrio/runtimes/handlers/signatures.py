@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from ovmstrio.core.errors import Problem
-from ovmstrio.runtimes.handlers.methods import GRPC_ARGUMENTS, HTTP_ARGUMENTS, VERBS
+from ovmstrio.runtimes.handlers.handler_class import GRPC_ARGUMENTS, HTTP_ARGUMENTS, VERBS
 from ovmstrio.work.user_code.calls import is_async
 from ovmstrio.work.user_code.places import SourceLine, place_of
 

@@ -25,9 +25,9 @@ from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models.contents import to_array
 from ovmstrio.runtimes.models.strings import elements_of
-from ovmstrio.runtimes.ops.codes import CustomExceptionCode as Code
 from ovmstrio.runtimes.ops.tensors import STRINGS, ArrayTensor
 from ovmstrio.runtimes.ops.tensors import to_array as array_of
+from ovmstrio.runtimes.ops.values import CustomExceptionCode as Code
 from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse, PipelineTensor
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from ovmstrio.repository.graph_files import python_files
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Kind, Takes
 from ovmstrio.runtimes.ops.executor.opening import open_executor
+from ovmstrio.runtimes.ops.observing.figures import PIPELINE
 from ovmstrio.runtimes.ops.observing.observing import open_observing
-from ovmstrio.runtimes.ops.observing.samples import PIPELINE
 from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.scripts import run_beside_others

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from ovmstrio.core.request import ServableMetadata
-from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.kserve_values import infer_response, pipeline_request
-from ovmstrio.runtimes.ops.observing.samples import PIPELINE
-from ovmstrio.runtimes.ops.values import PipelineResponse
+from ovmstrio.runtimes.ops.observing.figures import PIPELINE
+from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineResponse
 from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:

@@ -7,18 +7,55 @@ what stands behind the point; what the datatype cannot hold at all is refused.
 from __future__ import annotations
 
 import binascii
+from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from ovmstrio.api.kserve.rest.infer_request import TOO_DEEP
 from ovmstrio.core.datatypes import BY_NAME, BYTES, to_bf16
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents
 
 if TYPE_CHECKING:
-    from ovmstrio.api.tensorflow.rest.nesting import Nested
     from ovmstrio.core.datatypes import Datatype
 
-__all__ = ["Unreadable", "guess_datatype", "is_binary", "read_elements"]
+__all__ = ["Nested", "Unreadable", "guess_datatype", "is_binary", "read_elements", "unnest"]
+
+MAX_RANK: Final = 98
+"""Lists that may lie in each other; the document and its object of inputs are the other two of a hundred levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """The elements of a value in their order, the Python types that they have, and the shape that the lists gave."""
+
+    shape: tuple[int, ...]
+    elements: list[Any]
+    kinds: set[type]
+
+
+def unnest(value: Any) -> Nested | None:
+    """Take a value apart; one that is no list has no dimensions.
+
+    None where lists of one level differ in length, or have elements beside them.
+
+    Raises:
+        InvalidRequest: the lists lie too deep in each other.
+    """
+    shape: list[int] = []
+    level = [value]
+    while list in (kinds := set(map(type, level))):
+        sizes = set(map(len, level)) if len(kinds) == 1 else set()
+        if len(sizes) != 1:
+            return None
+        shape.append(sizes.pop())
+        if len(shape) > MAX_RANK:
+            raise InvalidRequest(f"{TOO_DEEP} - at most {MAX_RANK} lists of a tensor may lie in each other")
+        level = list(chain.from_iterable(level))
+    return Nested(tuple(shape), level, kinds)
+
 
 _NUMBERS: Final = frozenset({int, float})
 _TEXTS: Final = frozenset({str, dict})

@@ -12,27 +12,53 @@ The rules are those of ``ovms_classic`` section 3.6.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, kind_of
-from ovmstrio.api.tensorflow.rest.documents import read_document
-from ovmstrio.api.tensorflow.rest.elements import Unreadable, guess_datatype, is_binary, read_elements
-from ovmstrio.api.tensorflow.rest.nesting import unnest
+from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, TOO_DEEP, as_object, kind_of, parse_document
+from ovmstrio.api.tensorflow.rest.elements import Unreadable, guess_datatype, is_binary, read_elements, unnest
 from ovmstrio.core.datatypes import BY_NAME, INVALID
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, InferInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.api.tensorflow.rest.nesting import Nested
+    from ovmstrio.api.tensorflow.rest.elements import Nested
     from ovmstrio.core.datatypes import Datatype
     from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["PredictBody", "read_predict_body"]
+__all__ = ["PredictBody", "read_document", "read_predict_body"]
+
+_WORDS: Final = (b"NaN", b"Infinity")
+
+
+def read_document(body: bytes) -> dict[str, Any]:
+    """Read a JSON object; of a key that stands there twice the last value counts.
+
+    Raises:
+        MalformedJson: it is not JSON.
+        InvalidRequest: it is no object, or too deep.
+    """
+    try:
+        return parse_document(body)
+    except MalformedJson as error:
+        if not any(word in body for word in _WORDS):
+            raise
+        return as_object(_read_with_words(body, error))
+
+
+def _read_with_words(body: bytes, refusal: MalformedJson) -> Any:
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise InvalidRequest(TOO_DEEP) from None
+    except ValueError:
+        raise refusal from None
+
 
 UNKNOWN_ORDER: Final = "Invalid JSON structure. Could not detect row or column format"
 INSTANCES_NO_ARRAY: Final = "Invalid JSON structure. Nonamed instance is not an array."

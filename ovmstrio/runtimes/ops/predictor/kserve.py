@@ -12,11 +12,9 @@ from ovmstrio.openvino.tensors import Array
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import reading
 from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
-from ovmstrio.runtimes.ops.predictor.feed_failures import FeedTypeError
-from ovmstrio.runtimes.ops.predictor.feeding import check_fetch, check_names, check_types
 from ovmstrio.runtimes.ops.predictor.grpc_calls import Endpoints
-from ovmstrio.runtimes.ops.predictor.model_config import ModelConfig, Variable
-from ovmstrio.runtimes.ops.predictor.protocol import Feed
+from ovmstrio.runtimes.ops.predictor.model_config import ModelConfig, Variable, check_fetch, check_names, check_types
+from ovmstrio.runtimes.ops.predictor.protocol import Feed, FeedTypeError
 
 __all__ = ["KServePredictor"]
 

@@ -11,10 +11,9 @@ import numpy as np
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.messages import add_tensor, tensor_from_message
-from ovmstrio.runtimes.ops.predictor.feed_failures import FeedTypeError
-from ovmstrio.runtimes.ops.predictor.feeding import check_fetch, check_types
 from ovmstrio.runtimes.ops.predictor.grpc_calls import Endpoints
-from ovmstrio.runtimes.ops.predictor.protocol import Feed
+from ovmstrio.runtimes.ops.predictor.model_config import check_fetch, check_types
+from ovmstrio.runtimes.ops.predictor.protocol import Feed, FeedTypeError
 from ovmstrio.runtimes.ops.tensors import LOD_SUFFIX, from_array, to_array
 
 __all__ = ["PipelinePredictor"]
