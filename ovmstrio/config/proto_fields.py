@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 
 from ovmstrio.config.findings import Findings, did_you_mean
 from ovmstrio.config.located import InvalidSyntax, Located
-from ovmstrio.config.value_rules import Unusable
+from ovmstrio.config.sections import Unusable
 
 __all__ = ["fit_message", "parse_proto"]
 

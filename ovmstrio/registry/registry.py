@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
-from ovmstrio.registry.instances import Job, JobQueue, RetiredInstances
-from ovmstrio.registry.leases import Instance, Lease
+from ovmstrio.registry.instances import Instance, Job, JobQueue, Lease, RetiredInstances
 from ovmstrio.registry.order import Marks, callers_before, find_calls, in_order
 from ovmstrio.registry.reconcile import Reconciler
 from ovmstrio.registry.records import DEFAULT_VERSION, ServiceRecord

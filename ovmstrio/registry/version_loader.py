@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.protocol.descriptors import OWN_SERVICES
-from ovmstrio.registry.leases import Instance
+from ovmstrio.registry.instances import Instance
 from ovmstrio.registry.records import Failure
 from ovmstrio.runtimes.kind import Takes
 from ovmstrio.work.backoff import Backoff

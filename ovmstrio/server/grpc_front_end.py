@@ -11,7 +11,7 @@ from ovmstrio.api.grpc_standard.health import EndlessCalls, HealthService, Plane
 from ovmstrio.api.grpc_standard.hosted_services import HostedServices
 from ovmstrio.api.grpc_standard.reflection import ReflectionService
 from ovmstrio.api.kserve.grpc.inference_service import InferenceService
-from ovmstrio.api.tensorflow.grpc import ModelService, PredictionService
+from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
 from ovmstrio.wire.grpc.server import GrpcServer
 from ovmstrio.wire.listeners import open_listeners
 from ovmstrio.wire.statuses import map_error

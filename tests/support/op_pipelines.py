@@ -9,8 +9,8 @@ import trio
 from ovmstrio.ops_server import Listening, RunningPipeline, serve_pipeline
 
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
+from ovmstrio.runtimes.ops.config.pipeline_file import Ports
 from ovmstrio.runtimes.ops.op_service import OpService, PipelineExecutor
-from ovmstrio.runtimes.ops.ports import Ports
 from ovmstrio.runtimes.ops.tensors import holds_arrays, pack, unpack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.runtimes.resident import host

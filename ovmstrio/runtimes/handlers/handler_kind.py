@@ -64,7 +64,7 @@ class HandlerKind(Kind[HandlerSpec]):
 
         del version, directory
         if context.is_trial:
-            from ovmstrio.runtimes.handlers.trial import try_mounted  # noqa: PLC0415
+            from ovmstrio.runtimes.handlers.trial import try_mounted  # noqa: PLC0415 - checks alone need it
 
             project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
             return await try_mounted(project, spec.name)

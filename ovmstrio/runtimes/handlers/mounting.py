@@ -113,7 +113,7 @@ async def open_clients(project: ProjectSpec) -> AsyncIterator[Models]:
         yield _NoModels()
         return
     # OpenVINO and the libraries of storages are left alone by those who have no models.
-    from ovmstrio.runtimes.handlers.models.opening import open_models  # noqa: PLC0415
+    from ovmstrio.runtimes.handlers.models.opening import open_models  # noqa: PLC0415 - few need models
 
     async with open_models(project) as models:
         yield models

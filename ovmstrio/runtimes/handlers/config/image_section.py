@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import structlog
 
-from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, any_spelling, flag, rules_of, written
+from ovmstrio.config.sections import Rules, Section, any_spelling, flag, rules_of, written
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, GpuVersion, ImageSpec, ProjectSpec
 
 __all__ = [

@@ -12,8 +12,7 @@ import yaml
 from ovmstrio.config.documents import load_yaml
 from ovmstrio.config.findings import Findings, shown
 from ovmstrio.config.located import Document
-from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, any_spelling, any_word, flag, number, whole, written
+from ovmstrio.config.sections import Rules, Section, any_spelling, any_word, flag, number, whole, written
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, read_image

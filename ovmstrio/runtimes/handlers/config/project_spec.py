@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ovmstrio.config.located import Located
-from ovmstrio.config.value_rules import Unusable, any_spelling, flag, written
+from ovmstrio.config.sections import Unusable, any_spelling, flag, written
 
 __all__ = [
     "DEFAULT_MODEL",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from ovmstrio.config.documents import load_yaml
 from ovmstrio.config.findings import Findings, shown
 from ovmstrio.config.located import InvalidSyntax, Located, locate
-from ovmstrio.config.value_rules import Unusable, rules_of
+from ovmstrio.config.sections import Unusable, rules_of
 from ovmstrio.config.yaml_text import parse_yaml
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings

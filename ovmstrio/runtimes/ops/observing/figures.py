@@ -159,11 +159,11 @@ class Figures(OpHooks):
         self.totals = {op: OpFigures() for op in ops}
         self._channels = channels
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
         """Count a request in."""
         self.running += 1
 
-    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002
+    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002 - the hook has it
         """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
         seconds = span[1] - span[0]
         is_op = op in self.totals
@@ -182,14 +182,14 @@ class Figures(OpHooks):
             self.newest[key] = deque(maxlen=_NEWEST)
         self.newest[key].append(seconds)
 
-    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002
+    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002 - the hook has it
         """Count one batch."""
         if op in self.totals:
             self.totals[op].batches[len(data_ids)] += 1
             if self._keeps_window:
                 self._window.ops.setdefault(op, OpFigures()).batches[len(data_ids)] += 1
 
-    def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002
+    def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002 - the hook has it
         """Count a worker that ended by itself."""
         if op in self.totals:
             self.totals[op].deaths += 1

@@ -90,7 +90,7 @@ class OpLog(OpHooks):
     def __init__(self) -> None:
         self._log_ids: dict[int, int] = {}
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
         """Remember the ids that belong together."""
         self._log_ids[data_id] = log_id
 

@@ -35,7 +35,7 @@ class Timelines(OpHooks):
         self._began: dict[int, float] = {}
         self._offset = time.time() - time.perf_counter()
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
         """Keep what happens to the request, if it is asked for."""
         if (profile or self._everything) and len(self._kept) < _MAX_KEPT:
             self._kept[data_id] = []

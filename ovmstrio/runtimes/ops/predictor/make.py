@@ -17,10 +17,9 @@ from ovmstrio.openvino.tensors import Array
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config, workers_on
 from ovmstrio.runtimes.ops.predictor.grpc_calls import Endpoints
-from ovmstrio.runtimes.ops.predictor.kserve import KServePredictor
+from ovmstrio.runtimes.ops.predictor.kserve import KServePredictor, PipelinePredictor
 from ovmstrio.runtimes.ops.predictor.local_model import LocalModel, load_local_model
 from ovmstrio.runtimes.ops.predictor.model_config import check_fetch, read_model_config
-from ovmstrio.runtimes.ops.predictor.pipeline import PipelinePredictor
 from ovmstrio.runtimes.ops.predictor.protocol import Feed, FeedMismatch, Predictor
 
 __all__ = ["PredictorMaker"]
