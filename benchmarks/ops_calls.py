@@ -19,13 +19,13 @@ from ovmstrio.ops_server import ServiceOptions, serve_service
 
 from benchmarks.report import Row
 from ovmstrio.observability.logs import configure_logs
+from ovmstrio.ops import Op, WebService
 from ovmstrio.protocol.generated.inference import (
     ModelInferRequest,
     ModelInferRequestInferInputTensor,
     ModelInferRequestInferRequestedOutputTensor,
 )
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.ops import Op, WebService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

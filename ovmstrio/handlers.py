@@ -1,6 +1,6 @@
 """What handlers may import: answers with a status or headers of their own."""
 
-from ovmstrio.runtimes.handlers import (
+from ovmstrio.runtimes.handlers.http.responses import (
     HTMLResponse,
     HTTPError,
     JSONResponse,

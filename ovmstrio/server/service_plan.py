@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from ovmstrio.runtimes.ops import WebService
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
     from ovmstrio.runtimes.ops.config.pipeline_file import Ports
+    from ovmstrio.runtimes.ops.web_service import WebService
     from ovmstrio.server.life import Running
     from ovmstrio.server.settings import ServerSettings
 

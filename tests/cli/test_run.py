@@ -12,7 +12,7 @@ import typer
 from ovms_cli.run import _take_config, compat_folder, execute_script, run
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import hosts_of, run_pipeline_service
-from ovmstrio.runtimes.ops import WebService
+from ovmstrio.ops import WebService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 
 SCRIPT = """

@@ -14,7 +14,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import NotReady, UserCodeError
-from ovmstrio.runtimes.handlers import HTTPError
+from ovmstrio.handlers import HTTPError
 from ovmstrio.runtimes.handlers.batches import in_log
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from tests.support.handlers import opened
@@ -172,7 +172,7 @@ async def test_the_log_of_a_failed_batch_tells_of_its_requests(tmp_path: Path) -
 async def test_an_exception_among_the_results_is_for_its_request_alone(tmp_path: Path) -> None:
     """Its text is sent, as it was put there to be seen; one with a status keeps it."""
     code = """
-        from ovmstrio.runtimes.handlers import HTTPError
+        from ovmstrio.handlers import HTTPError
         class Handler:
             def handle_post(self, payload):
                 return [ValueError("bad leaf"), payload[1], HTTPError(404, "no such leaf"), (payload[3], print)]

@@ -13,7 +13,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import NotFound, UserCodeError
-from ovmstrio.runtimes.handlers import HTTPError
+from ovmstrio.handlers import HTTPError
 from tests.support.handlers import opened
 from tests.support.threads import until
 
@@ -152,7 +152,7 @@ async def test_errors_that_say_what_they_are_pass(tmp_path: Path) -> None:
     """Those with a status without a word in the log, those of the server with one."""
     code = """
         from ovmstrio.core.errors import NotFound
-        from ovmstrio.runtimes.handlers import HTTPError
+        from ovmstrio.handlers import HTTPError
         class Handler:
             def handle_get(self):
                 raise HTTPError(422, "no")

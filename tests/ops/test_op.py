@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops import (
+from ovmstrio.ops import (
     CustomException,
     CustomExceptionCode,
     Op,

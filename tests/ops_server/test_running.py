@@ -15,8 +15,8 @@ from ovmstrio.ops_server import RunningPipeline, ServiceOptions, run_service, se
 from ovmstrio.ops_server.running import Life
 
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.ops import Op, RequestOp, ResponseOp, WebService
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp, WebService
 from ovmstrio.runtimes.ops.process_info import list_processes
 from tests.support.grpc_clients import call
 from tests.support.processes import free_ports

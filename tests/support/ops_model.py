@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import trio
 
-from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp
+from ovmstrio.ops import Op, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.graph import OpGraph, build
 from ovmstrio.runtimes.ops.observing.metrics import ChannelState, OpHooks, Span, Stage

@@ -122,7 +122,7 @@ class HostedServices:
             self._pipelines = {}
         elif not self._pipelines:
             # What only pipelines need is left alone by those who serve none.
-            from ovmstrio.api.paddle.grpc.pipeline_service import PipelineService  # noqa: PLC0415 - only where there are such services
+            from ovmstrio.api.paddle.grpc.pipeline_service import PipelineService  # noqa: PLC0415 - for these alone
 
             self._pipelines = PipelineService(self._plane, self._root).__mapping__()
 
@@ -180,7 +180,7 @@ class _Entry:
 
     def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
         # As with pipelines.
-        from ovmstrio.api.handlers.grpc.handler_rpcs import handlers_of  # noqa: PLC0415 - only where there are such services
+        from ovmstrio.api.handlers.grpc.handler_rpcs import handlers_of  # noqa: PLC0415 - for these alone
 
         self.service = service
         self.declaration = declaration

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import UserCodeError
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.runtimes.handlers import HTTPError, JSONResponse, Response, StreamingResponse
+from ovmstrio.handlers import HTTPError, JSONResponse, Response, StreamingResponse
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.http.results import to_answer
 from tests.support.handlers import opened
@@ -26,7 +26,7 @@ LINES = (("content-type", "application/x-ndjson"),)
 
 def handler_of(body: str, prefix: str = "") -> str:
     """Write a handler with one method."""
-    head = "import math, numpy\nfrom ovmstrio.runtimes.handlers import *\nclass Handler:\n    closed = False\n"
+    head = "import math, numpy\nfrom ovmstrio.handlers import *\nclass Handler:\n    closed = False\n"
     return f"{head}    {prefix}def handle_get(self):\n{indent(body, ' ' * 8)}\n"
 
 

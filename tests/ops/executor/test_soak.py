@@ -14,7 +14,7 @@ import pytest
 import structlog
 import trio
 
-from ovmstrio.runtimes.ops import Op, PipelineRequest
+from ovmstrio.ops import Op, PipelineRequest
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.executor.channel import Sample, Ticket

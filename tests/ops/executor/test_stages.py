@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.runtimes.ops import (
+from ovmstrio.ops import (
     CustomException,
     CustomExceptionCode,
     Op,

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ModelFailure
-from ovmstrio.runtimes.ops import Op, PipelineRequest
+from ovmstrio.ops import Op, PipelineRequest
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.executor.channel import Result, Sample

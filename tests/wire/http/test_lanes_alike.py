@@ -20,7 +20,7 @@ from tests.api.rest.servers import BODY, serving_rest
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 
 HANDLER: Final = """
-from ovmstrio.runtimes.handlers import HTTPError, Response
+from ovmstrio.handlers import HTTPError, Response
 
 class Handler:
     def handle_post(self, payload, headers, query_params):

@@ -14,7 +14,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import encode_metadata
 
-from ovmstrio.runtimes.handlers.grpc import CallEndedError
+from ovmstrio.runtimes.handlers.grpc.project import CallEndedError
 from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["HandlerContext", "Metadatum"]

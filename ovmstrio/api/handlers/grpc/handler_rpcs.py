@@ -15,7 +15,8 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.handlers.grpc.handler_context import HandlerContext
 from ovmstrio.core.errors import UserCodeError
-from ovmstrio.runtimes.handlers.grpc import CallEndedError, Rpc, WrongReplyError
+from ovmstrio.runtimes.handlers.grpc.project import CallEndedError, WrongReplyError
+from ovmstrio.runtimes.handlers.grpc.services import Rpc
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.core.servable import Service
-    from ovmstrio.runtimes.handlers.grpc import GrpcProject
+    from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
 
 __all__ = ["BlockingRequests", "handlers_of"]

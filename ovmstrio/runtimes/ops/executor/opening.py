@@ -19,7 +19,8 @@ from ovmstrio.runtimes.ops.config.overrides import settings_of
 from ovmstrio.runtimes.ops.executor.channel import StallDetector, Worker
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.op_instance import init_failed
-from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
+from ovmstrio.runtimes.ops.executor.processes.process_worker import ProcessWorker
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.runtimes.ops.graph import OpGraph

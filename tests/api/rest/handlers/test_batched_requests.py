@@ -12,7 +12,7 @@ from tests.api.rest.handlers.servers import PATIENCE_SECONDS, serving_handler
 
 CODE: Final = """
 import threading
-from ovmstrio.runtimes.handlers import Response
+from ovmstrio.handlers import Response
 
 class Handler:
     def __init__(self):

@@ -30,7 +30,7 @@ JSON: Final = (("content-type", "application/json"),)
 SPOILING: Final = {"poison", "refusal", "short"}
 CODE: Final = """
 import trio
-from ovmstrio.runtimes.handlers import HTTPError
+from ovmstrio.handlers import HTTPError
 
 RESULTS = {"bad": lambda n: ValueError(str(n)), "absent": lambda n: HTTPError(404, str(n))}
 

@@ -19,7 +19,7 @@ lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application
 CODE = """
 import threading
 import structlog
-from ovmstrio.runtimes.handlers import Response
+from ovmstrio.handlers import Response
 
 log = structlog.get_logger("handler")
 

@@ -15,7 +15,7 @@ from tests.api.rest.handlers.servers import PATIENCE_SECONDS, ServedHandler, ser
 lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
 FAILING = """
-from ovmstrio.runtimes.handlers import HTTPError
+from ovmstrio.handlers import HTTPError
 
 class Handler:
     def handle_post(self, payload):
@@ -41,7 +41,7 @@ class Handler:
 """
 STREAMS = """
 import threading
-from ovmstrio.runtimes.handlers import Response
+from ovmstrio.handlers import Response
 
 class Handler:
     def __init__(self):
