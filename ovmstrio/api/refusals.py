@@ -1,4 +1,4 @@
-"""What OVMS says to requests that nothing answers, in the form of every error of the server's own paths."""
+"""What OVMS says to requests that nothing answers, and to bodies that cannot be taken; and the document of states."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 __all__ = ["ConfigFile", "ReadsConfig", "Subconfigs", "with_article"]
 
 
-class _File(Schema):
+class _SubconfigFile(Schema):
     model_config_list: list[Any]
 
 
@@ -59,7 +59,7 @@ class Subconfigs:
             return error.problems
         findings = Findings(str(path))
         findings.refuse_repeated(document)
-        top = check_members(document.root, _File, findings)
+        top = check_members(document.root, _SubconfigFile, findings)
         entries = ModelEntries(findings, path.parent, self.cache_dir, dict(self.known))
         entries.read(top["model_config_list"].value if "model_config_list" in top else ())
         if findings.fatal:

@@ -247,7 +247,7 @@ PIPELINES: Final = "pipeline_config_list"
 NODE_LIBRARIES: Final = "custom_node_library_config_list"
 
 
-class _Entry(Schema):
+class _PipelineEntry(Schema):
     name: str
     inputs: list[str]
     nodes: list[dict[str, Any]]
@@ -265,11 +265,11 @@ def read_pipelines(file: ConfigFile) -> list[PipelineSpec]:
 
 def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> PipelineSpec | None:
     findings = file.findings
-    members = check_members(entry, _Entry, findings)
+    members = check_members(entry, _PipelineEntry, findings)
     located = items_of(members, "nodes")
     nodes = [node for node in (read_node(each, findings) for each in located) if node is not None]
     outputs = read_sources(items_of(members, "outputs"), findings)
-    is_good = is_whole(entry, members, _Entry) and len(nodes) == len(located)
+    is_good = is_whole(entry, members, _PipelineEntry) and len(nodes) == len(located)
     if not is_good or outputs is None or not file.is_first(PipelineSpec.kind, entry, members["name"]):
         return None
     paths, problems = _find_libraries(zip(nodes, located, strict=True), libraries, findings)

@@ -1,4 +1,4 @@
-"""Whether a text's fields are those of a message: what fits becomes located values, the rest is noted and left out."""
+"""The text form of protobuf: parsed with positions, and held against the fields of a message; what misfits is noted."""
 
 from __future__ import annotations
 

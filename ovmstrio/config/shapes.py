@@ -1,4 +1,4 @@
-"""Shapes and batch sizes as OVMS writes them: ``(1,3,224,224)``, ``(-1,10)``, ``(2:8,10)``, ``auto``."""
+"""Shapes, batch sizes and layouts as OVMS writes them, once for a model or by tensor: ``(2:8,10)``, ``NHWC:NCHW``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servables that have been replaced or retired, each closed once, when nobody uses it any more."""
+"""Loaded servables: who uses one, what is done for it, and that each is closed once, when nobody uses it any more."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.config.op_entries import HANDLERS, read_handlers
+from ovmstrio.config.mounted_entries import HANDLERS, read_handlers
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.repository.handler_files import handler_mark

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import structlog
 import trio
 
-from ovmstrio.config.op_entries import OP_PIPELINES, read_op_pipelines
+from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.repository.fingerprints import paths_mark

@@ -1,4 +1,4 @@
-"""A connection that has been read from, handed to hypercorn, with every wait bounded."""
+"""Connections with every wait bounded: sending, and handing one that has been read from to hypercorn."""
 
 from __future__ import annotations
 

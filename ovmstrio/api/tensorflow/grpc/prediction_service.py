@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from grpclib.const import Cardinality, Handler
 
 from ovmstrio.api.doors import TENSORFLOW_GRPC
-from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictRequest, PredictResponse, encode_predict
+from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, PredictResponse, encode_predict
 from ovmstrio.api.tensorflow.tensorflow_types import describe_signature
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.protocol.generated.google import protobuf

@@ -1,4 +1,4 @@
-"""The JSON form of a pipeline's answers, byte for byte as the gateway of Paddle Serving writes it.
+"""The JSON form of a pipeline's requests, and of its answers, byte for byte as the gateway of Paddle Serving writes it.
 
 Every field is there, in the order of its number, without blanks; numbers of 64 bits are texts, bytes are base64, and
 characters that mean something in HTML are escaped.

@@ -1,4 +1,4 @@
-"""The entries of an ``op_pipeline_config_list``, each of which names the ``config.yml`` of a pipeline of Ops.
+"""The entries of an ``op_pipeline_config_list`` and a ``handler_config_list``: services that are called at ``/{name}``.
 
 Only the form of an entry is checked here; the files that it names are read when the pipeline is loaded.
 """

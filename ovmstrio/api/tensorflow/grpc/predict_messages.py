@@ -1,4 +1,4 @@
-"""``PredictResponse``: from an :class:`InferResponse` to the bytes of a message.
+"""``PredictRequest`` to :class:`InferRequest`, and :class:`InferResponse` to the bytes of a ``PredictResponse``.
 
 A message is joined from serialised pieces, which is the same as merging them; a tensor's bytes are copied once.
 
