@@ -70,7 +70,7 @@ def run() -> list[Row]:
 
 
 async def _serve_canned(port: int) -> None:
-    import grpc  # noqa: PLC0415
+    import grpc  # noqa: PLC0415 - only the child process needs it
 
     answer = bytes(100)
 

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import ocr_package
@@ -21,8 +22,6 @@ _RAPIDOCR = "rapidocr==3.10.0"
 
 def _python_with_rapidocr(folder: Path) -> Path:
     """Make an environment for rapidocr, which needs packages that a server has no use for."""
-    from importlib.metadata import version  # noqa: PLC0415
-
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     packages = [_RAPIDOCR, *(f"{name}=={version(name)}" for name in ("openvino", "numpy", "opencv-python-headless"))]
@@ -31,7 +30,7 @@ def _python_with_rapidocr(folder: Path) -> Path:
 
 
 def _package_run(python: Path) -> tuple[float, list[str]]:
-    from ovmstrio_samples.ocr_pipeline.client import PAGE  # noqa: PLC0415
+    from ovmstrio_samples.ocr_pipeline.client import PAGE  # noqa: PLC0415 - its packages are for this sample alone
 
     command = [str(python), "-I", ocr_package.__file__, str(PAGE)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -40,9 +39,9 @@ def _package_run(python: Path) -> tuple[float, list[str]]:
 
 
 def _served_run(config: Path) -> tuple[float, list[str]]:
-    from tritonclient.grpc import InferenceServerClient  # noqa: PLC0415
+    from tritonclient.grpc import InferenceServerClient  # noqa: PLC0415 - its packages are for this sample alone
 
-    from ovmstrio_samples.ocr_pipeline.client import PAGE, read_text  # noqa: PLC0415
+    from ovmstrio_samples.ocr_pipeline.client import PAGE, read_text  # noqa: PLC0415 - its packages are for this sample alone
 
     with ovms(config) as server, InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
         return ocr_package.median_seconds(lambda: read_text(client, PAGE)), read_text(client, PAGE)

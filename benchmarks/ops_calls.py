@@ -10,12 +10,12 @@ import sys
 import tempfile
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 import trio
-from ovmstrio.ops_server import ServiceOptions, serve_service
 
 from benchmarks.report import Row
 from ovmstrio.observability.logs import configure_logs
@@ -26,11 +26,13 @@ from ovmstrio.protocol.generated.inference import (
     ModelInferRequestInferRequestedOutputTensor,
 )
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
+from ovmstrio.server.life import Hosting, serve_plan
+from ovmstrio.server.service_plan import plan_service, service_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ovmstrio.ops_server import RunningPipeline
+    from ovmstrio.server.life import Running
 
 __all__ = ["run"]
 
@@ -75,9 +77,9 @@ class _Chain(WebService):
         return op
 
 
-def _calls(running: RunningPipeline) -> Iterator[tuple[_Door, Callable[[], None]]]:
+def _calls(running: Running) -> Iterator[tuple[_Door, Callable[[], None]]]:
     """Give a call for each door, which ends the program if it is answered wrongly."""
-    connection = http.client.HTTPConnection(running.http[0])
+    connection = http.client.HTTPConnection(running.rest[0])
     channel = grpc.insecure_channel(running.grpc[0])
     tensor = {"name": "x", "shape": [1], "datatype": "BYTES", "data": [_TEXT]}
     infer = ModelInferRequest(
@@ -109,7 +111,7 @@ def _calls(running: RunningPipeline) -> Iterator[tuple[_Door, Callable[[], None]
         yield door, call
 
 
-def _measure(running: RunningPipeline, counted: Callable[[], int]) -> list[tuple[_Door, float]]:
+def _measure(running: Running, counted: Callable[[], int]) -> list[tuple[_Door, float]]:
     """Count what a call of each door takes, in a thread whose own calls do not count."""
     sys.setprofile(None)
     found = []
@@ -146,11 +148,13 @@ async def _serve(counted: Callable[[], int], length: int) -> list[tuple[_Door, f
     service.length = length
     settings = {"rpc_port": 0, "http_port": 0, "worker_num": 64, "logging": {"enabled": False}}
     service.prepare_pipeline_config(yml_dict=settings)
-    options = ServiceOptions(grpc_hosts=["127.0.0.1"], handle_signals=False)
+    plan = plan_service(service, service_settings({"grpc_bind_address": "127.0.0.1"}))
+    measured = trio.Event()
     async with trio.open_nursery() as nursery:
-        running = await nursery.start(serve_service, service, options)
+        serve = partial(serve_plan, plan, Hosting(until=measured.wait), handle_signals=False)
+        running = await nursery.start(serve)
         found = await trio.to_thread.run_sync(_measure, running, counted)
-        running.drain()
+        measured.set()
     return found
 
 

@@ -38,8 +38,8 @@ class _Reader:
     """What one thread needs: requests and Ops of its own."""
 
     def __init__(self, models: Sequence[ov.CompiledModel]) -> None:
-        from ovmstrio_samples.ops_ocr.client import PAGE  # noqa: PLC0415
-        from ovmstrio_samples.ops_ocr.web_service import DetOp, RecOp  # noqa: PLC0415
+        from ovmstrio_samples.ops_ocr.client import PAGE  # noqa: PLC0415 - its packages are for this sample alone
+        from ovmstrio_samples.ops_ocr.web_service import DetOp, RecOp  # noqa: PLC0415 - its packages are for this sample alone
 
         self._requests = [model.create_infer_request() for model in models]
         self._det, self._rec = DetOp(name="det"), RecOp(name="rec")

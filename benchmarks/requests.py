@@ -10,19 +10,20 @@ from ovmstrio.protocol.descriptors import message_class
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
+
+from ovmstrio.core.tensor import Array
 
 __all__ = ["framed_bytes_request", "framed_infer_request", "framed_tensors_request"]
 
 _DATATYPES: Final = {"float32": "FP32", "uint64": "UINT64", "uint32": "UINT32"}
 
 
-def framed_infer_request(model: str, name: str, array: np.ndarray[Any, Any]) -> bytes:
+def framed_infer_request(model: str, name: str, array: Array) -> bytes:
     """Build one ModelInfer request with an FP32 input, behind gRPC's five bytes."""
     return framed_tensors_request(model, {name: array})
 
 
-def framed_tensors_request(model: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+def framed_tensors_request(model: str, arrays: Mapping[str, Array]) -> bytes:
     """Build one ModelInfer request with an input of each name, behind gRPC's five bytes."""
     request = message_class("inference.ModelInferRequest")(model_name=model)
     for name, array in arrays.items():

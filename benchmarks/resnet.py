@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from benchmarks.models import RESNET_SETTINGS, resnet50, write_repository
 from benchmarks.processes import need, ovms
 from benchmarks.report import Row
 from benchmarks.requests import framed_infer_request
+from ovmstrio.core.tensor import Array
 
 ROUNDS = 15
 INFERENCES = 100
@@ -77,7 +77,7 @@ def _request_file(folder: Path) -> Path:
     return path
 
 
-def _image() -> np.ndarray[Any, Any]:
+def _image() -> Array:
     return np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
 
 
@@ -107,7 +107,7 @@ def run() -> list[Row]:
 
 
 def _run_queue(model: str) -> None:
-    import openvino as ov  # noqa: PLC0415
+    import openvino as ov  # noqa: PLC0415 - only the child process needs it
 
     compiled = ov.Core().compile_model(model, "CPU", RESNET_SETTINGS)
     queue = ov.AsyncInferQueue(compiled, CONCURRENCY)

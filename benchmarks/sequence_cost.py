@@ -20,10 +20,10 @@ import trio
 
 from benchmarks.report import Row
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.openvino.compile import ModelSource, compile_model
+from ovmstrio.openvino.compile import ModelFile, compile_model
+from ovmstrio.openvino.model_state import StateChange
+from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.pool import Slot
-from ovmstrio.openvino.run import Network
-from ovmstrio.openvino.state import StateChange
 from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
 from tests.support import ir
 
@@ -86,7 +86,7 @@ _X: Final = np.linspace(-1, 1, FEATURES, dtype=np.float32).reshape(1, FEATURES)
 async def _measure(variant: str, count: int, folder: Path) -> dict[str, float]:
     ir.save(ir.lstm(FEATURES, HIDDEN), folder, "lstm")
     spec = ModelSpec(name="lstm", base_path=folder / "lstm", stateful=True, max_sequence_number=count)
-    compiled = compile_model(ModelSource(folder / "lstm" / "1" / "model.xml", spec))
+    compiled = compile_model(ModelFile(folder / "lstm" / "1" / "model.xml", spec))
     network = Network(compiled)
     sequences: Any = (
         _Swapping(network, spec, count) if variant == "swap" else _Holding(compiled.models[0], network, count)

@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from benchmarks.models import write_repository
 from benchmarks.processes import Server, cpu_seconds, ovms
 from benchmarks.report import Row
 from benchmarks.requests import framed_tensors_request
+from ovmstrio.core.tensor import Array
 from tests.support import ir
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ SIZES: Final = {"tiny": (4, 8), "large": (80, 512)}
 _START: Final = 1
 
 
-def _x(features: int) -> np.ndarray[Any, Any]:
+def _x(features: int) -> Array:
     return np.linspace(-1, 1, features, dtype=np.float32).reshape(1, features)
 
 

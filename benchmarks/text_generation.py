@@ -37,7 +37,7 @@ def _rate(pieces: Iterator[object]) -> float:
 
 def _bare(folder: Path) -> None:
     """Print the rate of the handler's generator at each line of the input, after one run that does not count."""
-    import pyovms  # noqa: PLC0415
+    import pyovms  # noqa: PLC0415 - only this part of the benchmark needs it
 
     class Context:
         parameters = {"max_new_tokens": TOKENS}  # noqa: RUF012 - never changed
@@ -74,7 +74,7 @@ def _bare_runs(folder: Path) -> Iterator[Callable[[], float]]:
 
 def _in_turn(config: Path, folder: Path) -> list[tuple[float, float]]:
     """Measure served and bare run by run, both processes being there all the time."""
-    from ovmstrio_samples.text_generation.client import completions  # noqa: PLC0415
+    from ovmstrio_samples.text_generation.client import completions  # noqa: PLC0415 - only this part of the benchmark needs it
 
     with ovms(config) as server, _bare_runs(folder) as bare:
         url = f"127.0.0.1:{server.grpc}"

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Iterator
+    from pathlib import Path
 
-__all__ = ["EX_INTERRUPTED", "EX_USAGE", "fail", "stderr", "stdout"]
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "EX_INTERRUPTED",
+    "EX_USAGE",
+    "broken_pipe_ends",
+    "data_table",
+    "ending_with",
+    "fail",
+    "file_of",
+    "note",
+    "print_json",
+    "say",
+    "stderr",
+    "stdout",
+]
 
 EX_INTERRUPTED = 130
 EX_USAGE = 64
@@ -31,6 +51,62 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, emoji=False)
+
+
+def say(markup: str) -> None:
+    """Print a line of an answer, as long as it is."""
+    stdout().print(markup, highlight=False, soft_wrap=True)
+
+
+def note(text: str, style: str = "dim") -> None:
+    """Print a text as it is for whoever looks on."""
+    stderr().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print an answer for programs; not through rich, which would take long over a long one."""
+    import json
+
+    typer.echo(json.dumps(value, indent=2))
+
+
+def data_table(*columns: str, justify: Literal["left", "right"] = "left") -> Table:
+    """Give a table of these columns, whose cells are never cut off."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, overflow="fold", justify=justify)
+    return table
+
+
+@contextmanager
+def broken_pipe_ends() -> Iterator[None]:
+    """End the command with 1 and without a word when nobody reads its answer any more."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Python would complain of the pipe once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def file_of(path: Path, default_name: str) -> Path:
+    """Give a file, or the one of a name in a directory; there being none ends the command."""
+    file = path / default_name if path.is_dir() else path
+    if not file.is_file():
+        fail(f"{file}: no such file; give a {default_name}, or the directory that it is in", EX_USAGE)
+    return file
+
+
+@contextmanager
+def ending_with(code: int, *errors: type[Exception]) -> Iterator[None]:
+    """End the command with ``code`` where the block raises one of these errors, whose text says why."""
+    try:
+        yield
+    except errors as error:
+        fail(str(error), code)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stdout
-from ovms_cli.problems import count_problems, safe, show_problems
+from ovms_cli.console import EX_USAGE, data_table, ending_with, fail, say, stdout
+from ovms_cli.problems import conclude, problem_facts, safe
 
 if TYPE_CHECKING:
-    from ovms_cli.custom_node_check import Item, Verdict
+    from ovms_cli.custom_node_check import Verdict
 
 __all__ = ["register"]
 
@@ -42,14 +42,9 @@ def build(
     """
     from ovms_cli.custom_node_build import BuildError, NothingToBuildError, build_library
 
-    try:
+    with ending_with(1, BuildError), ending_with(EX_USAGE, NothingToBuildError):
         made = build_library(source, output, flag or [])
-    except NothingToBuildError as error:
-        fail(str(error), EX_USAGE)
-    except BuildError as error:
-        fail(str(error))
-    shown = safe(f"built {made}; try it: ovms custom-node check {made}")
-    stdout().print(f"[bold green]ok[/]: {shown}", highlight=False, soft_wrap=True)
+    say(f"[bold green]ok[/]: {safe(f'built {made}; try it: ovms custom-node check {made}')}")
 
 
 def check(
@@ -67,14 +62,15 @@ def check(
 
     All of it happens in a process of its own, so that a crash of the library is told as well.
     """
+    from dataclasses import asdict
+
     from ovms_cli.custom_node_check import check_library
 
     verdict = check_library(library, _params(param or []), timeout)
-    if as_json:
-        _print_json(verdict)
-    else:
-        _show(library, verdict)
-    raise typer.Exit(1 if verdict.errors else 0)
+    if not as_json and (verdict.inputs or verdict.outputs):
+        _show_items(verdict)
+    facts = {"ok": problem_facts(verdict.problems)["ok"], **asdict(verdict)} if as_json else None
+    conclude(verdict.problems, f"{safe(library)}, no problem found", facts)
 
 
 def _params(given: list[str]) -> dict[str, str]:
@@ -87,31 +83,9 @@ def _params(given: list[str]) -> dict[str, str]:
     return params
 
 
-def _print_json(verdict: Verdict) -> None:
-    import json
-    from dataclasses import asdict
-
-    typer.echo(json.dumps({"ok": not verdict.errors, **asdict(verdict)}, indent=2))
-
-
-def _show(library: str, verdict: Verdict) -> None:
-    if verdict.inputs or verdict.outputs:
-        _show_items(verdict.inputs, verdict.outputs)
-    if verdict.problems:
-        show_problems(verdict.problems)
-    mark = "[bold red]not ok[/]" if verdict.errors else "[bold green]ok[/]"
-    found = count_problems(verdict.problems) if verdict.problems else f"{safe(library)}, no problem found"
-    stdout().print(f"{mark}: {found}", highlight=False, soft_wrap=True)
-
-
-def _show_items(inputs: tuple[Item, ...], outputs: tuple[Item, ...]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("", "name", "element type", "shape"):
-        table.add_column(column, overflow="fold")
-    for side, items in (("input", inputs), ("output", outputs)):
+def _show_items(verdict: Verdict) -> None:
+    table = data_table("", "name", "element type", "shape")
+    for side, items in (("input", verdict.inputs), ("output", verdict.outputs)):
         for item in items:
             table.add_row(side, safe(item.name), item.datatype or "unknown", safe(str(list(item.shape))))
     stdout().print(table)

@@ -7,9 +7,10 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
+
+from ovmstrio.custom_nodes import include_folder
 
 __all__ = ["BuildError", "NothingToBuildError", "build_library"]
 
@@ -44,7 +45,7 @@ def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Pa
     has_cpp = any(each.suffix in _CPP for each in sources)
     command = [
         *_compiler(has_cpp=has_cpp),
-        *("-shared", "-fPIC", "-O2", "-Wall", f"-I{files('ovmstrio.runtimes.pipelines.custom_nodes') / 'include'}"),
+        *("-shared", "-fPIC", "-O2", "-Wall", f"-I{include_folder()}"),
         *_flags_of_environment("CXXFLAGS" if has_cpp else "CFLAGS"),
         *("-o", str(library)),
         *_with_languages(sources, has_cpp=has_cpp),

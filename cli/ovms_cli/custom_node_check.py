@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import Problem
-from ovmstrio.work.user_code.exits import describe_exit
+from ovmstrio.work.processes.program import describe_exit
 
 __all__ = ["Item", "Verdict", "check_library"]
 
@@ -37,11 +37,6 @@ class Verdict:
     inputs: tuple[Item, ...]
     outputs: tuple[Item, ...]
     problems: tuple[Problem, ...]
-
-    @property
-    def errors(self) -> tuple[Problem, ...]:
-        """The problems that are no mere warnings."""
-        return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
 def check_library(library: str, params: Mapping[str, str], timeout: float) -> Verdict:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ovms_cli.console import stdout
 
 if TYPE_CHECKING:
-    from ovmstrio.core.drawing import Box, Drawing, Edge
+    from ovmstrio.core.drawing import Drawing, DrawnBox, DrawnEdge
 
 __all__ = ["to_text"]
 
@@ -32,7 +32,7 @@ def to_text(drawing: Drawing, *, plain: bool = False) -> str:
     return captured.get()
 
 
-def _panel(box: Box, drawing: Drawing, titles: dict[str, str]) -> Panel:
+def _panel(box: DrawnBox, drawing: Drawing, titles: dict[str, str]) -> Panel:
     lines = [Text(box.subtitle, style="bold")] if box.subtitle else []
     lines += [Text(note, style="yellow") for note in box.notes]
     lines += [_incoming(edge, titles) for edge in drawing.edges if edge.target == box.key]
@@ -44,12 +44,12 @@ def _panel(box: Box, drawing: Drawing, titles: dict[str, str]) -> Panel:
     )  # fmt: skip
 
 
-def _incoming(edge: Edge, titles: dict[str, str]) -> Text:
+def _incoming(edge: DrawnEdge, titles: dict[str, str]) -> Text:
     back = "  ↺ back edge" if edge.is_back else "  side packet" if edge.is_side else ""
     name = f"{edge.target_tag}:{edge.stream}" if edge.target_tag else edge.stream
     return Text(f"← {name} from {titles[edge.source]}{back}", style="magenta" if edge.is_back else "")
 
 
-def _outgoing(edge: Edge, titles: dict[str, str]) -> Text:
+def _outgoing(edge: DrawnEdge, titles: dict[str, str]) -> Text:
     name = f"{edge.source_tag}:{edge.stream}" if edge.source_tag else edge.stream
     return Text(f"→ {name} to {titles[edge.target]}", style="magenta" if edge.is_back else "dim")

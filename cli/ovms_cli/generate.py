@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ovms_cli.console import fail, stderr, stdout
-from ovms_cli.problems import count_problems, show_problems
+from ovms_cli.console import fail, note
+from ovms_cli.problems import conclude, show_problems
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
@@ -48,8 +48,7 @@ def generate(
         fail(f"{file} cannot be written: {error.strerror}")
     typer.echo(f"✓ generated {file}")
     sources = f" --build-context {LOCAL_SERVER}=SOURCES" if project.image.use_local_cortex_libs else ""
-    command = f"docker build -f {file}{sources} -t {project.name} {context}"
-    stderr().print(f"build the image with: {command}", highlight=False, markup=False, soft_wrap=True)
+    note(f"build the image with: docker build -f {file}{sources} -t {project.name} {context}", style="")
 
 
 def _read(config: Path) -> ProjectSpec:
@@ -60,8 +59,6 @@ def _read(config: Path) -> ProjectSpec:
     try:
         project, warnings = read_project(config)
     except ConfigError as error:
-        show_problems(error.problems)
-        stdout().print(f"[bold red]not ok[/]: {count_problems(error.problems)}", highlight=False)
-        raise typer.Exit(1) from None
+        conclude(error.problems, "")
     show_problems(warnings)
     return project

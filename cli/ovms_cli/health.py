@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ovms_cli.console import stderr, stdout
+from ovms_cli.console import note, stdout
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 
 __all__ = ["register"]
@@ -47,5 +47,5 @@ def health(
     elif answer.ready:
         stdout().print("live" if live else "ready")
     else:
-        stderr().print(answer.reason or "not ready", markup=False, highlight=False, soft_wrap=True)
+        note(answer.reason or "not ready", style="")
     raise typer.Exit(0 if answer.ready else 1)

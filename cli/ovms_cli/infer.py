@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stderr
+from ovms_cli.console import EX_USAGE, ending_with, note, stderr
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ovms_cli.tensor_files import Array
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["register"]
 
@@ -68,24 +68,18 @@ def infer(
     from ovmstrio.core.errors import InvalidRequest
 
     images = ImageOptions(encoded, mean, scale)
-    try:
+    with ending_with(EX_USAGE, InvalidRequest):
         check_target(output)
         images.check(given)
-    except InvalidRequest as error:
-        fail(error.message, EX_USAGE)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
-        inputs = read_inputs(given, known.inputs, _note, images)
+        inputs = read_inputs(given, known.inputs, note, images)
         # An encoded image is BYTES even where the input takes pixels.
         datatypes = {tensor.name: tensor.datatype for tensor in known.inputs if not inputs[tensor.name].dtype.hasobject}
         outputs, seconds = _timed(lambda: client.infer(model, inputs, version=version, datatypes=datatypes), repeat)
         write_outputs(outputs, output)
     if repeat > 1:
         _print_latencies(seconds)
-
-
-def _note(text: str) -> None:
-    stderr().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _timed(call: Callable[[], dict[str, Array]], repeat: int) -> tuple[dict[str, Array], list[float]]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import stdout
+from ovms_cli.console import data_table, stdout
+from ovms_cli.problems import safe
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 
 if TYPE_CHECKING:
@@ -65,28 +66,20 @@ def _as_data(states: list[ModelState], known: Known) -> list[dict[str, Any]]:
 
 
 def _print_states(states: list[ModelState], known: Known) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("model", "version", "state", "inputs", "outputs", "reason"):
-        table.add_column(column, overflow="fold")
+    table = data_table("model", "version", "state", "inputs", "outputs", "reason")
     for state in states:
         info = known.get((state.name, state.version))
         colour = _COLOURS.get(state.state, "red")
         table.add_row(
-            escape(state.name),
+            safe(state.name),
             state.version,
             f"[{colour}]{state.state}[/]",
             _tensors(info.inputs) if info else "",
             _tensors(info.outputs) if info else "",
-            escape(state.reason),
+            safe(state.reason),
         )
     stdout().print(table)
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
-    from rich.markup import escape
-
-    return "\n".join(escape(f"{each.name} {each.datatype} {list(each.shape)}") for each in tensors)
+    return "\n".join(safe(f"{each.name} {each.datatype} {list(each.shape)}") for each in tensors)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail
 from ovms_cli.pictures import PictureFormat, render, write_picture
+from ovms_cli.problems import conclude, count, problem_facts, safe
 from ovms_cli.script import call_script
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.errors import Problem
     from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
     from ovmstrio.runtimes.ops.web_service import WebService
 
-__all__ = ["examine", "find_op_config", "find_script", "load_service", "show_service"]
+__all__ = ["check_service", "find_op_config", "show_service"]
 
 _NAMES: Final = ("config.yml", "config.yaml")
 _SUFFIXES: Final = (".yml", ".yaml")
@@ -36,7 +40,7 @@ def find_op_config(config: Path, service: Path | None) -> Path | None:
     return found[0]
 
 
-def find_script(config: Path, service: Path | None) -> Path | None:
+def _find_script(config: Path, service: Path | None) -> Path | None:
     """Give the script that makes the Ops, ``web_service.py`` beside the configuration if it is not named."""
     script = service or config.with_name(_DEFAULT_SCRIPT)
     if script.is_file():
@@ -46,7 +50,7 @@ def find_script(config: Path, service: Path | None) -> Path | None:
     return None
 
 
-def load_service(config: Path, script: Path) -> WebService:
+def _load_service(config: Path, script: Path) -> WebService:
     """Run a script as far as to where it would serve, and give its service.
 
     What the script prints goes to standard error.
@@ -77,7 +81,7 @@ def _raised(error: Exception, script: Path) -> Problem:
     return Problem(f"the script raised {type(error).__name__}: {error}", str(script), lines[-1] if lines else None)
 
 
-def examine(config: Path, service: WebService | None) -> ExaminedConfig:
+def _examine(config: Path, service: WebService | None) -> ExaminedConfig:
     """Examine what a service would be configured with: the file, unless its script gives a dictionary.
 
     Raises:
@@ -94,7 +98,7 @@ def show_service(config: Path, service: Path | None, picture: PictureFormat, out
     """Draw the Ops of a script with their settings; exits with 1 if no pipeline can be made of them."""
     from ovmstrio.core.errors import ConfigError
 
-    script = find_script(config, service)
+    script = _find_script(config, service)
     if script is None:
         fail(f"there is no {_DEFAULT_SCRIPT} beside {config}; --service names the script that makes the Ops", EX_USAGE)
     try:
@@ -108,8 +112,57 @@ def _draw(config: Path, script: Path) -> Drawing:
     from ovmstrio.core.errors import ConfigError
     from ovmstrio.runtimes.ops.graph import draw
 
-    service = load_service(config, script)
-    examined = examine(config, service)
+    service = _load_service(config, script)
+    examined = _examine(config, service)
     if examined.errors:
         raise ConfigError(examined.errors)
     return draw(service.graph(), examined.settings)
+
+
+def check_service(config: Path, service: Path | None, *, load: bool, as_json: bool) -> NoReturn:
+    """Tell every problem of a pipeline of Ops; exits with 1 if there is an error.
+
+    Without a script only the configuration is looked at.
+    """
+    from ovmstrio.core.errors import ConfigError
+
+    script = _find_script(config, service)
+    found = _Findings()
+    try:
+        found.look_at(config, script, load=load)
+    except ConfigError as error:
+        found.problems += error.problems
+    placed = [each if each.file else replace(each, file=str(script or config)) for each in found.problems]
+    first = str(config)
+    problems = sorted(placed, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
+    facts = {"pipelines": found.names, **problem_facts(problems), "without_effect": dict(found.without_effect)}
+    remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in found.without_effect.items()]
+    conclude(problems, found.sound, facts if as_json else None, remarks)
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What is known of one pipeline so far: its name, what it is if nothing is wrong, and what is."""
+
+    names: list[str] = field(default_factory=list)
+    sound: str = "no problem found in the configuration; --service names the script, to check its Ops"
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def look_at(self, config: Path, script: Path | None, *, load: bool) -> None:
+        import trio
+
+        from ovmstrio.runtimes.ops.examining import examine_pipeline
+
+        examined = _examine(config, None)
+        self.problems += examined.problems
+        self.without_effect = examined.without_effect
+        if script is None:
+            return
+        service = _load_service(config, script)
+        self.names = [service.name]
+        graph = service.graph()
+        self.sound = f"service {safe(service.name)} with {count(len(graph.ops), 'Op')}, no problem found"
+        with_script = _examine(config, service)
+        self.problems += [problem for problem in with_script.problems if problem not in self.problems]
+        self.problems += trio.run(lambda: examine_pipeline(graph, with_script, load=load))

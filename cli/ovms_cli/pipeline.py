@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stderr, stdout
+from ovms_cli.console import EX_USAGE, fail, file_of, stderr
 from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render, write_picture
-from ovms_cli.problems import count, count_problems, problem_facts, safe, show_problems
+from ovms_cli.problems import conclude, count, point_to, problem_facts, show_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ovmstrio.config.specs import PipelineSpec
     from ovmstrio.core.errors import Problem
-    from ovmstrio.server.checking import CheckReport
 
 __all__ = ["register"]
 
@@ -58,8 +55,6 @@ def check(
     service: _Service = None,
 ) -> None:
     """Tell every problem of pipelines with its line and the way out: exits with 1 if there is an error."""
-    import json
-
     import trio
 
     from ovmstrio.observability.logs import configure_logs
@@ -67,22 +62,18 @@ def check(
 
     configure_logs(level="ERROR")
     if (of_ops := _find_ops(config, service, name)) is not None:
-        from ovms_cli.op_pipeline_check import check_service
+        from ovms_cli.op_pipeline import check_service
 
         check_service(of_ops, service, load=not no_models, as_json=as_json)
-    file = _find(config)
+    file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     with stderr().status(f"checking {file} ..."):
         report = trio.run(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
     if not pipelines and not problems:
         fail(f"{file}: there are no pipelines; they are in pipeline_config_list")
-    names = [pipeline.name for pipeline in pipelines]
-    if as_json:
-        typer.echo(json.dumps({"pipelines": names, **problem_facts(report.problems)}, indent=2))
-    else:
-        show_problems(report.problems)
-        stdout().print(_summary(report, names), highlight=False)
-    raise typer.Exit(1 if report.errors else 0)
+    facts = {"pipelines": [pipeline.name for pipeline in pipelines], **problem_facts(report.problems)}
+    sound = f"{count(len(pipelines), 'pipeline')}, no problem found"
+    conclude(report.problems, sound, facts if as_json else None)
 
 
 def show(
@@ -99,9 +90,9 @@ def show(
 
         show_service(of_ops, service, picture, output)
         return
-    from ovmstrio.runtimes.pipelines.drawing import draw
+    from ovmstrio.runtimes.pipelines.pipeline_drawing import draw
 
-    file = _find(config)
+    file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     if not pipelines:
         show_problems(problems)
@@ -113,9 +104,7 @@ def show(
         title = f"{spec.name}\n" if len(pipelines) > 1 else ""
         parts.append(title + render(draw(spec), picture, plain=output is not None))
     write_picture("\n".join(parts), output)
-    if any(problem.severity == "error" for problem in problems):
-        hint = f"see: ovms pipeline check {config}{f' {name}' if name else ''}"
-        stderr().print(f"{count_problems(problems)}; {safe(hint)}", highlight=False, soft_wrap=True)
+    point_to(f"ovms pipeline check {config}{f' {name}' if name else ''}", problems)
 
 
 def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
@@ -125,18 +114,10 @@ def _find_ops(config: Path, service: Path | None, name: str) -> Path | None:
     file = find_op_config(config, service)
     if file is None:
         return None
-    if not file.is_file():
-        fail(f"{file}: no such file; give a config.yml, or the directory that it is in", EX_USAGE)
+    found = file_of(file, "config.yml")
     if name:
-        fail(f"{file} has one pipeline, whose name its script gives: leave {name!r} out", EX_USAGE)
-    return file
-
-
-def _find(config: Path) -> Path:
-    file = config / _DEFAULT_NAME if config.is_dir() else config
-    if not file.is_file():
-        fail(f"{file}: no such file; give a config.json, or the directory that it is in", EX_USAGE)
-    return file
+        fail(f"{found} has one pipeline, whose name its script gives: leave {name!r} out", EX_USAGE)
+    return found
 
 
 def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
@@ -161,10 +142,3 @@ def _read(file: Path, name: str) -> tuple[list[PipelineSpec], list[Problem]]:
         fail(f"{file}: there is no pipeline {name!r}; {hint}", EX_USAGE)
     found = [spec for spec in examined.spec.of(PipelineSpec) if name in ("", spec.name)]
     return found, problems + examine_pipelines(examined.spec, [name] if name else ())
-
-
-def _summary(report: CheckReport, names: Sequence[str]) -> str:
-    if report.problems:
-        mark = "[bold red]not ok[/]" if report.errors else "[bold green]ok[/]"
-        return f"{mark}: {count_problems(report.problems)}"
-    return f"[bold green]ok[/]: {count(len(names), 'pipeline')}, no problem found"

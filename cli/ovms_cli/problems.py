@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ovms_cli.console import stdout
+import typer
+
+from ovms_cli.console import print_json, say, stderr, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ovmstrio.core.errors import Problem
 
-__all__ = ["count", "count_problems", "problem_facts", "safe", "show_problems"]
+__all__ = ["conclude", "count", "count_problems", "point_to", "problem_facts", "safe", "show_problems"]
 
 
 def show_problems(problems: Sequence[Problem]) -> None:
     """Print problems that are ordered by file."""
     for file, found in groupby(problems, key=lambda problem: problem.file):
-        stdout().print(f"[bold]{safe(file)}[/]", highlight=False, soft_wrap=True)
+        say(f"[bold]{safe(file)}[/]")
         for problem in found:
             _show_problem(problem)
         stdout().print()
@@ -37,27 +40,59 @@ def _show_problem(problem: Problem) -> None:
     else:
         lines[0] += f"  {safe(problem.message)}"
     lines += [f"    [dim]{label:8}[/]  {safe(text)}" for label, text in facts.items() if text]
-    stdout().print("\n".join(lines), highlight=False, soft_wrap=True)
+    say("\n".join(lines))
+
+
+def conclude(
+    problems: Sequence[Problem], sound: str, facts: Mapping[str, Any] | None = None, remarks: Iterable[str] = ()
+) -> NoReturn:
+    """Show problems and what they come to, or facts in JSON, and end the command: with 1 if one is an error.
+
+    Args:
+        problems: ordered by file.
+        sound: what is said if there are none; markup.
+        facts: what is printed in place of all that.
+        remarks: lines between the problems and what they come to; markup.
+    """
+    errors = _errors(problems)
+    if facts is not None:
+        print_json(facts)
+    else:
+        show_problems(problems)
+        mark = "[bold red]not ok[/]" if errors else "[bold green]ok[/]"
+        for remark in remarks:
+            say(remark)
+        say(f"{mark}: {count_problems(problems) if problems else sound}")
+    raise typer.Exit(1 if errors else 0)
+
+
+def point_to(command: str, problems: Sequence[Problem]) -> None:
+    """Name the command that shows the problems, if one of them is an error."""
+    if _errors(problems):
+        text = f"{count_problems(problems)}; {safe(f'see: {command}')}"
+        stderr().print(text, highlight=False, soft_wrap=True)
 
 
 def count_problems(problems: Sequence[Problem]) -> str:
     """Say how many errors and warnings there are, in how many files."""
-    errors = sum(problem.severity == "error" for problem in problems)
+    errors = _errors(problems)
     files = count(len({problem.file for problem in problems}), "file")
     return f"{count(errors, 'error')} and {count(len(problems) - errors, 'warning')} in {files}"
 
 
 def problem_facts(problems: Sequence[Problem]) -> dict[str, Any]:
     """Give what ``--json`` tells of problems."""
-    from dataclasses import asdict
-
-    errors = sum(problem.severity == "error" for problem in problems)
+    errors = _errors(problems)
     return {
         "ok": not errors,
         "errors": errors,
         "warnings": len(problems) - errors,
         "problems": [asdict(problem) for problem in problems],
     }
+
+
+def _errors(problems: Sequence[Problem]) -> int:
+    return sum(problem.severity == "error" for problem in problems)
 
 
 def count(number: int, noun: str) -> str:

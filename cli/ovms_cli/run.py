@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -22,6 +22,7 @@ HELP = """Run a pipeline service's script, such as a [bold]web_service.py[/] of 
 [bold]paddle_serving_server[/] and [bold]paddle_serving_app[/] can be imported by it. [bold]-c FILE[/] takes the place
 of the configuration that the script names; all other arguments after the script are the script's.
 """
+_EACH: Final = "give --grpc_bind_address and --rest_bind_address"
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +41,8 @@ def _command() -> Callable[..., None]:
     ) -> None:
         given = {name: value for name, value in options.items() if value is not None}
         if bind_address is not None:
+            if "unix:" in bind_address:
+                fail(f"--bind_address: {bind_address}: gRPC and REST need a socket file each: {_EACH}", EX_USAGE)
             given = {"grpc_bind_address": bind_address, "rest_bind_address": bind_address, **given}
         own, left = _take_config(arguments or [])
         file = config or own

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stderr
+from ovms_cli.console import EX_USAGE, ending_with, note
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
-
-if TYPE_CHECKING:
-    from ovms_cli.sequence_show import Keeping
-    from ovms_cli.sequence_steps import Cutting, Steps
-    from ovmstrio.client import ModelInfo
 
 __all__ = ["register"]
 
@@ -103,39 +98,18 @@ def run(
     Exits with 0 if every step was answered, with 1 if the server or an input says no, with 2 if nobody answers, with 64
     if the command line is wrong, with 130 if it is interrupted.
     """
-    from ovms_cli.sequence_run import Target, new_id, stream_steps
+    from ovms_cli.sequence_run import SequenceModel, new_id, stream_steps
     from ovms_cli.sequence_show import Keeping, show
-    from ovms_cli.sequence_steps import Cutting
-
-    cutting = Cutting(chunk, axis, pad, frozenset(whole or ()))
-    keeping = _keeping(output, join) if output or join is not None else Keeping()
-    with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
-        known = client.metadata(model, version)
-        steps = _plan(given, known, cutting)
-        target = Target(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})
-        number = sequence_id or new_id()
-        show(stream_steps(target, steps, number), number, len(steps), keeping, as_json=as_json)
-
-
-def _keeping(output: str, join: int | None) -> Keeping:
-    """Check where outputs go to before anything is called."""
-    from ovms_cli.sequence_show import Keeping
+    from ovms_cli.sequence_steps import Cutting, WrongOption, plan
     from ovmstrio.core.errors import InvalidRequest
 
-    try:
-        return Keeping.of(output, join)
-    except InvalidRequest as error:
-        fail(error.message, EX_USAGE)
-
-
-def _plan(given: list[str], known: ModelInfo, cutting: Cutting) -> Steps:
-    from ovms_cli.sequence_steps import WrongOption, plan
-
-    try:
-        return plan(given, known.inputs, cutting, _note)
-    except WrongOption as error:
-        fail(str(error), EX_USAGE)
-
-
-def _note(text: str) -> None:
-    stderr().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    cutting = Cutting(chunk, axis, pad, frozenset(whole or ()))
+    with ending_with(EX_USAGE, InvalidRequest):
+        keeping = Keeping.of(output, join) if output or join is not None else Keeping()
+    with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+        known = client.metadata(model, version)
+        with ending_with(EX_USAGE, WrongOption):
+            steps = plan(given, known.inputs, cutting, note)
+        called = SequenceModel(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})
+        number = sequence_id or new_id()
+        show(stream_steps(called, steps, number), number, len(steps), keeping, as_json=as_json)

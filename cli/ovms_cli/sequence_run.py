@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from ovms_cli.console import stderr
+from ovms_cli.console import note
 from ovmstrio.client.interrupts import interrupts_cancel
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from ovms_cli.sequence_steps import Steps
-    from ovms_cli.tensor_files import Array
     from ovmstrio.client import Client
+    from ovmstrio.core.tensor import Array
 
-__all__ = ["Answer", "Target", "new_id", "stream_steps"]
+__all__ = ["SequenceModel", "StepAnswer", "new_id", "stream_steps"]
 
 _SEQUENCE_ID: Final = "sequence_id"
 _LARGEST_INTEGER: Final = 2**63 - 1
@@ -27,7 +27,7 @@ _IDS: Final = 2**48
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StepAnswer:
     """What came of a step, counted from 0, and after how long."""
 
     step: int
@@ -36,11 +36,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SequenceModel:
     """The model that is called, and how."""
 
     client: Client
-    model: str
+    name: str
     version: str
     datatypes: Mapping[str, str]
 
@@ -55,7 +55,7 @@ class Target:
             "sequence_end": end,
         }
         return self.client.infer(
-            self.model, inputs, version=self.version, datatypes=self.datatypes, parameters=parameters
+            self.name, inputs, version=self.version, datatypes=self.datatypes, parameters=parameters
         )
 
 
@@ -67,7 +67,7 @@ def new_id() -> int:
     return secrets.randbelow(_IDS) + 1
 
 
-def stream_steps(target: Target, steps: Steps, number: int) -> Generator[Answer]:
+def stream_steps(model: SequenceModel, steps: Steps, number: int) -> Generator[StepAnswer]:
     """Make one call a step, the first of which starts the sequence, and the last of which ends it.
 
     Closing the iterator, an error and Ctrl-C end the sequence on the server; Ctrl-C lets the call that is under way
@@ -84,33 +84,33 @@ def stream_steps(target: Target, steps: Steps, number: int) -> Generator[Answer]
         try:
             for step, inputs in enumerate(steps):
                 began = perf_counter()
-                outputs = _step(target, inputs, number, step, len(steps))
+                outputs = _step(model, inputs, number, step, len(steps))
                 last = inputs if step + 1 < len(steps) else None
-                yield Answer(step, perf_counter() - began, outputs)
+                yield StepAnswer(step, perf_counter() - began, outputs)
                 if patience.asked:
                     break
         finally:
             if last is not None:
-                _end(target, last, number, patience)
+                _end(model, last, number, patience)
 
 
-def _step(target: Target, inputs: Mapping[str, Array], number: int, step: int, total: int) -> dict[str, Array]:
+def _step(model: SequenceModel, inputs: Mapping[str, Array], number: int, step: int, total: int) -> dict[str, Array]:
     try:
-        outputs = target.call(inputs, number, start=step == 0, end=step + 1 == total)
+        outputs = model.call(inputs, number, start=step == 0, end=step + 1 == total)
     except ServerError as error:
         error.message = f"step {step + 1} of {total} in sequence {number}: {error.message}"
         raise
     if outputs.pop(_SEQUENCE_ID, None) is None:
-        raise InvalidRequest(f'"{target.model}" keeps no sequences: was it served without --stateful?')
+        raise InvalidRequest(f'"{model.name}" keeps no sequences: was it served without --stateful?')
     return outputs
 
 
-def _end(target: Target, inputs: Mapping[str, Array], number: int, patience: _Patience) -> None:
+def _end(model: SequenceModel, inputs: Mapping[str, Array], number: int, patience: _Patience) -> None:
     """End the sequence early; only with a call, whose inputs must fit, and whose answer nobody wants."""
     reason = "interrupted"
     try:
         if not patience.lost:
-            target.call(inputs, number, end=True)
+            model.call(inputs, number, end=True)
             return
     except NotFound:
         # It has ended without us.
@@ -120,7 +120,7 @@ def _end(target: Target, inputs: Mapping[str, Array], number: int, patience: _Pa
     except KeyboardInterrupt:
         # Whoever watches for it raises it once more.
         pass
-    _tell(f"sequence {number} may be left on the server until it is idle for long enough: {reason}")
+    note(f"sequence {number} may be left on the server until it is idle for long enough: {reason}")
 
 
 class _Patience:
@@ -140,8 +140,4 @@ class _Patience:
             self.lost = True
             raise KeyboardInterrupt
         self.asked = True
-        _tell("ending the sequence; Ctrl-C again does not wait for it")
-
-
-def _tell(text: str) -> None:
-    stderr().print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+        note("ending the sequence; Ctrl-C again does not wait for it")

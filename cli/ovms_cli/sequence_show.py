@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import typer
 
-from ovms_cli.console import stderr, stdout
+from ovms_cli.console import broken_pipe_ends, data_table, say, stderr, stdout
 from ovms_cli.problems import count, safe
 from ovms_cli.tensor_output import as_json as as_lists
 from ovms_cli.tensor_output import write_outputs
@@ -23,8 +21,8 @@ from ovmstrio.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from ovms_cli.sequence_run import Answer
-    from ovms_cli.tensor_files import Array
+    from ovms_cli.sequence_run import StepAnswer
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["Keeping", "show"]
 
@@ -125,7 +123,7 @@ class _Figures:
         return [safe(each) for each in (self.name, kind, str(list(self.last.shape)), *shown, ", ".join(flat) + more)]
 
 
-def show(answers: Generator[Answer], number: int, total: int, keeping: Keeping, *, as_json: bool) -> None:
+def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keeping, *, as_json: bool) -> None:
     """Show the steps of a sequence as they are answered, sum them up, and save what is to be kept.
 
     Whatever ends this early closes ``answers``, which ends the sequence on the server.
@@ -137,27 +135,22 @@ def show(answers: Generator[Answer], number: int, total: int, keeping: Keeping, 
     figures: dict[str, _Figures] = {}
     seconds: list[float] = []
     began = perf_counter()
-    try:
-        with closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
-            for answer in answers:
-                seconds.append(answer.seconds)
-                outputs = dict(answer.outputs)
-                for name, array in outputs.items():
-                    figures.setdefault(name, _Figures(name, array)).note(array)
-                keeping.add(outputs)
-                if as_json:
-                    _print_line(answer, number)
-                advance()
-    except BrokenPipeError:
-        # Python would complain of the pipe once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
+    with broken_pipe_ends(), closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
+        for answer in answers:
+            seconds.append(answer.seconds)
+            outputs = dict(answer.outputs)
+            for name, array in outputs.items():
+                figures.setdefault(name, _Figures(name, array)).note(array)
+            keeping.add(outputs)
+            if as_json:
+                _print_line(answer, number)
+            advance()
     if not as_json:
         _print_summary(list(figures.values()), number, seconds, perf_counter() - began)
     keeping.save()
 
 
-def _print_line(answer: Answer, number: int) -> None:
+def _print_line(answer: StepAnswer, number: int) -> None:
     line = {
         "step": answer.step,
         "sequence_id": number,
@@ -168,21 +161,14 @@ def _print_line(answer: Answer, number: int) -> None:
 
 
 def _print_summary(figures: list[_Figures], number: int, seconds: list[float], elapsed: float) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("output", "type", "shape", "lowest", "mean", "highest", "last step"):
-        table.add_column(column, overflow="fold")
+    table = data_table("output", "type", "shape", "lowest", "mean", "highest", "last step")
     for each in figures:
         table.add_row(*each.row())
     stdout().print(table)
     median, late, worst = np.percentile(np.array(seconds) * 1e3, [50, 99, 100])
-    stdout().print(
+    say(
         f"{count(len(seconds), 'step')} in {elapsed:.2f} s, {len(seconds) / elapsed:.0f} steps/s; ms a step: "
-        f"median {median:.2f}, p99 {late:.2f}, max {worst:.2f}; sequence {number} has ended",
-        highlight=False,
-        soft_wrap=True,
+        f"median {median:.2f}, p99 {late:.2f}, max {worst:.2f}; sequence {number} has ended"
     )
 
 

@@ -14,8 +14,8 @@ from ovmstrio.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ovms_cli.tensor_files import Array
     from ovmstrio.client import TensorInfo
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["Cutting", "Steps", "WrongOption", "plan"]
 

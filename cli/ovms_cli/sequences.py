@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import stdout
+from ovms_cli.console import data_table, stdout
 from ovms_cli.server_options import Ca, Cert, Key, Timeout, Url, asking
 
 if TYPE_CHECKING:
@@ -46,12 +46,7 @@ def sequences(
 
 
 def _print(listed: list[SequenceState]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("sequence", "age", "idle", "requests"):
-        table.add_column(column, justify="right")
+    table = data_table("sequence", "age", "idle", "requests", justify="right")
     for each in listed:
         table.add_row(str(each.id), f"{each.age_seconds:.0f} s", f"{each.idle_seconds:.0f} s", str(each.requests))
     stdout().print(table)

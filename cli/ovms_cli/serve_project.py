@@ -22,14 +22,12 @@ __all__ = ["run_project"]
 
 _OF_PIPELINES: Final = re.compile(rb"(?m)^(rpc_port|http_port|dag|op)\s*:")
 """Keys of the configuration of a pipeline of Ops, which no project has."""
-_OF_LOGS: Final = frozenset({"log_level", "log_format", "log_path"})
 
 
 def run_project(path: Path, options: dict[str, Any]) -> None:
     """Serve a project until it is told to stop; exits with 64 for a wrong command line, with 1 for a failure."""
     from ovmstrio.server.own_process import serve_in_own_process
     from ovmstrio.server.project_environment import enter_project
-    from ovmstrio.server.project_logs import configure_project_logs
     from ovmstrio.server.project_plan import own_port, plan_project
     from ovmstrio.server.start_failures import log_failures
 
@@ -37,10 +35,7 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
     with usage():
         plan = plan_project(project, options)
     enter_project(project, own_port(project, plan.settings))
-    if _OF_LOGS.isdisjoint(options):
-        configure_project_logs(project.log_level)
-    else:
-        set_up_logs(plan.settings)
+    set_up_logs(plan.settings, project)
     raise typer.Exit(run_to_the_end(partial(serve_in_own_process, plan), log_failures))
 
 

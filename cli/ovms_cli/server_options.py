@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, fail
+from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, ending_with, fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +40,8 @@ def asking(
     if (cert is None) != (key is None):
         fail("--cert and --key belong together", EX_USAGE)
     secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
-    try:
+    with ending_with(EX_USAGE, ServerError):
         opened = open_client(url, rest=rest, timeout=timeout, tls=ClientTls(ca, cert, key) if secure else None)
-    except ServerError as error:
-        fail(error.message, EX_USAGE)
     try:
         with opened as client:
             yield client

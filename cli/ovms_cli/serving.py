@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
+    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["run_to_the_end", "server_parameters", "set_up_logs", "usage"]
@@ -55,12 +56,16 @@ def usage() -> Iterator[None]:
         fail("\n       ".join(problems.lines), EX_USAGE)
 
 
-def set_up_logs(settings: ServerSettings) -> None:
-    """Log as the settings say; exits with 1 if the log's file cannot be opened."""
+def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
+    """Log as the settings say, and a project as it says itself; exits with 1 if the log's file cannot be opened."""
     from ovmstrio.observability.logs import configure_logs
+    from ovmstrio.server.project_logs import configure_project_logs
 
     try:
-        configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+        if project is None:
+            configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+        else:
+            configure_project_logs(project.log_level, settings)
     except OSError as error:
         fail(f"--log_path: {settings.log_path} cannot be opened: {error.strerror}")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail, stdout
+from ovms_cli.console import EX_USAGE, fail, say
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.process_info import ServingProcess
@@ -44,19 +44,15 @@ def stop(
     if not sent:
         of_port = f" of port {port}" if port is not None else ""
         fail(f"no running service{of_port} is known in {where.absolute()}; services note themselves where they start")
-    late = [process for process in sent if not _said(process, ended=wait_ended(process, timeout))]
+    late = []
+    for process in sent:
+        if wait_ended(process, timeout):
+            say(f"ended {_names([process])}")
+        else:
+            late.append(process)
     if late:
         fail(f"{_names(late)} did not end within {timeout:g} s; --kill ends it at once")
 
 
-def _said(process: ServingProcess, *, ended: bool) -> bool:
-    if ended:
-        stdout().print(f"ended {_names([process])}", highlight=False, soft_wrap=True)
-    return ended
-
-
 def _names(processes: list[ServingProcess]) -> str:
-    return ", ".join(
-        f"process {process.pid} (ports {', '.join(str(port) for port in process.port if port)})"
-        for process in processes
-    )
+    return ", ".join(f"process {each.pid} (ports {', '.join(map(str, filter(None, each.port)))})" for each in processes)

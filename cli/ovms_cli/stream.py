@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, fail
+from ovms_cli.console import EX_USAGE, ending_with, fail
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Url, asking
 
 if TYPE_CHECKING:
@@ -80,20 +80,18 @@ def stream(
         fail("--timestamp and --parameter belong to --input; lines of --requests have their own", EX_USAGE)
     with asking(url, rest=rest, timeout=_METADATA_SECONDS, ca=ca, cert=cert, key=key) as client:
         names = [tensor.name for tensor in client.metadata(model).inputs]
-        try:
+        with ending_with(EX_USAGE, InvalidRequest):
             if requests:
                 asked = read_lines(requests, names)
             else:
                 asked = iter([one_request(given or [], names, timestamp, parameter or [])])
-        except InvalidRequest as error:
-            fail(error.message, EX_USAGE)
         _show(client.stream(model, asked), as_json=as_json, verbose=verbose, live=not are_typed(requests))
 
 
 def _show(replies: Generator[StreamReply], *, as_json: bool, verbose: bool, live: bool) -> None:
     """Show a stream; one that failed, or a request of which did, ends the command with 1."""
-    from ovms_cli.stream_show import Seen, show
-    from ovms_cli.stream_text import safe_for_terminals
+    from ovms_cli.stream_show import show
+    from ovms_cli.stream_text import Seen, safe_for_terminals
     from ovmstrio.core.errors import ServerError
     from ovmstrio.protocol.status_errors import Unreachable, status_of
 

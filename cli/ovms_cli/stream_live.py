@@ -14,7 +14,7 @@ from ovms_cli.stream_text import TextReader, line_of, safe_for_terminals
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovms_cli.stream_show import Seen
+    from ovms_cli.stream_text import Seen
     from ovmstrio.client.streaming import StreamReply
 
 __all__ = ["show_live"]

@@ -12,11 +12,14 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovms_cli.tensor_files import load_numpy
+from ovmstrio.client.api import Parameter
 from ovmstrio.client.streaming import StreamRequest
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from ovmstrio.client.streaming import Value
 
 __all__ = ["are_typed", "one_request", "read_lines"]
 
@@ -27,9 +30,6 @@ _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
 _INT64: Final = range(-(2**63), 2**63)
 _SHOWN: Final = 60
-
-Parameter = bool | int | str
-Value = bytes | np.ndarray[Any, Any]
 
 
 def one_request(
@@ -94,11 +94,8 @@ def _parameter(argument: str) -> tuple[str, Parameter]:
         return name, _WORDS[text]
     if _INTEGER.fullmatch(text):
         return name, _int64(f"--parameter {name}", int(text))
-    return name, text.removeprefix('"').removesuffix('"') if _quoted(text) else text
-
-
-def _quoted(text: str) -> bool:
-    return len(text) > 1 and text.startswith('"') and text.endswith('"')
+    is_quoted = len(text) > 1 and text.startswith('"') and text.endswith('"')
+    return name, text[1:-1] if is_quoted else text
 
 
 def _int64(what: str, number: int) -> int:

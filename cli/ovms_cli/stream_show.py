@@ -3,56 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-import time
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ovms_cli.console import stderr, stdout
-from ovms_cli.problems import count
+from ovms_cli.console import broken_pipe_ends, note, stdout
+from ovms_cli.stream_live import show_live
 from ovms_cli.stream_text import TextReader, line_of, safe_for_terminals, text_of, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from ovms_cli.stream_text import Seen
     from ovmstrio.client.streaming import StreamReply
 
-__all__ = ["Seen", "show"]
-
-
-@dataclass(slots=True)
-class Seen:
-    """What has come so far."""
-
-    started: float = field(default_factory=time.perf_counter)
-    first: float = 0.0
-    last: float = 0.0
-    outputs: int = 0
-    problem: str = ""
-
-    def note(self, reply: StreamReply) -> None:
-        """Count a reply, and tell of a problem."""
-        if reply.outputs:
-            self.last = time.perf_counter()
-            self.first = self.first or self.last
-            self.outputs += len(reply.outputs)
-        if reply.error:
-            self.problem = reply.error
-            told = safe_for_terminals(reply.error)
-            stderr().print(f"error: {told}", style="red", highlight=False, markup=False, soft_wrap=True)
-
-    def summary(self) -> str:
-        """Say how long the first output took, and how fast the others came."""
-        if not self.outputs:
-            return "no output"
-        seconds = self.last - self.first
-        rate = f", {(self.outputs - 1) / seconds:.1f} outputs/s" if seconds > 0 else ""
-        first = (self.first - self.started) * 1e3
-        return f"first output after {first:.1f} ms, {count(self.outputs, 'output')}{rate}"
+__all__ = ["show"]
 
 
 def show(replies: Generator[StreamReply], seen: Seen, *, as_json: bool, verbose: bool, live: bool) -> None:
@@ -64,15 +30,11 @@ def show(replies: Generator[StreamReply], seen: Seen, *, as_json: bool, verbose:
         ServerError: why the stream failed; what came before it has been shown.
     """
     try:
-        with closing(replies):
+        with broken_pipe_ends(), closing(replies):
             _choose(as_json=as_json, verbose=verbose, live=live)(replies, seen)
-    except BrokenPipeError:
-        # Python would complain of the pipe once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
     finally:
         if verbose:
-            stderr().print(seen.summary(), highlight=False, style="dim", soft_wrap=True)
+            note(seen.summary())
 
 
 def _choose(*, as_json: bool, verbose: bool, live: bool) -> Callable[[Iterator[StreamReply], Seen], None]:
@@ -80,11 +42,7 @@ def _choose(*, as_json: bool, verbose: bool, live: bool) -> Callable[[Iterator[S
         return _print_json
     if verbose:
         return _print_lines
-    if live and stdout().is_terminal and not stdout().is_dumb_terminal:
-        from ovms_cli.stream_live import show_live
-
-        return show_live
-    return _print_text
+    return show_live if live and stdout().is_terminal and not stdout().is_dumb_terminal else _print_text
 
 
 def _print_json(replies: Iterator[StreamReply], seen: Seen) -> None:

@@ -1,21 +1,25 @@
-"""Outputs of a stream as text, where they are one, and as values."""
+"""What comes of a stream: its figures, and its outputs as text, where they are one, and as values."""
 
 from __future__ import annotations
 
 import re
 from codecs import getincrementaldecoder
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from ovms_cli.tensor_output import as_json
+from ovms_cli.console import note
+from ovms_cli.problems import count
+from ovms_cli.tensor_output import plain
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.protocol.wire_tensors import from_raw
 
 if TYPE_CHECKING:
     from codecs import IncrementalDecoder
 
-    from ovmstrio.client.streaming import StreamOutput
+    from ovmstrio.client.streaming import StreamOutput, StreamReply
 
-__all__ = ["TextReader", "line_of", "safe_for_terminals", "text_of", "values_of"]
+__all__ = ["Seen", "TextReader", "line_of", "safe_for_terminals", "text_of", "values_of"]
 
 _TEXT_TYPES: Final = frozenset({"UINT8", "BYTES"})
 _NOT_TEXT: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
@@ -28,6 +32,36 @@ _SHOWN: Final = 8
 _Utf8: Final = getincrementaldecoder("utf-8")
 
 
+@dataclass(slots=True)
+class Seen:
+    """What has come of a stream so far."""
+
+    started: float = field(default_factory=perf_counter)
+    first: float = 0.0
+    last: float = 0.0
+    outputs: int = 0
+    problem: str = ""
+
+    def note(self, reply: StreamReply) -> None:
+        """Count a reply, and tell of a problem."""
+        if reply.outputs:
+            self.last = perf_counter()
+            self.first = self.first or self.last
+            self.outputs += len(reply.outputs)
+        if reply.error:
+            self.problem = reply.error
+            note(f"error: {safe_for_terminals(reply.error)}", style="red")
+
+    def summary(self) -> str:
+        """Say how long the first output took, and how fast the others came."""
+        if not self.outputs:
+            return "no output"
+        seconds = self.last - self.first
+        rate = f", {(self.outputs - 1) / seconds:.1f} outputs/s" if seconds > 0 else ""
+        first = (self.first - self.started) * 1e3
+        return f"first output after {first:.1f} ms, {count(self.outputs, 'output')}{rate}"
+
+
 class TextReader:
     """Reads the outputs of one stream; a letter of a text may end in the output that follows."""
 
@@ -36,10 +70,8 @@ class TextReader:
 
     def read(self, output: StreamOutput) -> str | None:
         """Give an output as text, None if it is none."""
-        if not _may_be_text(output):
-            return None
-        if isinstance(output.data, str):
-            return output.data
+        if not _is_encoded(output):
+            return output.data if isinstance(output.data, str) else None
         decoder = self._decoders.get(output.name) or _Utf8()
         try:
             text = decoder.decode(output.data)
@@ -56,10 +88,8 @@ class TextReader:
 
 def text_of(output: StreamOutput) -> str | None:
     """Give an output as text, None if it is none, or not a whole one."""
-    if not _may_be_text(output):
-        return None
-    if isinstance(output.data, str):
-        return output.data
+    if not _is_encoded(output):
+        return output.data if isinstance(output.data, str) else None
     try:
         text = bytes(output.data).decode()
     except UnicodeDecodeError:
@@ -67,11 +97,9 @@ def text_of(output: StreamOutput) -> str | None:
     return None if _NOT_TEXT.search(text) else text
 
 
-def _may_be_text(output: StreamOutput) -> bool:
-    """Tell whether it is a text of JSON, or bytes of a type that Python nodes give to texts."""
-    if isinstance(output.data, bytes):
-        return output.datatype in _TEXT_TYPES or output.datatype not in BY_NAME
-    return isinstance(output.data, str)
+def _is_encoded(output: StreamOutput) -> bool:
+    """Tell whether it is bytes of a type that Python nodes give to texts."""
+    return isinstance(output.data, bytes) and (output.datatype in _TEXT_TYPES or output.datatype not in BY_NAME)
 
 
 def safe_for_terminals(text: str) -> str:
@@ -83,13 +111,10 @@ def values_of(output: StreamOutput) -> Any:
     """Give an output as JSON can hold it; bytes that are not what their datatype says are a list of numbers."""
     if not isinstance(output.data, bytes):
         return output.data
-    if output.datatype not in BY_NAME:
-        return list(output.data)
     try:
-        array = from_raw(output.data, output.datatype, output.shape)
-    except ValueError:
+        return plain(from_raw(output.data, output.datatype, output.shape))
+    except (ValueError, KeyError):
         return list(output.data)
-    return as_json({output.name: array})[output.name]
 
 
 def line_of(output: StreamOutput) -> str:

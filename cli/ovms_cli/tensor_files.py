@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 import sys
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,45 +12,24 @@ import numpy as np
 
 from ovms_cli.tensor_images import ImageOptions, decode_image, is_image
 from ovms_cli.tensor_sounds import decode_wave, is_wave
-from ovms_cli.tensor_types import Array, to_type
+from ovms_cli.tensor_types import to_type
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.protocol.wire_tensors import from_raw
+from ovmstrio.protocol.wire_tensors import bytes_array, from_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ovmstrio.client import TensorInfo
+    from ovmstrio.core.tensor import Array
 
-__all__ = ["Array", "fit", "load_numpy", "read_inputs"]
+__all__ = ["fit", "load_numpy", "read_inputs"]
 
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _ZIP_MAGIC: Final = b"PK"
-_DAMAGED: Final = (
-    OSError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    SyntaxError,
-    ArithmeticError,
-    RuntimeError,  # encrypted, or (NotImplementedError) packed in a way that is not known
-    MemoryError,  # a header that claims more elements than there can be
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""What the readers of arrays raise on damaged files."""
-
-
 _AS_DECODED: Final = ImageOptions()
 _STANDARD_INPUT: Final = "-"
 _WAVE: Final = ".wav"
-
-
-class _Encoded(bytes):
-    """The content of a file that goes to the server as it is, whatever the input's element type."""
 
 
 def read_inputs(
@@ -92,19 +67,20 @@ def read_inputs(
     strangers = sorted(set(found) - set(known))
     missing = sorted(set(known) - set(found))
     if strangers or missing:
-        what = [f"unknown: {', '.join(strangers)}"] * bool(strangers) + [f"missing: {', '.join(missing)}"] * bool(
-            missing
+        what = "; ".join(
+            f"{how}: {', '.join(names)}" for how, names in (("unknown", strangers), ("missing", missing)) if names
         )
-        raise InvalidRequest(f"inputs do not match ({'; '.join(what)}); the model takes {', '.join(known)}")
+        raise InvalidRequest(f"inputs do not match ({what}); the model takes {', '.join(known)}")
     return _fit_all(found, known, note)
 
 
 def _fit_all(found: dict[str, Any], known: dict[str, TensorInfo], note: Callable[[str], None]) -> dict[str, Array]:
-    """Fit every value, and tell of all that do not fit at once."""
+    """Fit every value, and tell of all that do not fit at once; bytes go as they are, whatever the input's type."""
     inputs, refusals = {}, []
     for name, value in found.items():
         try:
-            inputs[name] = _one(value) if isinstance(value, _Encoded) else fit(value, known[name], note)
+            is_encoded = isinstance(value, bytes)
+            inputs[name] = bytes_array([value], (1,)) if is_encoded else fit(value, known[name], note)
         except InvalidRequest as error:
             refusals.append(error.message)
     if refusals:
@@ -146,7 +122,7 @@ def _read(name: str, file: str, expected: Sequence[TensorInfo], images: ImageOpt
     if suffix == ".npy":
         return {tensor.name: next(iter(load_numpy(content, file).values()))}
     if images.encoded:
-        return {tensor.name: _Encoded(content)}
+        return {tensor.name: content}
     if suffix == _WAVE and tensor.datatype != BYTES.name:
         return {tensor.name: decode_wave(content, file, tensor)}
     if is_image(suffix) and tensor.datatype != BYTES.name:
@@ -175,7 +151,7 @@ def load_numpy(content: bytes, file: str) -> dict[str, Array]:
     try:
         loaded: Any = np.load(io.BytesIO(content), allow_pickle=False)
         return dict(loaded.items()) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
-    except _DAMAGED as error:
+    except Exception as error:  # noqa: BLE001 - damaged files make numpy's readers raise nearly anything
         raise InvalidRequest(f"{file}: not a file of numpy arrays: {error}") from None
 
 
@@ -203,7 +179,7 @@ def _read_json(content: bytes, file: str) -> Any:
 def _raw(content: bytes, file: str, tensor: TensorInfo) -> Array:
     """Take bytes as one element of a BYTES input, or as packed little-endian elements."""
     if tensor.datatype == BYTES.name:
-        return _one(content)
+        return bytes_array([content], (1,))
     if len(content) % BY_NAME[tensor.datatype].itemsize:
         raise InvalidRequest(f"{file}: {len(content)} bytes are no whole number of {tensor.datatype} elements")
     array = from_raw(content, tensor.datatype, (-1,))
@@ -212,12 +188,6 @@ def _raw(content: bytes, file: str, tensor: TensorInfo) -> Array:
         wanted = f"{tensor.datatype} {list(tensor.shape)}"
         raise InvalidRequest(f"{file}: expected the bytes of {wanted}, got {array.size} elements")
     return array.reshape(shape)
-
-
-def _one(content: bytes) -> Array:
-    array = np.empty(1, object)
-    array[0] = bytes(content)
-    return array
 
 
 def _complete(shape: tuple[int, ...], size: int) -> tuple[int, ...] | None:
@@ -245,6 +215,7 @@ def fit(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Array:
         wanted in {-1, size} for wanted, size in zip(tensor.shape, array.shape, strict=True)
     )
     if not fits:
-        wanted = f"{tensor.datatype} {list(tensor.shape)}"
-        raise InvalidRequest(f'input "{tensor.name}": expected {wanted}, got {list(array.shape)}')
+        raise InvalidRequest(
+            f'input "{tensor.name}": expected {tensor.datatype} {list(tensor.shape)}, got {list(array.shape)}'
+        )
     return array

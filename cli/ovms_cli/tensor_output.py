@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import typer
 
-from ovms_cli.console import stderr, stdout
+from ovms_cli.console import data_table, stderr, stdout
+from ovms_cli.problems import safe
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ovms_cli.tensor_files import Array
+    from ovmstrio.core.tensor import Array
 
-__all__ = ["as_json", "check_target", "write_outputs"]
+__all__ = ["as_json", "check_target", "plain", "write_outputs"]
 
 _NOT_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _SHOWN: Final = 8
@@ -76,10 +77,11 @@ def as_json(outputs: Mapping[str, Array]) -> dict[str, Any]:
 
     BYTES that are not UTF-8 have their bytes replaced; NaN and infinities, which JSON has no numbers for, are texts.
     """
-    return {name: _plain(array) for name, array in outputs.items()}
+    return {name: plain(array) for name, array in outputs.items()}
 
 
-def _plain(array: Array) -> Any:
+def plain(array: Array) -> Any:
+    """Give an array as JSON can hold it."""
     if array.dtype.hasobject:
         decoded = [element.decode(errors="replace") for element in array.flat]
         return np.array(decoded, object).reshape(array.shape).tolist()
@@ -90,16 +92,10 @@ def _plain(array: Array) -> Any:
 
 
 def _print_table(outputs: Mapping[str, Array]) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("output", "type", "shape", "values"):
-        table.add_column(column, overflow="fold")
+    table = data_table("output", "type", "shape", "values")
     for name, array in outputs.items():
         kind = "bytes" if array.dtype.hasobject else str(array.dtype)
-        table.add_row(escape(name), kind, str(list(array.shape)), escape(_values(array)))
+        table.add_row(safe(name), kind, str(list(array.shape)), safe(_values(array)))
     stdout().print(table)
 
 

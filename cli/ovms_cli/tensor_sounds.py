@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import wave
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from ovms_cli.tensor_types import Array
     from ovmstrio.client import TensorInfo
+    from ovmstrio.core.tensor import Array
 
 __all__ = ["decode_wave", "is_wave"]
 
@@ -47,7 +47,7 @@ def decode_wave(content: bytes, file: str, tensor: TensorInfo) -> Array:
     return values if channels == 1 else values.reshape(-1, channels).T
 
 
-def _samples(frames: bytes, width: int, file: str) -> np.ndarray[Any, Any]:
+def _samples(frames: bytes, width: int, file: str) -> Array:
     """Give whole numbers with a sign that fill their type."""
     if width == _UNSIGNED_BYTES:
         return (np.frombuffer(frames, np.uint8) ^ 0x80).view(np.int8)

@@ -8,16 +8,15 @@ import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest
-from ovmstrio.protocol.wire_tensors import from_raw, to_raw
+from ovmstrio.protocol.wire_tensors import bytes_array, from_raw, to_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.client import TensorInfo
+    from ovmstrio.core.tensor import Array
 
-__all__ = ["Array", "to_type"]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["to_type"]
 
 _ROUNDING: Final = {"BF16": 2**-8}
 _USUAL_ROUNDING: Final = 1e-3
@@ -115,9 +114,8 @@ def _texts(value: Any, tensor: TensorInfo) -> Array:
     strangers = sorted({type(each).__name__ for each in elements.flat if not isinstance(each, str | bytes)})
     if strangers:
         raise _refused(tensor, f"got values of type {', '.join(strangers)}")
-    encoded = np.empty(elements.size, object)
     try:
-        encoded[:] = [each.encode() if isinstance(each, str) else bytes(each) for each in elements.flat]
+        encoded = [each.encode() if isinstance(each, str) else bytes(each) for each in elements.flat]
     except UnicodeEncodeError as error:
         raise _refused(tensor, f"got text that has no UTF-8 form: {error.reason}") from None
-    return encoded.reshape(elements.shape)
+    return bytes_array(encoded, elements.shape)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, fail, stdout
+from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, ending_with, stdout
 from ovms_cli.server_options import EX_UNREACHABLE, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.live import Live
 
 __all__ = ["register"]
 
@@ -38,33 +37,29 @@ def trace(
     """
     import trio
 
-    from ovms_cli.trace_source import NoFigures, NoServer, NoTarget, find_url
+    from ovms_cli.trace_figures import NoFigures, NoServer, NoTarget, find_url
 
     try:
-        url = find_url(target)
-        trio.run(_watch, url, timeout, None if once else interval, as_json)
-    except* NoTarget as group:
-        fail(str(group.exceptions[0]), EX_USAGE)
-    except* NoFigures as group:
-        fail(str(group.exceptions[0]))
-    except* NoServer as group:
-        fail(f"{group.exceptions[0]}; is the server running?", EX_UNREACHABLE)
-    except* KeyboardInterrupt:
+        with ending_with(EX_USAGE, NoTarget), ending_with(1, NoFigures), ending_with(EX_UNREACHABLE, NoServer):
+            trio.run(_watch, find_url(target), timeout, None if once else interval, as_json)
+    except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None
 
 
-async def _watch(url: str, timeout: float, interval: float | None, as_json: bool) -> None:  # noqa: ASYNC109
+async def _watch(url: str, patience: float, interval: float | None, as_json: bool) -> None:
     """Show the figures again and again, once if there is no interval; owns a client, may be cancelled at any time."""
-    from ovms_cli.trace_source import open_source
-    from ovms_cli.trace_view import draw
+    from rich.live import Live
 
-    async with open_source(url, timeout) as read:
+    from ovms_cli.trace_figures import draw, open_source
+
+    async with open_source(url, patience) as read:
         if as_json:
-            await _repeat(read, _print_json, interval)
+            await _repeat(read, lambda figures: typer.echo(json.dumps(figures)), interval)
         elif interval is None:
             stdout().print(draw(await read(), stdout().width))
         else:
-            with _live() as live:
+            screen = stdout().is_terminal
+            with Live(console=stdout(), auto_refresh=False, screen=screen, vertical_overflow="crop") as live:
                 await _repeat(read, lambda figures: live.update(draw(figures, stdout().width), refresh=True), interval)
 
 
@@ -77,15 +72,3 @@ async def _repeat(read: Any, show: Callable[[dict[str, Any]], None], interval: f
         if interval is None:
             return
         await trio.sleep(interval)
-
-
-def _live() -> Live:
-    from rich.live import Live
-
-    return Live(console=stdout(), auto_refresh=False, screen=stdout().is_terminal, vertical_overflow="crop")
-
-
-def _print_json(figures: dict[str, Any]) -> None:
-    import json
-
-    typer.echo(json.dumps(figures))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
+from ovmstrio.protocol.wire_tensors import raw_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
     from ovmstrio.client.streaming import StreamReply, StreamRequest
+    from ovmstrio.core.tensor import Array, RawTensor
 
-__all__ = ["Array", "Client", "Health", "ModelInfo", "ModelState", "Parameter", "SequenceState", "TensorInfo"]
+__all__ = ["Client", "Health", "ModelInfo", "ModelState", "Parameter", "SequenceState", "TensorInfo"]
 
-Array = np.ndarray[Any, Any]
 Parameter = bool | int | str
 """A request parameter as both protocols carry it; integers have 64 bits and a sign."""
 
@@ -69,8 +70,8 @@ class Health:
     reason: str = ""
 
 
-class Client(Protocol):
-    """The calls of KServe v2 that the command line makes.
+class Client(ABC):
+    """The calls of KServe v2, over either protocol.
 
     Every method raises the error class that the server raised, ``Unreachable`` when nobody answers, and
     ``DeadlineExceeded`` when the answer takes longer than the client's timeout.  Arrays of ``BYTES`` hold
@@ -91,50 +92,55 @@ class Client(Protocol):
         ``datatypes`` names KServe's type of an input where the array alone does not tell it (``BF16``);
         ``parameters`` are the request's own, such as those of sequences.
         """
-        ...
+        tensors = [raw_tensor(name, array, (datatypes or {}).get(name)) for name, array in inputs.items()]
+        return self._infer(model, version, tensors, parameters or {})
 
+    @abstractmethod
+    def _infer(
+        self, model: str, version: str, tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter]
+    ) -> dict[str, Array]:
+        """Call a model with tensors as they travel."""
+
+    @abstractmethod
     def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once.
 
         ``requests`` are taken one by one as they come, in a thread of the library, and the stream's input ends with
         them; what they raise is raised here.  A stream has no timeout.  Over REST there is but one request.
         """
-        ...
 
+    @abstractmethod
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""
-        ...
 
+    @abstractmethod
     def models(self) -> list[ModelState]:
         """List every version that the server knows of."""
-        ...
 
+    @abstractmethod
     def sequences(self, model: str, version: str = "") -> list[SequenceState]:
         """List the live sequences of a stateful model; ``NotSupported`` where the protocol does not tell them."""
-        ...
 
+    @abstractmethod
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""
-        ...
 
+    @abstractmethod
     def server_ready(self) -> Health:
         """Tell whether the server is ready."""
-        ...
 
+    @abstractmethod
     def model_ready(self, model: str, version: str = "") -> Health:
         """Tell whether a model can be called."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Close the connection."""
-        ...
 
     def __enter__(self) -> Self:
-        """Give the client."""
-        ...
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connection."""
-        ...
+        self.close()

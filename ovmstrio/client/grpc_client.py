@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from ovmstrio.client.api import Health, ModelInfo, ModelState, TensorInfo
-from ovmstrio.client.closing import Closing
-from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_reply, set_parameters
+from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, TensorInfo
+from ovmstrio.client.grpc_streams import Messages, next_message, open_stream, read_outputs, read_reply, request_message
 from ovmstrio.core.errors import DeadlineExceeded, NotReady, NotSupported, ServerError
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import Unreachable, error_of_grpc, reading
-from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
+from ovmstrio.protocol.wire_tensors import from_raw
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
-    from ovmstrio.client.api import Array, Parameter, SequenceState
+    from ovmstrio.client.api import Parameter, SequenceState
     from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
+    from ovmstrio.core.tensor import Array, RawTensor
 
 __all__ = ["GrpcClient"]
 
@@ -30,7 +30,7 @@ _SERVICE: Final = "/inference.GRPCInferenceService/"
 _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-class GrpcClient(Closing):
+class GrpcClient(Client):
     """One connection to ``host:port`` or ``unix:/path``; see ``Client`` for its calls."""
 
     def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
@@ -48,27 +48,13 @@ class GrpcClient(Closing):
         """Close the connection."""
         self._channel.close()
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Array],
-        *,
-        version: str = "",
-        datatypes: Mapping[str, str] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
+    def _infer(
+        self, model: str, version: str, tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter]
     ) -> dict[str, Array]:
-        """Call a model; arrays travel as raw contents."""
-        request = message_class("inference.ModelInferRequest")(model_name=model, model_version=version)
-        for name, array in inputs.items():
-            datatype = (datatypes or {}).get(name) or datatype_of(array)
-            request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-            request.raw_input_contents.append(to_raw(array, datatype))
-        set_parameters(request, parameters or {})
-        answer = self._send("ModelInfer", request)
+        answer = self._send("ModelInfer", request_message(tensors, parameters, model_name=model, model_version=version))
         with reading(self._address):
             return {
-                output.name: from_raw(raw, output.datatype, tuple(output.shape))
-                for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+                output.name: from_raw(output.data, output.datatype, output.shape) for output in read_outputs(answer)
             }
 
     def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:

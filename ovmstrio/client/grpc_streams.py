@@ -10,13 +10,14 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.protocol.descriptors import message_class
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import grpc
 
     from ovmstrio.client.api import Parameter
+    from ovmstrio.core.tensor import RawTensor
 
-__all__ = ["Messages", "next_message", "open_stream", "read_reply", "set_parameters"]
+__all__ = ["Messages", "next_message", "open_stream", "read_outputs", "read_reply", "request_message"]
 
 _METHOD: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FIELDS: Final[dict[type, str]] = {bool: "bool_param", int: "int64_param", str: "string_param"}
@@ -50,13 +51,9 @@ def open_stream(channel: grpc.Channel, messages: Messages) -> Any:
 
 
 def _message(model: str, request: StreamRequest) -> Any:
-    tensors = {name: to_wire(value) for name, value in request.inputs.items()}
+    tensors = [to_wire(name, value) for name, value in request.inputs.items()]
     try:
-        message = message_class("inference.ModelInferRequest")(model_name=model, id=request.id)
-        for name, (datatype, shape, raw) in tensors.items():
-            message.inputs.add(name=name, datatype=datatype, shape=shape)
-            message.raw_input_contents.append(raw)
-        set_parameters(message, request.parameters)
+        message = request_message(tensors, request.parameters, model_name=model, id=request.id)
         if request.timestamp is not None:
             message.parameters[TIMESTAMP].int64_param = request.timestamp
     except (ValueError, TypeError, LookupError) as error:
@@ -64,10 +61,15 @@ def _message(model: str, request: StreamRequest) -> Any:
     return message
 
 
-def set_parameters(message: Any, parameters: Mapping[str, Parameter]) -> None:
-    """Write request parameters into a message."""
+def request_message(tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter], **fields: str) -> Any:
+    """Write a request of these tensors, parameters and further fields."""
+    message = message_class("inference.ModelInferRequest")(**fields)
+    for tensor in tensors:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        message.raw_input_contents.append(tensor.data)
     for name, parameter in parameters.items():
         setattr(message.parameters[name], _FIELDS[type(parameter)], parameter)
+    return message
 
 
 def next_message(call: Any) -> Any:
@@ -81,9 +83,13 @@ def read_reply(message: Any) -> StreamReply:
     if message.error_message:
         return StreamReply(error=message.error_message)
     response = message.infer_response
-    outputs = tuple(
+    timestamp = response.parameters[TIMESTAMP].int64_param if TIMESTAMP in response.parameters else None
+    return StreamReply(read_outputs(response), timestamp)
+
+
+def read_outputs(response: Any) -> tuple[StreamOutput, ...]:
+    """Read the outputs of a response."""
+    return tuple(
         StreamOutput(output.name, output.datatype, tuple(output.shape), raw)
         for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
     )
-    timestamp = response.parameters[TIMESTAMP].int64_param if TIMESTAMP in response.parameters else None
-    return StreamReply(outputs, timestamp)

@@ -87,9 +87,9 @@ class PipelineClient:
         feed_dict: Mapping[str, Any],
         fetch: list[str] | None = None,
         asyn: bool = False,  # noqa: FBT002 - what scripts call by position
-        pack_tensor_format: bool = False,  # noqa: FBT002
-        use_tensor_bytes: bool = False,  # noqa: FBT002
-        profile: bool = False,  # noqa: FBT002
+        pack_tensor_format: bool = False,  # noqa: FBT002 - as above
+        use_tensor_bytes: bool = False,  # noqa: FBT002 - as above
+        profile: bool = False,  # noqa: FBT002 - as above
         log_id: int | None = None,
         *,
         timeout: float | None = None,

@@ -10,20 +10,20 @@ import httpx
 import numpy as np
 import orjson
 
-from ovmstrio.client.api import Health, ModelInfo, ModelState, SequenceState, TensorInfo
-from ovmstrio.client.closing import Closing
+from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, SequenceState, TensorInfo
 from ovmstrio.client.rest_streams import body_of, only, read_events
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest
 from ovmstrio.protocol.status_errors import Unreachable, error_of_http, reading
-from ovmstrio.protocol.wire_tensors import datatype_of, from_raw, to_raw
+from ovmstrio.protocol.wire_tensors import bytes_array, from_raw
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
-    from ovmstrio.client.api import Array, Parameter
+    from ovmstrio.client.api import Parameter
     from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
+    from ovmstrio.core.tensor import Array, RawTensor
 
 __all__ = ["RestClient"]
 
@@ -34,16 +34,14 @@ _UNTOLD: Final[dict[int, str]] = {HTTPStatus.NO_CONTENT: "a demultiplexer of the
 """Why, where an answer must not have a body that says it."""
 
 
-class RestClient(Closing):
+class RestClient(Client):
     """One connection to ``host:port``; see ``Client`` for its calls."""
 
     def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
         scheme = "http" if tls is None else "https"
         self._url = f"{scheme}://{address}"
         try:
-            self._http = httpx.Client(
-                base_url=self._url, timeout=timeout, verify=True if tls is None else tls.context()
-            )
+            self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=tls is None or tls.context())
         except httpx.InvalidURL as error:
             raise InvalidRequest(f"{address} is no HOST:PORT: {error}") from None
 
@@ -51,27 +49,23 @@ class RestClient(Closing):
         """Close the connection."""
         self._http.close()
 
-    def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, Array],
-        *,
-        version: str = "",
-        datatypes: Mapping[str, str] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
+    def _infer(
+        self, model: str, version: str, tensors: Sequence[RawTensor], parameters: Mapping[str, Parameter]
     ) -> dict[str, Array]:
-        """Call a model; arrays travel behind the JSON, as bytes."""
-        tensors, buffers = [], []
-        for name, array in inputs.items():
-            datatype = (datatypes or {}).get(name) or datatype_of(array)
-            raw = to_raw(array, datatype)
-            size = {"binary_data_size": len(raw)}
-            tensors.append({"name": name, "shape": array.shape, "datatype": datatype, "parameters": size})
-            buffers.append(raw)
-        head = orjson.dumps({"inputs": tensors, "parameters": {**(parameters or {}), "binary_data_output": True}})
+        """Call a model; tensors travel behind the JSON, as bytes."""
+        inputs = [
+            {
+                "name": each.name,
+                "shape": each.shape,
+                "datatype": each.datatype,
+                "parameters": {"binary_data_size": len(each.data)},
+            }
+            for each in tensors
+        ]
+        head = orjson.dumps({"inputs": inputs, "parameters": {**parameters, "binary_data_output": True}})
         headers = {_HEADER_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
-        path = f"{_model_path(model, version)}/infer"
-        answer = self._send("POST", path, content=b"".join([head, *buffers]), headers=headers)
+        body = b"".join([head, *(each.data for each in tensors)])
+        answer = self._send("POST", f"{_model_path(model, version)}/infer", content=body, headers=headers)
         with reading(self._url):
             return _read_outputs(answer)
 
@@ -180,8 +174,6 @@ def _read_outputs(answer: httpx.Response) -> dict[str, Array]:
 
 def _from_json(data: list[Any], datatype: str, shape: tuple[int, ...]) -> Array:
     if datatype == BYTES.name:
-        array = np.empty(len(data), dtype=object)
-        array[:] = [each.encode() for each in data]
-        return array.reshape(shape)
+        return bytes_array([each.encode() for each in data], shape)
     dtype = np.float32 if datatype == "BF16" else BY_NAME[datatype].numpy
     return np.array(data, dtype).reshape(shape)

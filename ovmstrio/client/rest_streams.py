@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import orjson
 
-from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest
+from ovmstrio.client.streaming import TIMESTAMP, StreamOutput, StreamReply, StreamRequest, Value
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -49,18 +48,18 @@ def body_of(request: StreamRequest) -> bytes:
         raise InvalidRequest(f"the request cannot be written as JSON: {error}") from None
 
 
-def _value(name: str, value: bytes | np.ndarray[Any, Any]) -> Any:
-    if isinstance(value, np.ndarray):
-        if value.dtype.name not in _KEPT:
-            raise InvalidRequest(
-                f"input {name}: over REST, {value.dtype.name} would arrive as another type; use gRPC, or one of"
-                f" {', '.join(sorted(_KEPT))}"
-            )
-        return value.tolist()
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"input {name}: bytes that are no UTF-8 text cannot go over REST; use gRPC") from None
+def _value(name: str, value: Value) -> Any:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"input {name}: bytes that are no UTF-8 text cannot go over REST; use gRPC") from None
+    if value.dtype.name not in _KEPT:
+        kept = ", ".join(sorted(_KEPT))
+        raise InvalidRequest(
+            f"input {name}: over REST, {value.dtype.name} would arrive as another type; use gRPC, or one of {kept}"
+        )
+    return value.tolist()
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[StreamReply]:

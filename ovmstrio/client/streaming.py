@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
+from ovmstrio.core.tensor import Array, RawTensor
+from ovmstrio.protocol.wire_tensors import raw_tensor
 
-from ovmstrio.protocol.wire_tensors import datatype_of, to_raw
-
-__all__ = ["TIMESTAMP", "StreamOutput", "StreamReply", "StreamRequest", "to_wire"]
+__all__ = ["TIMESTAMP", "StreamOutput", "StreamReply", "StreamRequest", "Value", "to_wire"]
 
 TIMESTAMP: Final = "OVMS_MP_TIMESTAMP"
 """The parameter of requests and responses that holds the timestamp of their packets."""
 
-Value = bytes | np.ndarray[Any, Any]
+Value = bytes | Array
 """An input: bytes go as ``BYTES`` whose content is just these bytes, which is what Python nodes expect of text."""
 
 
@@ -48,13 +47,12 @@ class StreamReply:
     error: str = ""
 
 
-def to_wire(value: Value) -> tuple[str, tuple[int, ...], bytes]:
-    """Give datatype, shape and raw content of an input.
+def to_wire(name: str, value: Value) -> RawTensor:
+    """Give an input as it travels.
 
     Raises:
         InvalidRequest: KServe has no name for the array's type.
     """
     if isinstance(value, bytes):
-        return "BYTES", (len(value),), value
-    datatype = datatype_of(value)
-    return datatype, value.shape, to_raw(value, datatype)
+        return RawTensor(name, "BYTES", (len(value),), value)
+    return raw_tensor(name, value)

@@ -64,6 +64,8 @@ _ALL: Final = (
 )
 
 BY_NAME: Final[Mapping[str, Datatype]] = {row.name: row for row in _ALL}
+"""Element types by KServe's names."""
+
 BY_OPENVINO_NAME: Final[Mapping[str, Datatype]] = {row.openvino: row for row in _ALL}
 
 _HALF: Final = 16

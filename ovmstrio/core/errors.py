@@ -27,6 +27,7 @@
     ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
     ├── NotSupported (NotImplementedError)     the servable has no such operation
     ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
+    │   └── VersionsFailure                    a version that was looked for again cannot be loaded
     ├── GraphFailure (RuntimeError)            a node of a graph failed on its input
     ├── UserCodeError (RuntimeError)           a handler raised something of its own
     ├── PipelineFailure (RuntimeError)         what flows between the nodes of a pipeline does not fit together
@@ -79,6 +80,7 @@ __all__ = [
     "VersionLoading",
     "VersionMissing",
     "VersionRetired",
+    "VersionsFailure",
 ]
 
 
@@ -216,6 +218,10 @@ class NotSupported(ServerError, NotImplementedError):
 
 class ModelFailure(ServerError, RuntimeError):
     """The model or its runtime failed on a request that was valid."""
+
+
+class VersionsFailure(ModelFailure):
+    """Versions that were found by looking for them again could not be loaded."""
 
 
 class GraphFailure(ServerError, RuntimeError):

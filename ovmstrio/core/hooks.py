@@ -1,10 +1,10 @@
-"""What models and graphs tell of each run, for whoever counts: ports, and implementations that count nothing."""
+"""What models and graphs tell of each run, for whoever counts; these classes themselves count nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 __all__ = [
     "NULL_BATCH_HOOKS",
@@ -15,156 +15,84 @@ __all__ = [
     "Collectors",
     "GraphHooks",
     "Meters",
-    "NullBatchHooks",
-    "NullGraphHooks",
-    "NullHooks",
-    "NullMeters",
     "ServableHooks",
 ]
 
 
-class BatchHooks(Protocol):
+class BatchHooks:
     """Observes one batcher.  Every method is called on the event loop and must not wait."""
 
     def batch_size(self, size: int) -> None:
         """A batch of this size begins to run."""
-        ...
 
     def queue_time(self, seconds: float) -> None:
         """One item waited this long before its batch began to run."""
-        ...
 
 
-class NullBatchHooks:
-    """Hooks for batchers that nobody observes."""
-
-    def batch_size(self, size: int) -> None:
-        """Ignore it."""
-
-    def queue_time(self, seconds: float) -> None:
-        """Ignore it."""
+NULL_BATCH_HOOKS: Final = BatchHooks()
 
 
-NULL_BATCH_HOOKS: Final = NullBatchHooks()
-
-
-class ServableHooks(BatchHooks, Protocol):
+class ServableHooks(BatchHooks):
     """Observes one loaded model version.  Every method is called on the event loop and must not wait."""
 
     def inference_time(self, seconds: float) -> None:
         """One inference took this long in the runtime."""
-        ...
 
     def wait_time(self, seconds: float) -> None:
         """One request waited this long for a free infer request (0 where it ran on the event loop)."""
-        ...
 
     def set_streams(self, count: int) -> None:
         """The compiled model has this many streams."""
-        ...
 
     def set_pool(self, size: int, active: int) -> None:
         """The pool has ``size`` infer requests, ``active`` of which are in use."""
-        ...
 
     def set_load_seconds(self, seconds: float) -> None:
         """The version took this long to load."""
-        ...
 
 
-class NullHooks(NullBatchHooks):
-    """Hooks for models that nobody observes."""
-
-    def inference_time(self, seconds: float) -> None:
-        """Ignore it."""
-
-    def wait_time(self, seconds: float) -> None:
-        """Ignore it."""
-
-    def set_streams(self, count: int) -> None:
-        """Ignore it."""
-
-    def set_pool(self, size: int, active: int) -> None:
-        """Ignore it."""
-
-    def set_load_seconds(self, seconds: float) -> None:
-        """Ignore it."""
+NULL_HOOKS: Final = ServableHooks()
 
 
-NULL_HOOKS: Final = NullHooks()
-
-
-class GraphHooks(Protocol):
+class GraphHooks:
     """Observes one graph.  Every method is called on the event loop and must not wait."""
 
     def started(self) -> None:
         """An instance has begun to run, for one call or one stream."""
-        ...
 
     def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
-        ...
 
 
-class NullGraphHooks:
-    """Hooks for graphs that nobody observes."""
-
-    def started(self) -> None:
-        """Ignore it."""
-
-    def finished(self, method: str, seconds: float, *, ok: bool) -> None:
-        """Ignore it."""
-
-
-NULL_GRAPH_HOOKS: Final = NullGraphHooks()
+NULL_GRAPH_HOOKS: Final = GraphHooks()
 
 
 Collectors = Sequence[Any]
 """What gives families of metrics when somebody scrapes, as ``prometheus_client`` has them."""
 
 
-class Meters(Protocol):
-    """Makes the hooks of services, by the names that these are served under."""
+class Meters:
+    """Makes the hooks of services, by the names that these are served under; these count nothing."""
 
     def servable(self, name: str, version: str) -> ServableHooks:
         """Give the hooks of one version of a model."""
-        ...
-
-    def graph(self, name: str) -> GraphHooks:
-        """Give the hooks of a graph."""
-        ...
-
-    def batches(self, name: str, version: str) -> BatchHooks:
-        """Give the hooks of one batcher."""
-        ...
-
-    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
-        """Show what collectors of a service give, while the block lasts; with its name unless that is empty."""
-        ...
-
-
-class NullMeters:
-    """Makes hooks that count nothing."""
-
-    def servable(self, name: str, version: str) -> ServableHooks:
-        """Give hooks for a model that nobody observes."""
         del name, version
         return NULL_HOOKS
 
     def graph(self, name: str) -> GraphHooks:
-        """Give hooks for a graph that nobody observes."""
+        """Give the hooks of a graph."""
         del name
         return NULL_GRAPH_HOOKS
 
     def batches(self, name: str, version: str) -> BatchHooks:
-        """Give hooks for a batcher that nobody observes."""
+        """Give the hooks of one batcher."""
         del name, version
         return NULL_BATCH_HOOKS
 
     def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
-        """Leave them alone."""
+        """Show what collectors of a service give, while the block lasts; with its name unless that is empty."""
         del collectors, name
         return nullcontext()
 
 
-NULL_METERS: Final = NullMeters()
+NULL_METERS: Final = Meters()

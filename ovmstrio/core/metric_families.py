@@ -1,6 +1,6 @@
 """The metric families, their labels and which of them are on without being asked for.
 
-Names, labels and buckets are those of OVMS (``ovms_classic`` section 1.11); ``ovmstrio_*`` families are this
+Names, labels and buckets are those of OVMS; ``ovmstrio_*`` families are this
 server's own and are always on.
 """
 

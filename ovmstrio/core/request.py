@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from ovmstrio.core.tensor import Array
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
 
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
@@ -50,7 +50,7 @@ class Contents:
     """
 
     field: str
-    values: Sequence[Any] | np.ndarray[Any, Any]
+    values: Sequence[Any] | Array
     repeat_last: bool = False
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
+if TYPE_CHECKING:
     from ovmstrio.core.datatypes import Datatype
 
-__all__ = ["ANY_SIZE", "Dim", "RawTensor", "Tensor", "TensorSpec"]
+__all__ = ["ANY_SIZE", "Array", "Dim", "RawTensor", "Tensor", "TensorSpec"]
+
+Array = np.ndarray[Any, Any]
+"""An array of any type and shape."""
 
 
 class Dim(NamedTuple):
@@ -45,6 +48,7 @@ class Dim(NamedTuple):
 
 
 ANY_SIZE = Dim(0, -1)
+"""A dimension of any size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Tensor:
 
     name: str
     datatype: Datatype
-    array: np.ndarray[Any, Any]
+    array: Array
 
     @property
     def shape(self) -> tuple[int, ...]:

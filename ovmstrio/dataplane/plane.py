@@ -393,5 +393,6 @@ def _no_streams(name: str) -> ServiceMissing:
 
 
 def _no_tensors(lease: Lease) -> str:
-    ways = " or ".join(sorted(each.value for each in lease.takes))
-    return f'the {lease.kind} "{lease.name}" takes no tensors; call it by its {ways}'
+    ways = {Takes.HTTP: f"at /{lease.name}", Takes.GRPC: "by its own gRPC services", Takes.STREAMS: "by streams"}
+    named = " or ".join(way for takes, way in ways.items() if takes in lease.takes)
+    return f'the {lease.kind} "{lease.name}" takes no tensors; call it {named}'

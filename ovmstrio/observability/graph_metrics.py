@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, ServerError
 from ovmstrio.core.events import CANCELLED, OK, QUESTIONS, Step
+from ovmstrio.core.hooks import GraphHooks
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
@@ -40,22 +42,21 @@ class _Children(Protocol):
         ...
 
 
-class GraphMetrics:
+class GraphMetrics(GraphHooks):
     """The bound metrics of one graph: hooks for its instances, and counters of its calls.
 
     ``method`` is that of a call or stream; a graph itself runs for ``ModelInfer`` or ``ModelInferStream`` only.
     """
 
     def __init__(self, metrics: _Children, name: str) -> None:
-        self._metrics = metrics
         self._name = name
+        self._child = metrics.child
         self._current = metrics.child("ovms_current_graphs", name)
         self._seconds = {method: metrics.child("ovms_graph_processing_time_us", name, method) for method in _RUN}
-        self._counters: dict[tuple[str, str, str], Any] = {}
-        self._outcomes: dict[tuple[str, str, str], tuple[Any, ...]] = {}
-        for (method, api), interface in product(_INFER, _INTERFACES):
-            for family in _FAMILIES:
-                self._counter(family, api, method, interface)
+        self._counter = cache(lambda family, *labels: metrics.child(family, name, *labels))
+        self._outcome = cache(self._bind_outcome)
+        for family, (method, api), interface in product(_FAMILIES, _INFER, _INTERFACES):
+            self._counter(family, api, method, interface)
         for (method, api), interface in product((*_INFER, *_ASK), _INTERFACES):
             for code in (OK, "InvalidRequest"):
                 self._outcome(method, api, interface, code)
@@ -100,22 +101,9 @@ class GraphMetrics:
     def _count(self, family: str, event: CallEvent) -> None:
         self._counter(family, event.door.api, event.method, event.door.interface).inc()
 
-    def _counter(self, family: str, api: str, method: str, interface: str) -> Any:
-        key = (family, method, interface)
-        found = self._counters.get(key)
-        if found is None:
-            found = self._counters[key] = self._metrics.child(family, self._name, api, method, interface)
-        return found
-
-    def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, ...]:
-        key = (method, interface, code)
-        found = self._outcomes.get(key)
-        if found is None:
-            labels = (self._name, "", api, method, interface)
-            child = self._metrics.child
-            found = (child("ovmstrio_requests", *labels, code),)
-            if method in QUESTIONS:
-                family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
-                found = (*found, child(family, *labels))
-            self._outcomes[key] = found
-        return found
+    def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, ...]:
+        labels = (self._name, "", api, method, interface)
+        requests = self._child("ovmstrio_requests", *labels, code)
+        if method not in QUESTIONS:
+            return (requests,)
+        return requests, self._child("ovms_requests_success" if code == OK else "ovms_requests_fail", *labels)

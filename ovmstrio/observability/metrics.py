@@ -7,7 +7,8 @@ so that counting costs no look-up by label.  Graphs have families of their own (
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from contextlib import AbstractContextManager
+from functools import cache, cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ovmstrio.core.events import OK, QUESTIONS
+from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, ServableHooks
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 from ovmstrio.observability.service_metrics import ServiceMetrics
@@ -48,14 +50,11 @@ _TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Metrics:
+class Metrics(Meters):
     """The metrics of one server; an observer of calls.
 
     Args:
         families: the OVMS families to serve, None for those that are on by default.
-
-    Attributes:
-        collecting: shows what services count themselves, as ``ServiceMetrics.collecting``.
     """
 
     def __init__(self, families: Iterable[str] | None = None) -> None:
@@ -65,9 +64,12 @@ class Metrics:
         self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
         self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}
-        services = ServiceMetrics()
-        self.registry.register(services)
-        self.collecting = services.collecting
+        self._services = ServiceMetrics()
+        self.registry.register(self._services)
+
+    def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
+        """Show what services count themselves; see ``ServiceMetrics.collecting``."""
+        return self._services.collecting(collectors, name)
 
     def servable(self, name: str, version: str) -> ServableMetrics:
         """Give the metrics of one version, made at zero on first sight."""
@@ -125,7 +127,7 @@ class Metrics:
         return _TOTAL.sub(rb"\1", generate_latest(self.registry))
 
 
-class BatchMetrics:
+class BatchMetrics(BatchHooks):
     """The metrics of the batches of one version of one servable, which are there once there is a batch."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
@@ -151,8 +153,8 @@ class CallMetrics(BatchMetrics):
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
-        self._outcomes: dict[tuple[str, str, str], tuple[Any, Any]] = {}
-        self._request_time: dict[str, Any] = {}
+        self._outcome = cache(self._bind_outcome)
+        self._time = cache(lambda interface: metrics.child("ovms_request_time_us", name, version, interface))
         self.current = metrics.child("ovms_current_requests", name, version)
 
     def ended(self, event: CallEvent) -> None:
@@ -163,26 +165,15 @@ class CallMetrics(BatchMetrics):
             self.current.dec()
             self._time(event.door.interface).observe(event.seconds * _MICROSECONDS)
 
-    def _time(self, interface: str) -> Any:
-        found = self._request_time.get(interface)
-        if found is None:
-            found = self._metrics.child("ovms_request_time_us", *self._labels, interface)
-            self._request_time[interface] = found
-        return found
-
-    def _outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
-        key = (method, interface, code)
-        found = self._outcomes.get(key)
-        if found is None:
-            name, version = self._labels
-            labels = (name, "" if method in _OF_NO_VERSION else version, api, method, interface)
-            family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
-            child = self._metrics.child
-            found = self._outcomes[key] = child(family, *labels), child("ovmstrio_requests", *labels, code)
-        return found
+    def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
+        name, version = self._labels
+        labels = (name, "" if method in _OF_NO_VERSION else version, api, method, interface)
+        family = "ovms_requests_success" if code == OK else "ovms_requests_fail"
+        child = self._metrics.child
+        return child(family, *labels), child("ovmstrio_requests", *labels, code)
 
 
-class ServableMetrics(CallMetrics):
+class ServableMetrics(CallMetrics, ServableHooks):
     """The bound metrics of one version of one model, at zero from the start."""
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
@@ -225,25 +216,16 @@ class ServableMetrics(CallMetrics):
 class _Off:
     """A metric that is not served."""
 
-    def inc(self) -> None:
-        """Count nothing."""
-
-    def dec(self) -> None:
-        """Count nothing."""
-
-    def set(self, value: float) -> None:
+    def inc(self, amount: float = 1) -> None:
         """Record nothing."""
 
-    def observe(self, amount: float) -> None:
-        """Record nothing."""
+    dec = set = observe = inc
 
 
 _OFF: Final = _Off()
 
 
 def _make(row: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    if row.kind == "counter":
-        return Counter(row.name, row.help, row.labels, registry=registry)
-    if row.kind == "gauge":
-        return Gauge(row.name, row.help, row.labels, registry=registry)
-    return Histogram(row.name, row.help, row.labels, buckets=row.buckets, registry=registry)
+    if row.kind == "histogram":
+        return Histogram(row.name, row.help, row.labels, buckets=row.buckets, registry=registry)
+    return (Counter if row.kind == "counter" else Gauge)(row.name, row.help, row.labels, registry=registry)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import statistics
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,18 +17,19 @@ from openvino.passes import LowLatency2, Manager
 
 from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.openvino.batches import take_batches
+from ovmstrio.openvino.batch_ranges import take_batches
+from ovmstrio.openvino.model_state import read_variables
+from ovmstrio.openvino.ov_tensors import placeholder
+from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.preprocess import preprocess
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
-from ovmstrio.openvino.signature import Signature, read_signature
-from ovmstrio.openvino.state import read_variables
-from ovmstrio.openvino.warmup import Timing, warm_up
+from ovmstrio.openvino.signature import ModelSignature, read_signature
 from ovmstrio.work.placement import Placement
 
-__all__ = ["Compiled", "ModelSource", "compile_model", "compile_read"]
+__all__ = ["Compiled", "ModelFile", "Timing", "compile_model", "compile_read", "warm_up"]
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +41,7 @@ _USER_DECIDES: Final = {"PERFORMANCE_HINT", "INFERENCE_NUM_THREADS", "NUM_STREAM
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource:
+class ModelFile:
     """What to load: the file, how it was configured, and the shapes that a request asked for, by input name."""
 
     file: Path
@@ -61,7 +64,7 @@ class Compiled:
 
     models: tuple[ov.CompiledModel, ...]
     compile_again: Callable[[], ov.CompiledModel]
-    signature: Signature
+    signature: ModelSignature
     placement: Placement
     timing: Timing | None
     nireq: int
@@ -70,8 +73,16 @@ class Compiled:
     synchronous: bool
     variables: tuple[TensorSpec, ...] = ()
 
+    def make_slot(self, number: int = 0) -> Slot:
+        """Make an infer request of one of the models."""
+        return Slot(self.models[number], self.signature, synchronous=self.synchronous)
 
-def compile_model(source: ModelSource) -> Compiled:
+    def make_slots(self) -> list[Slot]:
+        """Make as many infer requests as may run at once."""
+        return [self.make_slot(number if self.may_fail else 0) for number in range(self.nireq)]
+
+
+def compile_model(source: ModelFile) -> Compiled:
     """Load and compile a model and time its first inferences.  Blocks for as long as that takes.
 
     A small model whose user chose no threads, streams or hint is compiled for latency on one thread, if all shapes
@@ -85,7 +96,7 @@ def compile_model(source: ModelSource) -> Compiled:
     return compile_read(_read(source.file), source)
 
 
-def compile_read(model: ov.Model, source: ModelSource) -> Compiled:
+def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
     """Compile a model that was read already, and changes it; as :func:`compile_model` otherwise."""
     spec, file = source.spec, str(source.file)
     model = preprocess(model, spec, source.mapping)
@@ -132,7 +143,7 @@ def _is_small(model: ov.Model) -> bool:
     return bool(weights <= SMALL_WEIGHT_BYTES)
 
 
-def _config(source: ModelSource) -> dict[str, str]:
+def _config(source: ModelFile) -> dict[str, str]:
     spec = source.spec
     config = dict(spec.plugin_config)
     follows_requests = any(shape.auto for shape in spec.shapes.values()) or (spec.batch is not None and spec.batch.auto)
@@ -141,7 +152,7 @@ def _config(source: ModelSource) -> dict[str, str]:
     return config
 
 
-def _compile(model: ov.Model, source: ModelSource, config: dict[str, str]) -> ov.CompiledModel:
+def _compile(model: ov.Model, source: ModelFile, config: dict[str, str]) -> ov.CompiledModel:
     if not {"NUM_STREAMS", "PERFORMANCE_HINT"} & config.keys():
         config = {**config, "PERFORMANCE_HINT": "LATENCY"}
     try:
@@ -150,7 +161,7 @@ def _compile(model: ov.Model, source: ModelSource, config: dict[str, str]) -> ov
         raise ConfigError([_cannot_compile(source, error)]) from error
 
 
-def _cannot_compile(source: ModelSource, error: BaseException) -> Problem:
+def _cannot_compile(source: ModelFile, error: BaseException) -> Problem:
     spec, text = source.spec, reason(error)
     path = suggestion = ""
     if spec.target_device.split(":")[0] not in {*devices(), "AUTO", "MULTI", "HETERO", "BATCH"}:
@@ -167,8 +178,8 @@ def _cannot_compile(source: ModelSource, error: BaseException) -> Problem:
 
 def _build(
     model: ov.Model,
-    source: ModelSource,
-    signature: Signature,
+    source: ModelFile,
+    signature: ModelSignature,
     variables: tuple[TensorSpec, ...],
     config: dict[str, str],
 ) -> Compiled:
@@ -208,3 +219,38 @@ def _property(model: ov.CompiledModel, name: str, default: int) -> int:
         return int(model.get_property(name))
     except OPENVINO_ERRORS:  # devices such as AUTO do not have every property
         return default
+
+
+_TIMED_RUNS: Final = 15
+_LONG_ENOUGH_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What one inference took on so many bytes of input."""
+
+    median_seconds: float
+    input_bytes: int
+
+
+def warm_up(model: ov.CompiledModel, signature: ModelSignature, *, synchronous: bool) -> Timing | None:
+    """Time inferences on zeros, dynamic dimensions being 1.
+
+    Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not
+    counted, as it allocates; a model for which one run is long is run twice only.  ``synchronous`` is as in
+    :class:`~ovmstrio.openvino.pool.Slot`.
+    """
+    arrays = [placeholder(spec) for spec in signature.inputs]
+    slot = Slot(model, signature, synchronous=synchronous)
+    times: list[float] = []
+    try:
+        slot.bind(arrays)
+        slot.infer()
+        while len(times) < _TIMED_RUNS and sum(times) < _LONG_ENOUGH_SECONDS:
+            begin = time.perf_counter()
+            slot.infer()
+            times.append(time.perf_counter() - begin)
+    except ModelFailure as error:
+        log.info("warm-up skipped: the model does not run on zeros", reason=error.message)
+        return None
+    return Timing(statistics.median(times), sum(array.nbytes for array in arrays))

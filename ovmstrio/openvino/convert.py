@@ -32,7 +32,8 @@ from openvino.passes import LowLatency2, MakeStateful, Manager
 
 from ovmstrio.core.datatypes import BY_OPENVINO_NAME
 from ovmstrio.core.errors import AlreadyExists, ConfigError, Problem
-from ovmstrio.core.tensor import Dim, TensorSpec
+from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.openvino.signature import dims_of
 
 __all__ = ["Conversion", "Converted", "convert", "detect_state", "framework_of", "new_folder", "new_version", "save"]
 
@@ -165,16 +166,10 @@ def _torch_program(source: Path) -> Any:
     return decoders.TorchFXPythonDecoder.from_exported_program(program)
 
 
-def _name(port: Any, position: int, kind: str) -> str:
-    names = sorted(port.get_names())
-    return str(names[0]) if names else f"{kind}_{position}"
-
-
 def _spec(port: Any, position: int, kind: str) -> TensorSpec:
-    shape = port.get_partial_shape()
-    dims = () if shape.rank.is_dynamic else tuple(Dim(dim.get_min_length(), dim.get_max_length()) for dim in shape)
+    name = min(port.get_names(), default=f"{kind}_{position}")
     datatype = BY_OPENVINO_NAME[port.get_element_type().get_type_name()]
-    return TensorSpec(_name(port, position, kind), datatype, dims)
+    return TensorSpec(name, datatype, dims_of(port.get_partial_shape(), ()))
 
 
 def _specs(ports: Sequence[Any], kind: str) -> tuple[TensorSpec, ...]:

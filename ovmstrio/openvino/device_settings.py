@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["for_ports"]
@@ -56,12 +56,11 @@ def _unknown(option: str, name: str, names: Sequence[str], aliases: Mapping[str,
     if name in aliases:
         message = f"{option} uses the name {name!r}, which mapping_config.json replaces"
         return Problem(message, file=origin, path=option, suggestion=f"write {aliases[name]!r}")
-    close = difflib.get_close_matches(name, names, 1)
     return Problem(
         f"{option} names a tensor that the model does not have",
         file=origin,
         path=option,
         expected=" or ".join(map(repr, names)),
         found=repr(name),
-        suggestion=f"did you mean {close[0]!r}?" if close else "",
+        suggestion=did_you_mean(name, names),
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Program", "fields", "read_program", "write_field"]
+__all__ = ["Program", "fields", "read_program"]
 
 _BLOCKS: Final = 1
 _VERSION: Final = 4
@@ -90,23 +90,6 @@ def fields(data: bytes, number: int) -> Iterator[bytes]:
     for found, value, _ in _spans(data):
         if found == number and isinstance(value, bytes):
             yield value
-
-
-def write_field(number: int, value: bytes | str | int) -> bytes:
-    """Write one field of a message: a number, a string or a message."""
-    if isinstance(value, int):
-        return _write_varint(number << 3 | _VARINT) + _write_varint(value % 2**64)
-    content = value.encode() if isinstance(value, str) else value
-    return _write_varint(number << 3 | _BYTES) + _write_varint(len(content)) + content
-
-
-def _write_varint(value: int) -> bytes:
-    written = bytearray()
-    while value > _LOW_BITS:
-        written.append(value & _LOW_BITS | _MORE)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
 
 
 def read_program(content: bytes) -> Program:

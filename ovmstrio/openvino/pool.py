@@ -11,9 +11,10 @@ import trio
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, ModelFailure
+from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.ov_tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.signature import Signature
-from ovmstrio.openvino.tensors import Array, from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
+from ovmstrio.openvino.signature import ModelSignature
 
 __all__ = ["RequestPool", "Slot"]
 
@@ -57,7 +58,7 @@ class Slot:
 
     __slots__ = ("_arrays", "_broken", "_idle", "_shares_outputs", "_signal", "_signature", "_synchronous", "request")
 
-    def __init__(self, model: ov.CompiledModel, signature: Signature, *, synchronous: bool) -> None:
+    def __init__(self, model: ov.CompiledModel, signature: ModelSignature, *, synchronous: bool) -> None:
         self._synchronous = synchronous
         self._broken = ""
         self._signature = signature

@@ -13,7 +13,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Dim
 from ovmstrio.openvino.device_settings import for_ports
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.signature import Signature, port_names, read_signature, to_partial_shape
+from ovmstrio.openvino.signature import ModelSignature, port_names, read_signature, to_partial_shape
 
 __all__ = ["reshape"]
 
@@ -56,7 +56,7 @@ def _configured(model: ov.Model, spec: ModelSpec, mapping: TensorMapping, file: 
     return _batched(read_signature(model, mapping, file), spec.batch.dim, spec, file)
 
 
-def _batched(signature: Signature, batch: Dim, spec: ModelSpec, file: str) -> dict[int, tuple[Dim, ...]]:
+def _batched(signature: ModelSignature, batch: Dim, spec: ModelSpec, file: str) -> dict[int, tuple[Dim, ...]]:
     wanted: dict[int, tuple[Dim, ...]] = {}
     for port, tensor in zip(signature.input_ports, signature.inputs, strict=True):
         axis = tensor.batch_axis

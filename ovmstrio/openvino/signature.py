@@ -13,11 +13,11 @@ from ovmstrio.core.datatypes import BY_OPENVINO_NAME
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 
-__all__ = ["Signature", "port_names", "read_signature", "to_partial_shape"]
+__all__ = ["ModelSignature", "dims_of", "port_names", "read_signature", "to_partial_shape"]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class ModelSignature:
     """Inputs and outputs sorted by name, each with the position of its port in the model.
 
     ``extra`` is what the model's file says of itself (``rt_info``), fit for JSON.
@@ -46,12 +46,19 @@ def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bo
     return names
 
 
+def dims_of(shape: ov.PartialShape, unknown: tuple[Dim, ...] = (ANY_SIZE,)) -> tuple[Dim, ...]:
+    """Give a shape of OpenVINO's, for one of unknown rank ``unknown``."""
+    if shape.rank.is_dynamic:
+        return unknown
+    return tuple(Dim(dim.get_min_length(), dim.get_max_length()) for dim in shape)
+
+
 def to_partial_shape(dims: Sequence[Dim]) -> ov.PartialShape:
     """Give OpenVINO's form of a shape."""
     return ov.PartialShape([ov.Dimension(dim.low, dim.high) for dim in dims])
 
 
-def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> Signature:
+def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelSignature:
     """Describe a model.
 
     Raises:
@@ -66,7 +73,7 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> Signat
     outputs, output_ports = _side(model.outputs, mapping.outputs, file, problems, is_input=False)
     if problems:
         raise ConfigError(problems)
-    return Signature(inputs, input_ports, outputs, output_ports, _extra(model))
+    return ModelSignature(inputs, input_ports, outputs, output_ports, _extra(model))
 
 
 def _side(
@@ -96,9 +103,8 @@ def _side(
 
 
 def _spec(name: str, port: Any) -> TensorSpec:
-    shape = port.get_partial_shape()
     # An output of unknown rank is shown as one dimension of any size; the answer's own shape is exact.
-    dims = (ANY_SIZE,) if shape.rank.is_dynamic else tuple(Dim(d.get_min_length(), d.get_max_length()) for d in shape)
+    dims = dims_of(port.get_partial_shape())
     layout = port.node.layout
     text = "" if layout.empty or str(layout) == "[...]" else str(layout).strip("[]").replace(",", "")
     return TensorSpec(

@@ -66,16 +66,12 @@ def reading(address: str) -> Iterator[None]:
 
 def error_of_grpc(status: str, message: str) -> errors.ServerError:
     """Make the error of a gRPC status, named as in ``StatusCode``."""
-    cls = _by_text(message) or _GRPC.get(status)
-    return _noted(errors.ServerError(f"{status}: {message}") if cls is None else cls(message), f"gRPC status {status}")
+    return _made(_GRPC.get(status), message, status, f"gRPC status {status}")
 
 
 def error_of_http(status: int, message: str) -> errors.ServerError:
     """Make the error of an HTTP status."""
-    cls = _by_text(message) or _HTTP.get(status)
-    return _noted(
-        errors.ServerError(f"HTTP {status}: {message}") if cls is None else cls(message), f"HTTP status {status}"
-    )
+    return _made(_HTTP.get(status), message, f"HTTP {status}", f"HTTP status {status}")
 
 
 def status_of(error: errors.ServerError) -> str:
@@ -83,10 +79,8 @@ def status_of(error: errors.ServerError) -> str:
     return "".join(getattr(error, "__notes__", ()))
 
 
-def _noted(error: errors.ServerError, status: str) -> errors.ServerError:
-    error.add_note(status)
+def _made(cls: type[errors.ServerError] | None, message: str, status: str, note: str) -> errors.ServerError:
+    cls = next((each for text, each in _TEXTS.items() if message.startswith(text)), cls)
+    error = errors.ServerError(f"{status}: {message}") if cls is None else cls(message)
+    error.add_note(note)
     return error
-
-
-def _by_text(message: str) -> type[errors.ServerError] | None:
-    return next((cls for text, cls in _TEXTS.items() if message.startswith(text)), None)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES, from_bf16, to_bf16
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.tensor import Array, RawTensor
 
-__all__ = ["datatype_of", "from_raw", "to_raw"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-Array = np.ndarray[Any, Any]
+__all__ = ["bytes_array", "datatype_of", "from_raw", "raw_tensor", "to_raw"]
 
 _LENGTH: Final = struct.Struct("<I")
 _BY_DTYPE: Final = {row.numpy: row.name for row in BY_NAME.values() if row.name not in {"BF16", "BYTES"}}
@@ -42,6 +44,16 @@ def to_raw(array: Array, datatype: str) -> bytes:
     return np.ascontiguousarray(array, BY_NAME[datatype].numpy).tobytes()
 
 
+def raw_tensor(name: str, array: Array, datatype: str | None = None) -> RawTensor:
+    """Give an array as it travels, by default as the type that its dtype says.
+
+    Raises:
+        InvalidRequest: KServe has no type for its dtype.
+    """
+    datatype = datatype or datatype_of(array)
+    return RawTensor(name, datatype, array.shape, to_raw(array, datatype))
+
+
 def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
     """Unpack a tensor; ``BF16`` is widened to ``float32``.
 
@@ -49,13 +61,17 @@ def from_raw(raw: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
         ValueError: the bytes are not a tensor of that type and shape.
     """
     if datatype == BYTES.name:
-        elements = _split(raw)
-        array = np.empty(len(elements), dtype=object)
-        array[:] = elements
-        return array.reshape(shape)
+        return bytes_array(_split(raw), shape)
     array = np.frombuffer(raw, BY_NAME[datatype].numpy)
     if datatype == "BF16":
         array = from_bf16(array)
+    return array.reshape(shape)
+
+
+def bytes_array(elements: Sequence[bytes], shape: tuple[int, ...]) -> Array:
+    """Give elements as an array of objects."""
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
     return array.reshape(shape)
 
 

@@ -119,6 +119,8 @@ async def find_calls(services: Mapping[str, ServiceRecord]) -> None:
     Cancellation: once the files have been looked at; nothing is held.
     """
     configured = [(record, spec) for record in services.values() if (spec := record.spec) is not None]
+    if not configured:
+        return
     found = await trio.to_thread.run_sync(lambda: [tuple(each.kind.depends_on(spec)) for each, spec in configured])
     for (record, _), calls in zip(configured, found, strict=True):
         record.calls = calls

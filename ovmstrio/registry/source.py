@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from ovmstrio.config.specs import ServerSpec
-from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError, VersionsFailure
 from ovmstrio.repository.fingerprints import content_mark
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ log = structlog.get_logger(__name__)
 ParseConfig = Callable[[bytes, Path], ServerSpec]
 """Makes a validated configuration of a file's content; the path is for messages and for relative paths in it."""
 
-_FILE_MISSING: Final = "Config file not found or cannot open."
-_FILE_FAILED: Final = "Reloading config file failed. Check server logs for more info"
-_VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
-
 _READ_ATTEMPTS: Final = 3
 _READ_PAUSE_SECONDS: Final = 0.01
 """A file that does not parse may be half written: it is read again after a pause, as OVMS does."""
@@ -43,12 +39,12 @@ async def reload_versions(registry: Registry) -> bool:
     """Look for new and vanished versions of what is configured; True if anything changed.
 
     Raises:
-        ModelFailure: a version failed to load; everything else is served.
+        VersionsFailure: a version failed to load; everything else is served.
 
     Cancellation: at once; the registry goes on with it.
     """
     result = await registry.rescan()
-    _check(registry, result, _VERSIONS_FAILED)
+    _check(registry, result, VersionsFailure)
     return result.changed
 
 
@@ -109,13 +105,13 @@ class ConfigSource:
         try:
             spec = await self._read_whole(content)
         except ConfigError as error:
-            raise FailedPrecondition(f"{_FILE_FAILED}: {error.message}") from error
+            raise FailedPrecondition(error.message) from error
         self._further = spec.further_files
         result = await self._registry.apply(spec.services)
         kinds = self._registry.kinds.values()
         counts = {f"{kind.name.replace(' ', '_')}s": len(spec.of(kind.spec)) for kind in kinds}
         log.info("config applied", path=str(self._path), **counts, failures=len(result.failures))
-        _check(self._registry, result, _FILE_FAILED)
+        _check(self._registry, result, ModelFailure)
         _check_problems(spec.problems)
         self._failed = False
 
@@ -149,7 +145,8 @@ class ConfigSource:
         try:
             return await trio.Path(self._path).read_bytes()
         except OSError as error:
-            raise ConfigError([Problem(_FILE_MISSING)]) from error
+            problem = Problem(f"the file cannot be read: {error.strerror or error}", str(self._path))
+            raise ConfigError([problem]) from error
 
 
 async def _read(path: Path) -> bytes | None:
@@ -159,10 +156,10 @@ async def _read(path: Path) -> bytes | None:
         return None
 
 
-def _check(registry: Registry, result: ApplyResult, text: str) -> None:
+def _check(registry: Registry, result: ApplyResult, failure: type[ModelFailure]) -> None:
     if result.failures:
         first = result.failures[0]
-        raise ModelFailure(f"{text}: {_name_of(registry, first)}: {first.reason}")
+        raise failure(f"{_name_of(registry, first)}: {first.reason}")
 
 
 def _name_of(registry: Registry, status: VersionStatus) -> str:
@@ -177,4 +174,4 @@ def _check_problems(problems: Iterable[Problem]) -> None:
         if problem.severity == "error":
             errors.append(str(problem))
     if errors:
-        raise ModelFailure(f"{_FILE_FAILED}: {errors[0]}")
+        raise ModelFailure(errors[0])

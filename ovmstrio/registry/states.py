@@ -88,7 +88,13 @@ def readiness_of(services: Collection[ServiceRecord], *, when_empty: bool, when_
     failed = [record for record in configured if record.settled and not record.serving]
     if failed and not when_failed:
         return Readiness(ready=False, reason="; ".join(_why(record) for record in failed))
-    return Readiness(ready=True)
+    obstacles = [text for record in configured for text in _obstacles(record)]
+    return Readiness(ready=not obstacles, reason="; ".join(obstacles))
+
+
+def _obstacles(record: ServiceRecord) -> list[str]:
+    told = (record.kind.obstacle(instance.servable) for instance in {*record.serving.values()})
+    return [text for text in told if text]
 
 
 def _kinds(services: Collection[ServiceRecord], kinds: Iterable[str]) -> str:

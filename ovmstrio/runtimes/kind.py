@@ -179,6 +179,11 @@ class Kind(ABC, Generic[SpecT]):
         Cancellation: at any checkpoint; nothing is left.
         """
 
+    def obstacle(self, service: Service) -> str:
+        """Tell why a service that is loaded cannot answer now, such as a worker that died; empty if it can."""
+        del service
+        return ""
+
     def begin_drain(self, service: Service) -> None:
         """Have a service refuse what waits in it and what still comes, for the server ends; calls under way go on."""
         del service

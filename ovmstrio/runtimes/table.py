@@ -29,3 +29,4 @@ KINDS: Final = table_of(
     HandlerKind(),
     OpPipelineKind(),
 )
+"""The kinds that the server brings with it."""

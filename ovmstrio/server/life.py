@@ -37,6 +37,7 @@ from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
 from ovmstrio.runtimes.models.sequences.store import restore_sequences, save_sequences
+from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, metric_families
 from ovmstrio.server.front_ends import grpc_front_end, metrics_front_end, rest_front_end
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
@@ -71,7 +72,15 @@ class FrontEnd(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A server that accepts connections, as it is reported to whoever started it."""
+    """A server that accepts connections, as it is reported to whoever started it.
+
+    Attributes:
+        plane: through which every call goes.
+        grpc: the addresses that gRPC is at, as ``host:port`` or ``unix:/path``.
+        rest: those of HTTP.
+        metrics: those for scrapers alone.
+        started: when the server was, on the clock of ``time.perf_counter``.
+    """
 
     plane: DataPlane
     grpc: list[str]
@@ -83,6 +92,13 @@ class Running:
     def seconds(self) -> float:
         """How long the server has been running."""
         return perf_counter() - self.started
+
+    async def wait_loaded(self) -> None:
+        """Return once everything that is configured was loaded or has failed to.
+
+        Cancellation: at once; nothing is held.
+        """
+        await self.plane.registry.wait_loaded()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +121,19 @@ class Hosting:
 async def serve(
     settings: ServerSettings,
     *,
+    kinds: Kinds = KINDS,
     handle_signals: bool = True,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
     """Run one server until a signal or its caller ends it; True if it ended gently.
 
     Reports a :class:`Running` once connections are accepted, which is before models are loaded.
+
+    Args:
+        settings: what is served, and where.
+        kinds: the kinds of services that ``config.json`` may list; ``{**KINDS, **table_of(Own())}`` adds one.
+        handle_signals: the first SIGINT or SIGTERM drains, the second stops at once; only in the main thread.
+        task_status: for ``nursery.start``.
 
     Raises:
         ConfigError: the configuration file cannot be used at all.
@@ -122,7 +145,8 @@ async def serve(
 
     Cancellation: ends everything at once, without drain; models are still unloaded, with a bound.
     """
-    return await serve_plan(await read_plan(settings), handle_signals=handle_signals, task_status=task_status)
+    plan = await read_plan(settings, kinds)
+    return await serve_plan(plan, handle_signals=handle_signals, task_status=task_status)
 
 
 async def serve_plan(
@@ -177,6 +201,7 @@ class _Server:
         self._readiness = ReadinessFile(plan.readiness_file)
         self._front_ends = self._make_front_ends()
         self._is_serving = False
+        self._is_draining = False
 
     def _make_registry(self) -> Registry:
         settings = self._settings
@@ -295,7 +320,7 @@ class _Server:
             log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
 
     async def end(self, everything: trio.CancelScope) -> None:
-        """Drain the server; what has not begun to serve is cancelled with ``everything``.
+        """Drain the server, once; what has not begun to serve is cancelled with ``everything``.
 
         Returns only in the latter case: for as long as services are closed, another signal is to stop at once.
 
@@ -305,8 +330,10 @@ class _Server:
             self.ended_gently = True
             everything.cancel()
             return
-        await self._drain()
-        self._drained.set()
+        if not self._is_draining:
+            self._is_draining = True
+            await self._drain()
+            self._drained.set()
         await trio.sleep_forever()
 
     async def end_when(self, until: Callable[[], Awaitable[None]], everything: trio.CancelScope) -> None:

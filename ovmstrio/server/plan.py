@@ -68,8 +68,8 @@ class Plan:
     while_serving: Callable[[Running], AbstractContextManager[object]] = nullcontext
 
 
-async def read_plan(settings: ServerSettings) -> Plan:
-    """Read what the settings name.
+async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS) -> Plan:
+    """Read what the settings name, of these kinds.
 
     Raises:
         ConfigError: the configuration file cannot be used at all.
@@ -78,21 +78,22 @@ async def read_plan(settings: ServerSettings) -> Plan:
     """
     return Plan(
         settings=settings,
-        spec=await _read_spec(settings),
+        spec=await _read_spec(settings, kinds),
         grpc=tuple(listen_addresses(settings.grpc_bind_address, settings.port)),
         rest=tuple(listen_addresses(settings.rest_bind_address, settings.rest_port)),
         readiness_file=settings.readiness_file,
+        kinds=kinds,
     )
 
 
-async def _read_spec(settings: ServerSettings) -> ServerSpec:
+async def _read_spec(settings: ServerSettings, kinds: Kinds) -> ServerSpec:
     if settings.config_path is None:
         return single_servable(settings)
     try:
         content = await trio.Path(settings.config_path).read_bytes()
     except OSError as error:
         raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(settings.config_path))]) from None
-    spec = parse_config(KINDS.values(), content, settings.config_path, cache_dir=cache_directory(settings))
+    spec = parse_config(kinds.values(), content, settings.config_path, cache_dir=cache_directory(settings))
     problems = contradictions(settings, spec)
     if problems:
         raise ConfigError(problems)

@@ -1,4 +1,4 @@
-"""The log of a project's server: JSON lines on standard output, of the form that handlers' own logger has."""
+"""The log of a project's server: JSON lines on standard output, as those of handlers, or what the settings say."""
 
 from __future__ import annotations
 
@@ -8,21 +8,36 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from cortex_internal.lib.log import StdoutHandler
+from ovmstrio.observability.logs import configure_logs
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from ovmstrio.runtimes.handlers.config.project_spec import LogLevel
+    from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["configure_project_logs"]
 
+_SETTINGS: Final = frozenset({"log_level", "log_format", "log_path"})
 _LOGGERS: Final = ("cortex", "uvicorn", "uvicorn.error", "uvicorn.access")
 _TAKEN: Final = frozenset({"name", "module", "args", "process", "thread", "filename", "message"})
 """Keys that a record of the standard library's has, and no extra may have."""
 _TALKATIVE: Final = ("asyncio", "httpx", "httpcore", "botocore", "boto3", "urllib3", "s3transfer", "PIL")
 
 
-def configure_project_logs(level: LogLevel) -> None:
+def configure_project_logs(level: LogLevel, settings: ServerSettings) -> None:
+    """Log as the settings say if they say anything of logs, else lines of at least this level as handlers write them.
+
+    Raises:
+        OSError: the log's file cannot be opened.
+    """
+    if _SETTINGS.isdisjoint(settings.model_fields_set):
+        _log_lines(level)
+    else:
+        configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+
+
+def _log_lines(level: LogLevel) -> None:
     """Send every record of at least this level to standard output, the server's own and those of the handler."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=number, handlers=[StdoutHandler()], force=True)

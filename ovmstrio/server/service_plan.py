@@ -65,7 +65,7 @@ def plan_service(service: WebService, settings: ServerSettings, config: str | No
     grpc = _addresses(settings, "grpc_bind_address", ports.rpc)
     rest_option = "rest_bind_address" if "rest_bind_address" in settings.model_fields_set else "grpc_bind_address"
     rest = () if ports.http is None else _addresses(settings, rest_option, ports.http)
-    scrapers = _metrics_port(configured)
+    scrapers = _metrics_port(configured) if settings.metrics_enable else None
     spec = OpPipelineSpec(name=name, base_path=Path.cwd())
     return Plan(
         settings=settings,

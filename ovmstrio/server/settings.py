@@ -1,7 +1,7 @@
 """Every setting of ``ovms serve``: its name, type, bounds, default and meaning, in one place.
 
-The command line is made from these fields.  Names and defaults are OVMS's (``ovms_classic`` section 1.9) where OVMS has
-the option; those that mean nothing on trio are accepted and named in :data:`IGNORED`.
+The command line is made from these fields.  Names and defaults are those of OVMS's model server parameters where
+OVMS has the option; those that mean nothing on trio are accepted and named in :data:`IGNORED`.
 """
 
 from __future__ import annotations

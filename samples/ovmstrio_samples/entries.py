@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ovmstrio.openvino.convert import new_folder, new_version
+from ovmstrio.conversion import new_folder, new_version
 from ovmstrio_samples.catalog import Sample
 
 __all__ = ["write_config", "write_entries"]

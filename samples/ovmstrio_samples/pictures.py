@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 
 __all__ = ["imagenet_input", "page", "read", "resized"]
 

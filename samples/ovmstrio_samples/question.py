@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
+from ovmstrio import Array
 
-__all__ = ["Array", "Arrays", "Ask", "Question"]
+__all__ = ["Arrays", "Ask", "Question"]
 
-Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
 Ask = Callable[[str, Arrays], Arrays]

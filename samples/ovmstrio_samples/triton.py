@@ -15,7 +15,7 @@ import numpy as np
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 
 __all__ = ["Reply", "Stream", "Value", "arguments", "as_input", "as_text", "failures_end_the_program"]
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import typer
 
-from ovms_cli.run import _take_config, compat_folder, execute_script, run
+from ovms_cli.run import _command, _take_config
+from ovms_cli.script import compat_folder, execute_script
 from ovms_cli.serve_project import run_project
-from ovms_cli.serve_service import hosts_of, run_pipeline_service
+from ovms_cli.serve_service import run_pipeline_service
 from ovmstrio.ops import WebService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
+from ovmstrio.server.command_line import listen_addresses
 
 SCRIPT = """
 import sys
@@ -66,6 +68,7 @@ def test_a_script_gets_its_arguments_and_its_configuration(script: Path) -> None
 def test_wrong_command_lines(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files that are missing, addresses and options that cannot be used are told with the code of a wrong line."""
     here = Path("config.yml")
+    run = _command()
     assert ended(run, script, ["-c", "nope.yml"]) == 64
     assert ended(run, script, ["x", "-c"]) == 64
     assert ended(run, script, [], None, "unix:/socket") == 64
@@ -74,7 +77,7 @@ def test_wrong_command_lines(script: Path, capsys: pytest.CaptureFixture[str]) -
     assert ended(run_pipeline_service, here, script, {"nireq": 1}) == 64
     assert ended(run_pipeline_service, here, script, {"port": "99999"}) == 64
     told = capsys.readouterr().err.replace("\n", " ")
-    for part in ("nope.yml", "-c needs a file", "unix:/socket", "nope.py", "nope2.yml", "--nireq cannot", "--port:"):
+    for part in ("nope.yml", "-c needs a file", "unix:/socket", "nope.py", "nope2.yml", "--nireq: cannot", "--port:"):
         assert part in told
 
 
@@ -132,7 +135,7 @@ def test_the_configuration_is_taken_out_of_arguments(arguments: list[str], expec
 
 def test_addresses_are_spelled_out() -> None:
     """Addresses of version 6 get their brackets."""
-    assert hosts_of("127.0.0.1, ::1,[::2]") == ["127.0.0.1", "[::1]", "[::2]"]
+    assert listen_addresses("127.0.0.1, ::1,[::2]", 1) == ["127.0.0.1:1", "[::1]:1", "[::2]:1"]
 
 
 def test_a_script_may_go_elsewhere(script: Path, tmp_path: Path) -> None:

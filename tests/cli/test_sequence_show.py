@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ovms_cli.sequence_run import Answer
+from ovms_cli.sequence_run import StepAnswer
 from ovms_cli.sequence_show import Keeping, show
 from ovmstrio.core.errors import InvalidRequest
 
 
-def _answers(*values: float) -> Generator[Answer]:
+def _answers(*values: float) -> Generator[StepAnswer]:
     for step, value in enumerate(values):
         outputs = {"y": np.full((1, 2), value, np.float32), "word": np.array([f"{value:g}".encode()], object)}
-        yield Answer(step, 0.002, outputs)
+        yield StepAnswer(step, 0.002, outputs)
 
 
 def test_the_summary_tells_what_the_values_were(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_json_is_a_line_for_each_step(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(("axis", "shape"), [(None, (3, 1, 2)), (0, (3, 2)), (1, (1, 6)), (-1, (1, 6))])
 def test_outputs_are_stacked_or_joined(tmp_path: Path, axis: int | None, shape: tuple[int, ...]) -> None:
     """A new first axis, or one that is there."""
-    answers = (Answer(step, 0.0, {"y": np.full((1, 2), step, np.float32)}) for step in range(3))
+    answers = (StepAnswer(step, 0.0, {"y": np.full((1, 2), step, np.float32)}) for step in range(3))
     show(answers, 1, 3, Keeping.of(str(tmp_path / "y.npy"), axis), as_json=True)
     saved = np.load(tmp_path / "y.npy")
     assert saved.shape == shape
@@ -60,10 +60,10 @@ def test_outputs_that_cannot_be_joined_end_the_sequence_at_once(tmp_path: Path) 
     """The first step that shows it is the last, and the sequence is closed."""
     closed = []
 
-    def answers() -> Generator[Answer]:
+    def answers() -> Generator[StepAnswer]:
         try:
             for size in (1, 1, 2, 1):
-                yield Answer(0, 0.0, {"y": np.zeros((size, 2))})
+                yield StepAnswer(0, 0.0, {"y": np.zeros((size, 2))})
         finally:
             closed.append(size)
 

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from ovms_cli import console, stream_live
-from ovms_cli.stream_show import Seen, show
+from ovms_cli.stream_show import show
+from ovms_cli.stream_text import Seen
 from ovmstrio.client.streaming import StreamOutput, StreamReply
 from ovmstrio.core.errors import GraphFailure
 

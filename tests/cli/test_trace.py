@@ -12,8 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ovms_cli.main import app
-from ovms_cli.trace_source import NoFigures, NoTarget, find_url, open_source
-from ovms_cli.trace_view import draw
+from ovms_cli.trace_figures import NoFigures, NoTarget, draw, find_url, open_source
 from ovmstrio.runtimes.ops.observing.figures import Figures
 from ovmstrio.runtimes.ops.observing.metrics import ChannelState
 from ovmstrio.runtimes.ops.observing.observing import snapshot
@@ -132,10 +131,10 @@ async def test_figures_of_a_served_pipeline() -> None:
     """What a pipeline's HTTP port tells is what the view draws; without figures that is said."""
     async with (
         serving_pipeline(EchoExecutor(), snapshot=_figures) as running,
-        open_source(f"http://{running.http[0]}", 5) as read,
+        open_source(f"http://{running.rest[0]}", 5) as read,
     ):
         assert await read() == _figures()
-    async with serving_pipeline(EchoExecutor()) as running, open_source(f"http://{running.http[0]}", 5) as read:
+    async with serving_pipeline(EchoExecutor()) as running, open_source(f"http://{running.rest[0]}", 5) as read:
         with pytest.raises(NoFigures, match="status 404"):
             await read()
 

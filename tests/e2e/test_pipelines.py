@@ -18,12 +18,11 @@ import tritonclient.http
 from PIL import Image
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from ovmstrio.core.tensor import Array
 from tests.support import ir
 from tests.support.processes import OvmsProcess, serving
 
 pytestmark = pytest.mark.e2e
-
-Array = np.ndarray[Any, Any]
 
 _HEIGHT, _WIDTH = 40, 60
 # What the detector finds in any picture that is not black: image, label, confidence, left, top, right, bottom.

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ovmstrio.core.tensor import Array
 from tests.support import ir
 from tests.support.processes import OvmsProcess, serving
 
 pytestmark = pytest.mark.e2e
 
-Array = np.ndarray[Any, Any]
 Infer = Callable[..., dict[str, Array]]
 
 ROUNDS = 10

@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 from trio.testing import MockClock
 
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
-from ovmstrio.runtimes.graphs.instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.packets import Packet
 from tests.graphs.random_graphs import (
     ANY_SPEED,

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 from ovmstrio.core.drawing import Drawing, to_mermaid, to_svg
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
-from ovmstrio.runtimes.graphs.drawing import draw
+from ovmstrio.runtimes.graphs.graph_drawing import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

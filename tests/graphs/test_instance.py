@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
-from ovmstrio.runtimes.graphs.instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.packets import Packet
 from tests.graphs.random_graphs import Case, Recorders, make_recorders, plan_of
 from tests.graphs.reference import Feed, Handler, ModelNode

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import GraphFailure
-from ovmstrio.runtimes.graphs.instance import GraphInstance
+from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
 from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, loaded, python_node, stream, texts
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
-from ovmstrio.runtimes.graphs.requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
 from ovmstrio.runtimes.graphs.timestamps import MAX, MIN
 from ovmstrio.runtimes.models.buffers import framed
 from pyovms import Tensor

@@ -16,9 +16,9 @@ from ovmstrio.core.errors import GraphFailure
 from ovmstrio.core.request import InferInput, InferRequest, InferResponse
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
+from ovmstrio.runtimes.graphs.graph_requests import RequestReader
 from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
-from ovmstrio.runtimes.graphs.requests import RequestReader
-from ovmstrio.runtimes.graphs.responses import to_output
+from ovmstrio.runtimes.graphs.sinks import to_output
 from ovmstrio.runtimes.models.buffers import buffer_of
 from pyovms import Tensor as PythonTensor
 

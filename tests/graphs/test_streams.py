@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.runtimes.graphs.config.graph_config import Port
+from ovmstrio.runtimes.graphs.input_streams import InputStream, TimestampMismatch, check_timestamp
 from ovmstrio.runtimes.graphs.packets import Packet
-from ovmstrio.runtimes.graphs.streams import InputStream, TimestampMismatch, check_timestamp
 from ovmstrio.runtimes.graphs.timestamps import DONE, MAX, MIN, UNSET
 
 

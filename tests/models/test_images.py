@@ -14,8 +14,8 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 from ovmstrio.runtimes.models import images
-from ovmstrio.runtimes.models.validation import validate
 from tests.support.servables import contents_request
+from tests.support.validation import validate
 
 RGB = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10
 

@@ -11,8 +11,8 @@ from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models import strings
 from ovmstrio.runtimes.models.strings import strings_of_rows
-from ovmstrio.runtimes.models.validation import validate
 from tests.support.servables import contents_request
+from tests.support.validation import validate
 
 NATIVE = [TensorSpec("s", BYTES, (ANY_SIZE,))]
 MATRIX = [TensorSpec("s", BY_NAME["UINT8"], (ANY_SIZE, ANY_SIZE))]

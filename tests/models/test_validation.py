@@ -12,8 +12,9 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.models.validation import Validator, validate
+from ovmstrio.runtimes.models.validation import Validator
 from tests.support.servables import contents_request, raw_request
+from tests.support.validation import validate
 
 NUMERIC = [name for name in BY_NAME if name != "BYTES"]
 

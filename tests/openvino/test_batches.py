@@ -11,7 +11,7 @@ import pytest
 from ovmstrio.config.mapping import NO_MAPPING
 from ovmstrio.config.specs import BatchingSpec
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.openvino.batches import take_batches
+from ovmstrio.openvino.batch_ranges import take_batches
 from tests.support import ir
 
 

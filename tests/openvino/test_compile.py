@@ -12,8 +12,8 @@ from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.tensor import ANY_SIZE, Dim
-from ovmstrio.openvino.compile import Compiled, ModelSource, compile_model
-from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.runtime import core, devices, reason
 from tests.support import ir
 from tests.support.servables import EXACT
@@ -26,7 +26,7 @@ def compiled(model: ov.Model, repository: Path, mapping: TensorMapping | None = 
     base_path = ir.save(model, repository, "model")
     settings["plugin_config"] = {**EXACT, **settings.get("plugin_config", {})}
     spec = ModelSpec(name="model", base_path=base_path, origin="config.json", **settings)
-    return compile_model(ModelSource(base_path / "1" / "model.xml", spec, mapping or TensorMapping()))
+    return compile_model(ModelFile(base_path / "1" / "model.xml", spec, mapping or TensorMapping()))
 
 
 def test_core_is_one_and_knows_the_processor() -> None:
@@ -238,7 +238,7 @@ def test_truncated_files_are_explained(name: str, size: int, text: str, tmp_path
     base_path = ir.save(ir.slow(8, 1), tmp_path, "model")
     _truncate(base_path / "1", name, size)
     with pytest.raises(ConfigError, match=text) as caught:
-        compile_model(ModelSource(base_path / "1" / "model.xml", ModelSpec(name="model", base_path=base_path)))
+        compile_model(ModelFile(base_path / "1" / "model.xml", ModelSpec(name="model", base_path=base_path)))
     assert "model.xml" in str(caught.value)
     assert ".cpp" not in str(caught.value)
 
@@ -250,7 +250,7 @@ def test_garbage_is_explained(suffix: str, tmp_path: Path) -> None:
     file.write_bytes(np.random.default_rng(0).bytes(2000))
     file.with_suffix(".pdiparams").write_bytes(b"123")
     with pytest.raises(ConfigError, match="OpenVINO cannot read the model"):
-        compile_model(ModelSource(file, ModelSpec(name="model", base_path=tmp_path)))
+        compile_model(ModelFile(file, ModelSpec(name="model", base_path=tmp_path)))
 
 
 def test_unknown_rank_of_an_input_is_refused(tmp_path: Path) -> None:

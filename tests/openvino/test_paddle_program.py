@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.openvino.paddle_program import fields, read_program, write_field
+from ovmstrio.openvino.paddle_program import fields, read_program
+from tests.support.paddle_files import write_field
 
 
 @given(st.integers(1, 1000), st.lists(st.binary(max_size=300)), st.lists(st.integers(0, 2**64 - 1)))

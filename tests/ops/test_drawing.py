@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ovmstrio.core.drawing import Edge, to_mermaid
+from ovmstrio.core.drawing import DrawnEdge, to_mermaid
 from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
 from ovmstrio.runtimes.ops.graph import build, draw
 from ovmstrio.runtimes.ops.op import Op, RequestOp, ResponseOp
@@ -55,4 +55,4 @@ def test_jumps_lead_up() -> None:
     first = Op("first", input_ops=[read])
     again = Op("again", input_ops=[first], jump_to_ops=[first])
     drawing = draw(build(ResponseOp(input_ops=[Op("last", input_ops=[again])])))
-    assert [edge for edge in drawing.edges if edge.is_back] == [Edge("n1", "n0", "jump", is_back=True)]
+    assert [edge for edge in drawing.edges if edge.is_back] == [DrawnEdge("n1", "n0", "jump", is_back=True)]

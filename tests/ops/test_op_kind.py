@@ -14,9 +14,9 @@ import trio.testing
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.request import InferInput, InferRequest
-from ovmstrio.core.servable import Drainable, Servable
+from ovmstrio.core.servable import Servable
 from ovmstrio.ops import WebService
-from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.runtimes.kind import LoadContext, Takes
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService
@@ -119,16 +119,19 @@ async def test_services_side_by_side(tmp_path: Path) -> None:
 
 async def test_a_service_takes_tensors_and_drains(tmp_path: Path) -> None:
     """The service is a servable, and refuses what comes after a drain with 3001."""
-    async with loading() as load:
+    kind = OpPipelineKind()
+    async with loading(kind) as load:
         service = await load(project(tmp_path, "words"))
-        assert all(isinstance(service, takes) for takes in (Servable, Drainable))
+        assert isinstance(service, Servable)
+        assert kind.takes == {Takes.TENSORS, Takes.HTTP}
+        assert (service.obstacle(), kind.obstacle(service)) == ("", "")
         given = InferInput("x", "BYTES", (1,))
         response = await service.infer(InferRequest("words", inputs=[given], raw_inputs=[b"\1\0\0\0?"]))
         assert [each.name for each in response.outputs] == ["found", "seen"]
-        service.drain(trio.current_time())
+        kind.begin_drain(service)
         refused = await service.answer(PipelineRequest(), trio.current_time() + 20)
-        assert (refused.err_no, service.cut) == (3001, 0)
-        assert service.obstacle() == "the pipeline is closed"
+        assert refused.err_no == 3001
+        assert kind.obstacle(service) == "the pipeline is closed"
         await service.aclose()
 
 

@@ -14,11 +14,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ovmstrio.config.specs import PipelineNode, PipelineSpec
+from ovmstrio.core.tensor import Array
 from tests.support.pipelines import make_node, make_pipeline
 
 __all__ = ["Case", "cases"]
 
-Array = np.ndarray[Any, Any]
 WIDTH = 2
 
 

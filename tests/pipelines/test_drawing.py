@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ovmstrio.core.drawing import to_mermaid, to_svg
-from ovmstrio.runtimes.pipelines.drawing import draw
+from ovmstrio.runtimes.pipelines.pipeline_drawing import draw
 from tests.support.pipelines import make_node, make_pipeline
 
 NODES = [

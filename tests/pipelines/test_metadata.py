@@ -13,8 +13,8 @@ from ovmstrio.config.specs import PipelineNode
 from ovmstrio.core.datatypes import BY_NAME, INVALID
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.pipelines.metadata import describe_inputs, describe_outputs
-from ovmstrio.runtimes.pipelines.signatures import Signature
+from ovmstrio.runtimes.pipelines.node_signatures import NodeSignature
+from ovmstrio.runtimes.pipelines.pipeline_metadata import describe_inputs, describe_outputs
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 from tests.support import ir
 from tests.support.pipelines import call, make_node, make_pipeline, serving_pipeline, write_library
@@ -28,12 +28,12 @@ def _spec(name: str, *sizes: int | Dim, layout: str = "", datatype: str = "FP32"
     return TensorSpec(name, BY_NAME[datatype], dims, layout=layout)
 
 
-def _signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
-    return Signature({spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs})
+def _signature(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> NodeSignature:
+    return NodeSignature({spec.name: spec for spec in inputs}, {spec.name: spec for spec in outputs})
 
 
 def _describe(
-    nodes: Sequence[PipelineNode], outputs: Mapping[str, str], signatures: Mapping[str, Signature], **settings: Any
+    nodes: Sequence[PipelineNode], outputs: Mapping[str, str], signatures: Mapping[str, NodeSignature], **settings: Any
 ) -> Found:
     structure, wrong = examine_structure(make_pipeline(nodes, outputs, **settings))
     assert structure is not None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ovmstrio.core.tensor import Array
 from ovmstrio_samples.ensemble import vote
 from ovmstrio_samples.ensemble.prepare import build_bayes
 from ovmstrio_samples.iris.client import FLOWERS
@@ -16,8 +17,6 @@ from ovmstrio_samples.iris.client import FLOWERS
 cv2: Any = pytest.importorskip("cv2")
 
 from ovmstrio_samples.ocr_pipeline import cut, decode, rectangles, spell  # noqa: E402 - they need OpenCV
-
-Array = np.ndarray[Any, Any]
 
 _CUT = {"threshold": "0.3", "box_threshold": "0.5", "growth": "1.6"}
 

@@ -9,19 +9,29 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ovmstrio import KINDS, Kinds, table_of
 from ovmstrio.api.kserve.repository_index import repository_index
-from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import Schema, check_members, is_whole
 from ovmstrio.config.ovms_json import parse_config
-from ovmstrio.config.specs import ServableSpec
-from ovmstrio.core.errors import ConfigError, Problem, ServiceLoading
-from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
+from ovmstrio.errors import ConfigError, Problem, ServiceLoading
+from ovmstrio.kinds import (
+    ONLY_VERSION,
+    ConfigFile,
+    Dependency,
+    InferRequest,
+    InferResponse,
+    Kind,
+    Listing,
+    LoadContext,
+    Schema,
+    ServableMetadata,
+    ServableSpec,
+    Takes,
+    check_members,
+    is_whole,
+    tree_mark,
+)
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource
-from ovmstrio.repository.fingerprints import tree_mark
-from ovmstrio.repository.versions import ONLY_VERSION, Listing
-from ovmstrio.runtimes.kind import Dependency, Kind, LoadContext, Takes
-from ovmstrio.runtimes.table import KINDS, Kinds, table_of
 from ovmstrio.server.checking import LoadedVersion, check_config
 from tests.support.stub_registry import running
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from textwrap import dedent
 
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode, open_builtin
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
-from ovmstrio.runtimes.pipelines.custom_nodes.python import open_python_node
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
+from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from tests.support.tasks import hosting
 
 __all__ = ["DOUBLER", "opened_builtin", "opened_python", "write_node"]

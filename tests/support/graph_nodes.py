@@ -15,8 +15,8 @@ from ovmstrio.core.servable import LeaseServable
 from ovmstrio.runtimes.graphs.calculator import DefinitionScope, InstanceContext
 from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
+from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.graph_plan import LoadedNode, make_graph_plan
-from ovmstrio.runtimes.graphs.instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 

@@ -16,7 +16,8 @@ from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
 from ovmstrio.runtimes.handlers.grpc.services import UserService
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
-from ovmstrio.server.grpc_front_end import HANDLER_LIMITS, GrpcFrontEnd
+from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.wire.grpc.limits import TransportLimits
 from tests.support.protos import written
 from tests.support.stub_registry import registry_of
 
@@ -24,6 +25,7 @@ __all__ = ["TIMEOUT_SECONDS", "ServedProject", "front_end_of", "opened", "served
 
 TIMEOUT_SECONDS = 20.0
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_LARGEST = 2**31 - 1
 
 _T = TypeVar("_T")
 
@@ -116,7 +118,8 @@ async def front_end_of(project: GrpcProject) -> AsyncIterator[GrpcFrontEnd]:
         await nursery.start(registry.run)
         await registry.apply([HandlerSpec(name="project", base_path=folder, path=folder)])
         plane.begin_serving()
-        yield GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=HANDLER_LIMITS)
+        limits = TransportLimits(max_receive_message_bytes=_LARGEST, max_send_message_bytes=_LARGEST)
+        yield GrpcFrontEnd(plane, ["127.0.0.1:0"], limits=limits)
         nursery.cancel_scope.cancel()
 
 

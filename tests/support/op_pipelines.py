@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
-from ovmstrio.ops_server import Listening, RunningPipeline, serve_pipeline
 
+from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
-from ovmstrio.runtimes.ops.config.pipeline_file import Ports
-from ovmstrio.runtimes.ops.op_service import OpService, PipelineExecutor
+from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
+from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService, PipelineExecutor
 from ovmstrio.runtimes.ops.tensors import holds_arrays, pack, unpack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.runtimes.resident import host
+from ovmstrio.runtimes.table import KINDS
+from ovmstrio.server.plan import Plan
+from ovmstrio.server.service_plan import service_settings
+from tests.support.served_plans import ServedPlan, serving_plan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-__all__ = ["EchoExecutor", "serving_pipeline"]
+    from ovmstrio.runtimes.kind import LoadContext
+
+__all__ = ["EchoExecutor", "executor_plan", "serving_pipeline"]
+
+LOOPBACK = ("127.0.0.1:0",)
 
 
 class EchoExecutor:
@@ -73,31 +82,71 @@ class EchoExecutor:
         self.closed.set()
 
 
-@asynccontextmanager
-async def op_service(
+class _ExecutorKind(OpPipelineKind):
+    """The kind of a pipeline that runs already."""
+
+    def __init__(self, make: Callable[[], OpService]) -> None:
+        super().__init__()
+        self._make = make
+
+    async def load(self, spec: OpPipelineSpec, version: int, directory: Path, context: LoadContext) -> OpService:
+        """Host its service."""
+        del version, directory
+        return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
+
+    @asynccontextmanager
+    async def _opened(self, spec: OpPipelineSpec, context: LoadContext) -> AsyncIterator[OpService]:
+        del spec
+        service = self._make()
+        with context.meters.collecting(service.metrics, ""):
+            yield service
+
+
+def executor_plan(
     executor: PipelineExecutor,
     name: str | None = "uci",
+    *,
     snapshot: Callable[[], dict[str, Any]] | None = None,
     render_metrics: Callable[[], bytes] | None = None,
-) -> AsyncIterator[OpService]:
-    """Give an executor's service, which knows what it is given."""
-    service = OpService(name, executor, None, PipelineSettings())
-    service.snapshot, service.render_metrics = snapshot, render_metrics
-    yield service
+    collectors: Sequence[Any] = (),
+    http_status: bool = False,
+    scrapers: bool = False,
+    **options: Any,
+) -> Plan:
+    """Plan to serve an executor at the root of free ports of the loopback interface, without the server's metrics.
+
+    Args:
+        executor: answers.
+        name: what requests must call it.
+        snapshot: gives the figures of a live view.
+        render_metrics: prints metrics of its own.
+        collectors: give the same to the server's.
+        http_status: whether statuses tell errors.
+        scrapers: whether these have a port.
+        options: of the server.
+    """
+
+    def make() -> OpService:
+        service = OpService(name, executor, None, PipelineSettings(http_status=http_status))
+        service.snapshot, service.render_metrics, service.metrics = snapshot, render_metrics, collectors
+        return service
+
+    entry = name or NAMELESS
+    return Plan(
+        settings=service_settings({"metrics_enable": False, **options}),
+        spec=ServerSpec(services=(OpPipelineSpec(name=entry, base_path=Path.cwd()),)),
+        kinds={**KINDS, OpPipelineKind.name: _ExecutorKind(make)},
+        grpc=LOOPBACK,
+        rest=LOOPBACK,
+        metrics=LOOPBACK if scrapers else (),
+        root=entry,
+    )
 
 
 @asynccontextmanager
 async def serving_pipeline(
-    executor: PipelineExecutor,
-    name: str | None = "uci",
-    snapshot: Callable[[], dict[str, Any]] | None = None,
-    render_metrics: Callable[[], bytes] | None = None,
-    **options: Any,
-) -> AsyncIterator[RunningPipeline]:
-    """Serve an executor over gRPC and HTTP on free ports of the loopback interface while the block lasts."""
-    listening = Listening(ports=Ports(0, 0), hosts=("127.0.0.1",), **options)
-    async with trio.open_nursery() as nursery:
-        opened = op_service(executor, name, snapshot, render_metrics)
-        service = await host(nursery, opened, kind="op pipeline", name=name or "")
-        yield await nursery.start(serve_pipeline, service, listening)
-        nursery.cancel_scope.cancel()
+    executor: PipelineExecutor, name: str | None = "uci", **options: Any
+) -> AsyncIterator[ServedPlan]:
+    """Serve an executor as its plan says, with options as for ``executor_plan``, while the block lasts."""
+    async with serving_plan(executor_plan(executor, name, **options)) as served:
+        yield served

@@ -9,15 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ovmstrio.openvino.paddle_program import write_field
+from ovmstrio.core.tensor import Array
 
-__all__ = ["Layer", "layers", "write_described", "write_model", "write_prototxt"]
+__all__ = ["Layer", "layers", "write_described", "write_field", "write_model", "write_prototxt"]
 
-Array = np.ndarray[Any, Any]
 Layout = Literal["pdmodel", "params", "separate"]
 
 _FP32, _LOD_TENSOR, _FEED, _FETCH = 5, 7, 9, 10
 _INT_ATTRIBUTE = 0
+_LOW_BITS = 0x7F
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,23 @@ class Layer:
         """Compute what the layer gives for ``x`` of two dimensions."""
         product: Array = rows.astype(np.float32) @ self.weights
         return product if self.bias is None else product + self.bias
+
+
+def write_field(number: int, value: bytes | str | int) -> bytes:
+    """Write one field of a message: a number, a string or a message."""
+    if isinstance(value, int):
+        return _write_varint(number << 3) + _write_varint(value % 2**64)
+    content = value.encode() if isinstance(value, str) else value
+    return _write_varint(number << 3 | 2) + _write_varint(len(content)) + content
+
+
+def _write_varint(value: int) -> bytes:
+    written = bytearray()
+    while value > _LOW_BITS:
+        written.append(value & _LOW_BITS | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
 
 
 def _message(*fields: bytes) -> bytes:

@@ -7,9 +7,9 @@ from typing import Any
 
 from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig, Port
 from ovmstrio.runtimes.graphs.config.graph_file import read_graph
+from ovmstrio.runtimes.graphs.input_streams import InputStream
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.policies import CLOSE, make_policy
-from ovmstrio.runtimes.graphs.streams import InputStream
 
 __all__ = ["Fed", "policy_config"]
 

@@ -13,8 +13,8 @@ from ovmstrio.config.specs import BatchingSpec, ModelSpec
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.request import Contents, InferInput, InferRequest
-from ovmstrio.openvino.compile import ModelSource, compile_model
-from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.compile import ModelFile, compile_model
+from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.model import ModelServable
@@ -38,7 +38,7 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 """The precision in which numbers are compared; the processor's own default may be bf16."""
 
 
-class RecordingHooks:
+class RecordingHooks(ServableHooks):
     """Remembers what a model told."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def network(
 ) -> Network:
     """Save a model and compile it, without a servable around it."""
     spec = _spec(model, repository, name, settings)
-    return Network(compile_model(ModelSource(spec.base_path / "1" / "model.xml", spec)), hooks)
+    return Network(compile_model(ModelFile(spec.base_path / "1" / "model.xml", spec)), hooks)
 
 
 def raw_request(arrays: dict[str, np.ndarray[Any, Any]], datatypes: dict[str, str] | None = None) -> InferRequest:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ovmstrio.work.user_code.exits import describe_exit, signal_name
+from ovmstrio.work.processes.program import describe_exit, signal_name
 
 
 @pytest.mark.parametrize(

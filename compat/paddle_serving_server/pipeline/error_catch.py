@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -19,7 +19,7 @@ __all__ = ["CustomException", "CustomExceptionCode", "ErrorCatch", "ParamChecker
 log = structlog.get_logger(__name__)
 
 
-def _catch(function: Callable[..., Any]) -> Callable[..., Any]:
+def ErrorCatch(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - the name that scripts import
     """Make a function that returns its result and a response with ``err_no`` and ``err_msg``, and raises nothing."""
 
     @functools.wraps(function)
@@ -42,9 +42,6 @@ def _response(
     log.error("function failed", function=function.__qualname__, log_id=log_id, exc_info=error)
     where = f"ClassName: {function.__qualname__}  FunctionName: {function.__name__}"
     return PipelineResponse(code, f"Log_id: {log_id}  Raise_msg: {shown}  {where}")
-
-
-ErrorCatch: Final = _catch
 
 
 def ParamChecker(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - the name that scripts import

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.refusals import INVALID_URL, status_document
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE
 from ovmstrio.wire.http.answers import json_answer
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["admin_rules", "metrics_rules"]
 
+_FILE_MISSING: Final = "Config file not found or cannot open."
+_FILE_FAILED: Final = "Reloading config file failed. Check server logs for more info"
+_VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
+
 
 def admin_rules(plane: DataPlane) -> list[Rule]:
     """Make the rules over one data plane."""
@@ -26,7 +31,13 @@ def admin_rules(plane: DataPlane) -> list[Rule]:
         return json_answer(_statuses(plane))
 
     async def reload(_: HttpRequest) -> HttpAnswer:
-        changed = await plane.reload_config()
+        try:
+            changed = await plane.reload_config()
+        except ConfigError as error:
+            raise type(error)([replace(error.problems[0], message=_FILE_MISSING, file="")]) from error
+        except (FailedPrecondition, ModelFailure) as error:
+            text = _VERSIONS_FAILED if isinstance(error, VersionsFailure) else _FILE_FAILED
+            raise type(error)(f"{text}: {error.message}") from error
         return json_answer(_statuses(plane), 201 if changed else 200)
 
     return [rule("/v1/config", "GET", config), rule("/v1/config/reload", "POST", reload)]

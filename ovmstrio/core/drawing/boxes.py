@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Box", "BoxKind", "Drawing", "Edge", "arrange"]
+__all__ = ["BoxKind", "Drawing", "DrawnBox", "DrawnEdge", "arrange"]
 
 BoxKind = Literal["input", "node", "output"]
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class DrawnBox:
     """A node by its name, with what it runs and what is special about it; or something at the border by its name."""
 
     key: str
@@ -29,7 +29,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class DrawnEdge:
     """What goes from box to box; tags, which are its names at either end, are empty where there are none."""
 
     source: str
@@ -50,12 +50,12 @@ class Edge:
 class Drawing:
     """Boxes from top to bottom, and edges in the order of the file."""
 
-    layers: tuple[tuple[Box, ...], ...]
-    edges: tuple[Edge, ...]
+    layers: tuple[tuple[DrawnBox, ...], ...]
+    edges: tuple[DrawnEdge, ...]
 
 
 def arrange(
-    inputs: Sequence[Box], nodes: Sequence[Box], outputs: Sequence[Box], edges: Sequence[Edge]
+    inputs: Sequence[DrawnBox], nodes: Sequence[DrawnBox], outputs: Sequence[DrawnBox], edges: Sequence[DrawnEdge]
 ) -> Drawing:  # fmt: skip
     """Put each node below all that feed it, between inputs and outputs; cycles are cut somewhere."""
     by_key = {box.key: box for box in nodes}
@@ -65,7 +65,7 @@ def arrange(
     return Drawing(tuple(layer for layer in layers if layer), tuple(edges))
 
 
-def _layers(keys: list[str], edges: list[Edge]) -> list[list[str]]:
+def _layers(keys: list[str], edges: list[DrawnEdge]) -> list[list[str]]:
     """Order the keys; where a cycle leaves nobody, the first of the file goes."""
     feeders = {key: {edge.source for edge in edges if edge.target == key} - {key} for key in keys}
     layers: list[list[str]] = []

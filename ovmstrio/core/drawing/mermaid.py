@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ovmstrio.core.drawing.boxes import Box, Drawing, Edge
+from ovmstrio.core.drawing.boxes import Drawing, DrawnBox, DrawnEdge
 
 __all__ = ["to_mermaid"]
 
@@ -19,13 +19,13 @@ def to_mermaid(drawing: Drawing) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _box(box: Box) -> str:
+def _box(box: DrawnBox) -> str:
     opening, closing = _SHAPES[box.kind]
     text = "<br/>".join(_quoted(line) for line in (box.title, box.subtitle, *box.notes) if line)
     return f'{box.key}{opening}"{text}"{closing}'
 
 
-def _edge(edge: Edge) -> str:
+def _edge(edge: DrawnEdge) -> str:
     arrow = "-.->" if edge.is_back else "==>" if edge.is_side else "-->"
     return f'{edge.source} {arrow}|"{_quoted(edge.label)}"| {edge.target}'
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Final, NamedTuple
 
-from ovmstrio.core.drawing.boxes import Box, Drawing, Edge
+from ovmstrio.core.drawing.boxes import Drawing, DrawnBox, DrawnEdge
 
 __all__ = ["to_svg"]
 
@@ -55,7 +55,7 @@ def to_svg(drawing: Drawing) -> str:
     return "\n".join([head, f"<style>{_STYLE}</style>", f"<defs>{tip}</defs>", background, *parts, "</svg>", ""])
 
 
-def _lines(box: Box) -> list[str]:
+def _lines(box: DrawnBox) -> list[str]:
     return [line for line in (box.title, box.subtitle, *box.notes) if line]
 
 
@@ -79,7 +79,7 @@ def _arrange(drawing: Drawing) -> tuple[dict[str, _Frame], float, float]:
     return frames, widest + _MARGIN, y - _GAP_Y + _MARGIN
 
 
-def _box(box: Box, frame: _Frame) -> str:
+def _box(box: DrawnBox, frame: _Frame) -> str:
     radius = 6 if box.kind == "node" else 14
     shape = (
         f'<rect class="{box.kind}" x="{frame.x:.1f}" y="{frame.y:.1f}" width="{frame.width:.1f}" '
@@ -93,7 +93,7 @@ def _box(box: Box, frame: _Frame) -> str:
     return "".join([shape, *texts])
 
 
-def _edge(edge: Edge, drawing: Drawing, frames: dict[str, _Frame], lane: float) -> str:
+def _edge(edge: DrawnEdge, drawing: Drawing, frames: dict[str, _Frame], lane: float) -> str:
     source, target = frames[edge.source], frames[edge.target]
     if target.y <= source.y:
         return _back(edge, source, target, lane)
@@ -105,7 +105,7 @@ def _edge(edge: Edge, drawing: Drawing, frames: dict[str, _Frame], lane: float) 
     return _path(edge, curve, start * 0.35 + end * 0.65, bottom - (bottom - top) * 0.3)
 
 
-def _back(edge: Edge, source: _Frame, target: _Frame, lane: float) -> str:
+def _back(edge: DrawnEdge, source: _Frame, target: _Frame, lane: float) -> str:
     right, low, high = source.x + source.width, source.y + source.height * 0.7, target.y + target.height * 0.3
     end = target.x + target.width
     curve = (
@@ -114,13 +114,13 @@ def _back(edge: Edge, source: _Frame, target: _Frame, lane: float) -> str:
     return _path(edge, curve, lane, (low + high) / 2)
 
 
-def _path(edge: Edge, curve: str, x: float, y: float) -> str:
+def _path(edge: DrawnEdge, curve: str, x: float, y: float) -> str:
     kind = "back" if edge.is_back else "side" if edge.is_side else "stream"
     label = f'<text class="label" x="{x:.1f}" y="{y:.1f}">{escape(edge.label)}</text>'
     return f'<path class="{kind}" d="{curve}" marker-end="url(#tip)"/>{label}'
 
 
-def _spread(edge: Edge, drawing: Drawing, frames: dict[str, _Frame]) -> tuple[float, float]:
+def _spread(edge: DrawnEdge, drawing: Drawing, frames: dict[str, _Frame]) -> tuple[float, float]:
     """Give where an edge leaves and arrives, beside the others of the same box."""
     leaving = [each for each in drawing.edges if each.source == edge.source and not each.is_back]
     coming = [each for each in drawing.edges if each.target == edge.target and not each.is_back]

@@ -1,4 +1,4 @@
-"""What a client is told when a graph fails: OVMS's text, with the node and the cause (``ovms_graphs`` section 0)."""
+"""What a client is told when a graph fails: OVMS's text, with the node and the cause."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from ovmstrio.core.errors import GraphFailure, ServerError
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.runtimes.graphs.streams import TimestampMismatch
+from ovmstrio.runtimes.graphs.input_streams import TimestampMismatch
 
 __all__ = ["DEADLOCK", "graph_failure", "node_failure"]
 

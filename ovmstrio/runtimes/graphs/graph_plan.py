@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ovmstrio.runtimes.graphs.calculator import NodeContract, NodeResources
     from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
+    from ovmstrio.work.threads.worker_threads import WorkerThreads
 
-__all__ = ["Consumer", "GraphNodePlan", "GraphPlan", "LoadedNode", "Route", "make_graph_plan"]
+__all__ = [
+    "Consumer",
+    "GraphNodePlan",
+    "GraphPlan",
+    "LoadedGraph",
+    "LoadedNode",
+    "Route",
+    "close_nodes",
+    "make_graph_plan",
+]
 
 
 class LoadedNode(NamedTuple):
@@ -62,6 +72,32 @@ class GraphPlan:
     inputs: Mapping[str, Route]
     outputs: tuple[str, ...]
     is_chain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGraph:
+    """A graph whose nodes are ready; ``side`` are the side packets that the server gives every instance."""
+
+    plan: GraphPlan
+    threads: WorkerThreads
+    side: dict[str, Any] = field(default_factory=dict)
+
+    async def aclose(self) -> None:
+        """Give back what the nodes share, the last node first, and end the threads.
+
+        Cancellation: whoever calls this shields it; each node bounds its own time.
+        """
+        await close_nodes(self.plan.nodes, self.threads)
+
+
+async def close_nodes(nodes: Sequence[LoadedNode | GraphNodePlan], threads: WorkerThreads) -> None:
+    """Give back what nodes share, the last one first, and end the threads.
+
+    Cancellation: whoever calls this shields it; each node bounds its own time.
+    """
+    for node in reversed(nodes):
+        await node.resources.aclose()
+    await threads.aclose()
 
 
 def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPlan:

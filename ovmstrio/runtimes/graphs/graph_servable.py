@@ -13,11 +13,10 @@ from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.request import InferResponse, ServableMetadata, StreamReply
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
-from ovmstrio.runtimes.graphs.instance import GraphInstance, running
-from ovmstrio.runtimes.graphs.requests import RequestReader, side_packets, timestamp_of
-from ovmstrio.runtimes.graphs.responses import to_output
-from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, FirstPackets, Replies
-from ovmstrio.runtimes.graphs.streaming import REPLIES_BUFFERED, GraphStream
+from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
+from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
+from ovmstrio.runtimes.graphs.graph_stream import REPLIES_BUFFERED, GraphStream
+from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, FirstPackets, Replies, to_output
 from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.servable import InferStream
     from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
-    from ovmstrio.runtimes.graphs.instance import Sink
-    from ovmstrio.runtimes.graphs.load_graph import LoadedGraph
+    from ovmstrio.runtimes.graphs.graph_instance import Sink
+    from ovmstrio.runtimes.graphs.graph_plan import LoadedGraph
     from ovmstrio.runtimes.graphs.packets import Packet
 
 __all__ = ["GraphServable"]
@@ -145,7 +144,7 @@ class GraphServable:
                     await nursery.start(_run, instance, send)
                     stream = GraphStream(instance, sink, receive, reader=self._reader, timestamps=self._timestamps)
                     if instance.failure is None:
-                        await stream.take_first(first)
+                        await stream.take(first, "partial deserialization of first request")
                         yield stream
                 except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
                     problem = error

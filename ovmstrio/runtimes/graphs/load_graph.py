@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,39 +13,21 @@ from ovmstrio.core.hooks import NULL_GRAPH_HOOKS
 from ovmstrio.runtimes.graphs.calculator import DefinitionScope
 from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.examining import examine_graph
-from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, LoadedNode, make_graph_plan
+from ovmstrio.runtimes.graphs.graph_plan import LoadedGraph, LoadedNode, close_nodes, make_graph_plan
 from ovmstrio.runtimes.graphs.graph_servable import GraphServable
 from ovmstrio.work.placement import run_load
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ovmstrio.config.specs import GraphSpec
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.runtimes.graphs.calculator import CalculatorKind
     from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
 
-__all__ = ["LoadedGraph", "load_graph"]
+__all__ = ["load_graph"]
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedGraph:
-    """A graph whose nodes are ready; ``side`` are the side packets that the server gives every instance."""
-
-    plan: GraphPlan
-    threads: WorkerThreads
-    side: dict[str, Any] = field(default_factory=dict)
-
-    async def aclose(self) -> None:
-        """Give back what the nodes share, the last node first, and end the threads.
-
-        Cancellation: whoever calls this shields it; each node bounds its own time.
-        """
-        await _close(self.plan.nodes, self.threads)
 
 
 async def load_graph(
@@ -86,7 +67,7 @@ async def load_graph(
             nodes.append(LoadedNode(node, kind.contract(node), await kind.load(node, scope)))
     except BaseException:
         with trio.CancelScope(shield=True):
-            await _close(nodes, threads)
+            await close_nodes(nodes, threads)
         raise
     loaded = LoadedGraph(make_graph_plan(examined.config, nodes), threads, _server_side(examined.config))
     return GraphServable(spec.name, loaded, hooks)
@@ -97,12 +78,6 @@ def _kind_of(node: NodeConfig) -> CalculatorKind:
     if kind is None:
         raise ConfigError([Problem(f"unknown calculator {node.calculator!r}", line=node.line)])
     return kind
-
-
-async def _close(nodes: Sequence[Any], threads: WorkerThreads) -> None:
-    for node in reversed(nodes):
-        await node.resources.aclose()
-    await threads.aclose()
 
 
 def _server_side(config: GraphConfig) -> dict[str, Any]:

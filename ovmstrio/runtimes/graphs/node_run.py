@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
+from ovmstrio.runtimes.graphs.input_streams import InputStream, TimestampMismatch
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.policies import make_policy
-from ovmstrio.runtimes.graphs.streams import InputStream, TimestampMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
     from ovmstrio.runtimes.graphs.graph_plan import GraphNodePlan
 
-__all__ = ["Call", "NodeRun"]
+__all__ = ["NodeRun", "RunContext"]
 
 
 class NodeRun:
@@ -70,7 +70,7 @@ class NodeRun:
         self.is_closed = False
         self.must_close = False
         self.is_delivering = False
-        self.pending: deque[Call] = deque()
+        self.pending: deque[RunContext] = deque()
         self.may_throttle = max_queue_size >= 0 and any(route.consumers for route in plan.routes.values())
 
     def blocks(self, slot: int) -> bool:
@@ -110,7 +110,7 @@ class NodeRun:
         return not isinstance(error, ServerError | NodeFailure | TimestampMismatch)
 
 
-class Call:
+class RunContext:
     """What a calculator sees in one run; the engine's ``NodeContext``."""
 
     __slots__ = ("_run", "emitted", "inputs", "is_done", "timestamp")

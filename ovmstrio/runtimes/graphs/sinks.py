@@ -1,22 +1,30 @@
-"""Where the outputs of an instance go: the first packet of each for a call, every packet at once for a stream."""
+"""Where the outputs of an instance go: the first packet of each for a call, every packet at once for a stream.
+
+On the way packets become what a response carries.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from ovmstrio.core.request import InferResponse, StreamReply
-from ovmstrio.runtimes.graphs.requests import TIMESTAMP_PARAMETER
-from ovmstrio.runtimes.graphs.responses import to_output
+from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.runtimes.graphs.graph_failures import graph_failure
+from ovmstrio.runtimes.graphs.graph_requests import TIMESTAMP_PARAMETER
+from ovmstrio.runtimes.graphs.packets import TensorValue
+from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of
+from pyovms import Tensor as PythonTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.runtimes.graphs.packets import Packet
 
-__all__ = ["GRAPH_VERSION", "FirstPackets", "Replies"]
+__all__ = ["GRAPH_VERSION", "FirstPackets", "Replies", "to_output"]
 
 GRAPH_VERSION: Final = "1"
 """The version that every graph has."""
@@ -94,3 +102,24 @@ class Replies:
             made.parameters |= parameters
             return made
         return InferResponse(self._graph, GRAPH_VERSION, [made], "", parameters)
+
+
+def to_output(stream: str, value: Any) -> Tensor | RawTensor | InferResponse:
+    """Make of a packet's value what a response shows under the stream's name.
+
+    A Python tensor keeps its own name, datatype and shape, whether or not they fit its bytes.  A whole response
+    stands for itself; the caller gets one of its own to fill in.
+
+    Raises:
+        GraphFailure: the value is of a type that no response can carry.
+    """
+    if isinstance(value, PythonTensor):
+        return RawTensor(value.name, value.datatype, value.shape, contents_of(value))
+    if isinstance(value, TensorValue):
+        return Tensor(stream, value.datatype, value.array)
+    if isinstance(value, InferResponse):
+        return replace(value, outputs=list(value.outputs), parameters=dict(value.parameters))
+    raise graph_failure(
+        f'Packet type mismatch on the graph\'s output stream "{stream}": expected a tensor, an image or a response, '
+        f"got {type(value).__name__}"
+    )

@@ -1,4 +1,4 @@
-"""Timestamps of packets: int64 numbers, some of which have a meaning of their own (``ovms_graphs`` section 4.3)."""
+"""Timestamps of packets: int64 numbers, some of which have a meaning of their own, as in MediaPipe."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.servable import GrpcDeclaration
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from ovmstrio.work.user_code.exits import describe_exit
+from ovmstrio.work.processes.program import describe_exit
 
 __all__ = ["TRIAL_SECONDS", "TriedHandler", "try_handler", "try_mounted"]
 

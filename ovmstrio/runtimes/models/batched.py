@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import trio
@@ -20,15 +20,13 @@ from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.openvino.run import Network
+from ovmstrio.core.tensor import Array, TensorSpec
+from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
 from ovmstrio.runtimes.models.validation import Validator
 from ovmstrio.work.batching import Batcher, BatchOptions
 
 __all__ = ["BatchedServable"]
-
-Array = np.ndarray[Any, Any]
 
 _SHORT_STRING_BITS: Final = 10
 """Strings whose length has no more bits share an inference with each other, longer ones with their like."""
@@ -47,13 +45,6 @@ class BatchedServable:
     """Validates requests one by one, runs them together, and names each caller's rows of the outputs.
 
     Batches run while :meth:`serve` does.
-
-    Args:
-        spec: how the model was configured.
-        batching: how its requests are joined.
-        version: the version served.
-        network: the model, loaded with these settings.
-        hooks: are told of batches.
     """
 
     def __init__(

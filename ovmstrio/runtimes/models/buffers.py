@@ -1,4 +1,4 @@
-"""Arrays as the packed bytes that KServe calls raw contents."""
+"""Arrays as the packed bytes that KServe calls raw contents, and arrays over such bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ovmstrio.core.request import Buffer
+from ovmstrio.core.tensor import Array
 
-__all__ = ["buffer_of", "framed"]
+__all__ = ["buffer_of", "framed", "wrapped"]
 
 _pack_length = Struct("<I").pack
 
@@ -20,7 +21,7 @@ def framed(elements: Iterable[bytes]) -> bytes:
     return b"".join([part for element in elements for part in (_pack_length(len(element)), element)])
 
 
-def buffer_of(array: np.ndarray[Any, Any]) -> Buffer:
+def buffer_of(array: Array) -> Buffer:
     """Give an array's elements in row-major order, little-endian and packed; those of an object array framed.
 
     Nothing is copied if the array is contiguous: the buffer is then a view of it.
@@ -31,3 +32,9 @@ def buffer_of(array: np.ndarray[Any, Any]) -> Buffer:
         array = np.ascontiguousarray(array)
     # A memoryview is cast several times faster than an array is viewed, but not if it is empty.
     return array.data.cast("B") if array.size else b""
+
+
+def wrapped(raw: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Make an array over bytes whose number fits; it is a copy only where they are not aligned."""
+    array: Array = np.ndarray(shape, dtype, raw)
+    return array if array.flags.aligned else array.copy()

@@ -11,12 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from ovmstrio.core.request import Contents
-from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch, refused
 
 __all__ = ["count_values", "to_array"]
-
-Array = np.ndarray[Any, Any]
 
 _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset({bool}),

@@ -11,20 +11,18 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from PIL import Image
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput
-from ovmstrio.core.tensor import Dim, TensorSpec
+from ovmstrio.core.tensor import Array, Dim, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch, refused, show_shape
 from ovmstrio.runtimes.models.strings import elements_of
 
 __all__ = ["IMAGE_RANK", "image_batch"]
-
-Array = np.ndarray[Any, Any]
 
 IMAGE_RANK: Final = 4
 MAX_PIXELS: Final = 80_000_000
@@ -111,7 +109,7 @@ def _image(encoded: bytes, spec: TensorSpec) -> Array:
     if size != image.size:
         image = image.resize(size, Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
-    if pixels.ndim == 2:  # noqa: PLR2004
+    if pixels.ndim == 2:  # noqa: PLR2004 - height and width
         pixels = pixels[:, :, np.newaxis]
     if depth in _BGR_ORDER:
         pixels = pixels[:, :, _BGR_ORDER[depth]]

@@ -15,8 +15,8 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.servable import Servable
-from ovmstrio.openvino.compile import Compiled, ModelSource, compile_model
-from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.network import Network
 from ovmstrio.repository.versions import find_model_file
 from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.model import ModelServable
@@ -100,4 +100,4 @@ def _load(spec: ModelSpec, directory: Path, requested: Mapping[str, tuple[int, .
     if problems:
         raise ConfigError(problems)
     file, mapping = found
-    return compile_model(ModelSource(file, spec, mapping, requested))
+    return compile_model(ModelFile(file, spec, mapping, requested))

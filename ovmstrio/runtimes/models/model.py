@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.core.tensor import RawTensor, Tensor
-from ovmstrio.openvino.run import Network
-from ovmstrio.openvino.signature import Signature
+from ovmstrio.core.tensor import Array, RawTensor, Tensor
+from ovmstrio.openvino.network import Network
+from ovmstrio.openvino.signature import ModelSignature
 from ovmstrio.runtimes.models.reshaping import NetworkSource, relaxed
 from ovmstrio.runtimes.models.strings import strings_of_rows
 from ovmstrio.runtimes.models.validation import Validator
@@ -21,17 +19,11 @@ __all__ = ["PLATFORM", "ModelServable", "model_metadata", "named_outputs"]
 
 PLATFORM = "OpenVINO"
 
-Array = np.ndarray[Any, Any]
-
 
 class ModelServable:
     """Validates requests, runs them, and names the outputs.
 
-    Args:
-        spec: how the model was configured.
-        version: the version served.
-        network: the loaded model.
-        source: where networks of other shapes come from, for a model that follows its requests; None for others.
+    ``source`` gives networks of other shapes, for a model that follows its requests.
     """
 
     def __init__(self, spec: ModelSpec, version: int, network: Network, source: NetworkSource | None = None) -> None:
@@ -85,13 +77,13 @@ class ModelServable:
         self._network = self._source = None
 
 
-def model_metadata(name: str, signature: Signature) -> ServableMetadata:
+def model_metadata(name: str, signature: ModelSignature) -> ServableMetadata:
     """Describe a model as its servables do."""
     return ServableMetadata(name, PLATFORM, signature.inputs, signature.outputs, dict(signature.extra))
 
 
 def named_outputs(
-    signature: Signature, arrays: Sequence[Array], *, keeps_rows: bool = False
+    signature: ModelSignature, arrays: Sequence[Array], *, keeps_rows: bool = False
 ) -> list[Tensor | RawTensor]:
     """Name the outputs of one inference, and give strings where the name asks for them, unless rows are to be kept."""
     tensors = [Tensor(spec.name, spec.datatype, array) for spec, array in zip(signature.outputs, arrays, strict=True)]

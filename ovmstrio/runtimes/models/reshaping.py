@@ -7,16 +7,14 @@ If the model cannot take the shape, it goes on with the one that it had.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
-import numpy as np
 import structlog
 import trio
 
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
-from ovmstrio.core.tensor import ANY_SIZE, TensorSpec
-from ovmstrio.openvino.run import Network
+from ovmstrio.core.tensor import ANY_SIZE, Array, TensorSpec
+from ovmstrio.openvino.network import Network
 
 __all__ = ["NetworkSource", "check_auto", "follows_requests", "relaxed"]
 
@@ -54,7 +52,7 @@ class NetworkSource:
         self._load = load
         self._turn = trio.Lock()
 
-    async def fitting(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Network:
+    async def fitting(self, arrays: Mapping[str, Array]) -> Network:
         """Give a network for these arrays; it stays usable for whoever has it, though another may replace it here.
 
         Raises:
@@ -75,7 +73,7 @@ class NetworkSource:
             raise FailedPrecondition(f"Model could not be reshaped with requested shape - {error.message}") from error
 
 
-def _fits(network: Network, arrays: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+def _fits(network: Network, arrays: Mapping[str, Array]) -> bool:
     return all(
         dim.accepts(size)
         for spec in network.signature.inputs

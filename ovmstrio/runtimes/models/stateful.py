@@ -11,17 +11,17 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import SEQUENCE_ID, InferResponse
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.openvino.state import StateChange
+from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
-from ovmstrio.runtimes.models.sequences.requests import SPECIAL_INPUTS, read_control
+from ovmstrio.runtimes.models.sequences.sequence_requests import SPECIAL_INPUTS, read_control
 from ovmstrio.runtimes.models.validation import Validator
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.request import InferRequest, ServableMetadata
     from ovmstrio.core.servable import SequenceInfo
-    from ovmstrio.openvino.run import Network
-    from ovmstrio.openvino.signature import Signature
+    from ovmstrio.openvino.network import Network
+    from ovmstrio.openvino.signature import ModelSignature
     from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
 
 __all__ = ["StatefulServable"]
@@ -29,12 +29,6 @@ __all__ = ["StatefulServable"]
 
 class StatefulServable:
     """Validates requests, runs each with the state of its sequence, and tells which sequence that is.
-
-    Args:
-        spec: how the model was configured.
-        version: the version served.
-        network: the loaded model.
-        managers: where the sequences of all stateful models are.
 
     Raises:
         ConfigError: a tensor of the model has a name that requests need for their sequences.
@@ -95,7 +89,7 @@ class StatefulServable:
         self._managers.close(self._manager)
 
 
-def _check_names(spec: ModelSpec, signature: Signature) -> None:
+def _check_names(spec: ModelSpec, signature: ModelSignature) -> None:
     problems = [
         Problem(
             f"the {kind} {tensor.name!r} has a name that requests need for their sequences",

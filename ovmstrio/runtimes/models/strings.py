@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import Buffer, Contents, InferInput
-from ovmstrio.core.tensor import Tensor, TensorSpec
+from ovmstrio.core.tensor import Array, Tensor, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch, refused, show_shape
 
 __all__ = ["elements_of", "is_string_matrix", "native_strings", "string_matrix", "strings_of_rows"]
-
-Array = np.ndarray[Any, Any]
 
 MAX_ELEMENTS: Final = 2**25
 """The most strings in one tensor; 33.5 million, as in OVMS."""
@@ -28,6 +26,7 @@ MAX_BYTES: Final = 2**30
 
 _LENGTH: Final = struct.Struct("<I")
 _STRING_OUTPUT_SUFFIX: Final = "_string"
+_MATRIX_RANK: Final = 2
 
 
 def elements_of(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> list[bytes]:
@@ -102,7 +101,7 @@ def native_strings(given: InferInput, raw: Buffer | None, count: int, spec: Tens
 
 def is_string_matrix(spec: TensorSpec) -> bool:
     """Tell whether an endpoint can take strings as rows of bytes."""
-    return spec.datatype.name == "UINT8" and len(spec.shape) == 2  # noqa: PLR2004
+    return spec.datatype.name == "UINT8" and len(spec.shape) == _MATRIX_RANK
 
 
 def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Array:
@@ -132,7 +131,9 @@ def string_matrix(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Ar
 def strings_of_rows(output: Tensor) -> Tensor:
     """Give an output called ``..._string`` that is a matrix of bytes as strings, each cut at its first NUL."""
     array = output.array
-    if output.datatype is not BY_NAME["UINT8"] or array.ndim != 2 or not output.name.endswith(_STRING_OUTPUT_SUFFIX):  # noqa: PLR2004
+    if output.datatype is not BY_NAME["UINT8"] or array.ndim != _MATRIX_RANK:
+        return output
+    if not output.name.endswith(_STRING_OUTPUT_SUFFIX):
         return output
     rows = np.empty(array.shape[0], dtype=object)
     rows[:] = [row.tobytes().partition(b"\0")[0] for row in array]

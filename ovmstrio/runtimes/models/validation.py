@@ -10,23 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
-
-import numpy as np
+from typing import Final
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
-from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.core.tensor import Array, TensorSpec
+from ovmstrio.runtimes.models.buffers import wrapped
 from ovmstrio.runtimes.models.contents import to_array
 from ovmstrio.runtimes.models.images import IMAGE_RANK, image_batch
 from ovmstrio.runtimes.models.rejections import BOTH_STYLES, combined, mismatch, refused, show_shape
 from ovmstrio.runtimes.models.strings import is_string_matrix, native_strings, string_matrix
 
-__all__ = ["InputValidator", "Validator", "check_style", "validate"]
+__all__ = ["InputValidator", "Validator", "check_style"]
 
-Array = np.ndarray[Any, Any]
-
+_COUNTS: Final = "raw_input_contents must hold one buffer an input. Expected: {expected}; Actual: {actual}"
 _MAX_BYTES: Final = 2**63 - 1
 
 
@@ -56,7 +54,7 @@ class InputValidator:
             and given.datatype == self._datatype
             and len(raw) == self._exact_bytes
         ):
-            return self._wrap(raw, shape)
+            return wrapped(raw, shape, self._dtype)
         spec = self.spec
         if any(size < 0 for size in shape):
             raise mismatch("Invalid input shape", show_shape(spec.shape), show_shape(shape), spec)
@@ -74,11 +72,7 @@ class InputValidator:
         if len(raw) != expected:
             fixed = "Invalid content size of tensor proto"
             raise mismatch(fixed, f"{expected} bytes", f"{len(raw)} bytes", spec)
-        return self._wrap(raw, shape)
-
-    def _wrap(self, raw: Buffer, shape: tuple[int, ...]) -> Array:
-        array: Array = np.ndarray(shape, self._dtype, raw)
-        return array if array.flags.aligned else array.copy()
+        return wrapped(raw, shape, self._dtype)
 
     def _bytes(self, given: InferInput, raw: Buffer | None) -> Array:
         spec = self.spec
@@ -153,20 +147,14 @@ class Validator:
         return arrays
 
 
-def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> None:
+def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:
     """Check that a request with raw buffers has a place for each input, and no values besides a buffer.
 
     Raises:
         InvalidRequest: it has not.
     """
     if len(raws) != len(inputs):
-        detail = f"raw_input_contents must hold one buffer an input. Expected: {len(inputs)}; Actual: {len(raws)}"
-        raise refused(BOTH_STYLES, detail)
+        raise refused(BOTH_STYLES, counts.format(expected=len(inputs), actual=len(raws)))
     for given, raw in zip(inputs, raws, strict=True):
         if given.contents is not None and raw is not None:
             raise refused(BOTH_STYLES, f"input name: {given.name}")
-
-
-def validate(request: InferRequest, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Check one request; see :class:`Validator`, which is for checking many."""
-    return Validator(inputs)(request)

@@ -9,7 +9,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.drawing import Box, Drawing, Edge, arrange
+from ovmstrio.core.drawing import Drawing, DrawnBox, DrawnEdge, arrange
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.config.overrides import settings_of
@@ -192,18 +192,20 @@ def draw(graph: OpGraph, settings: PipelineSettings | None = None) -> Drawing:
     settings = settings or PipelineSettings()
     keys = {name: f"n{number}" for number, name in enumerate(graph.ops)} | {graph.request.name: "i0"}
     boxes = [_box(keys[name], settings_of(op, settings), settings) for name, op in graph.ops.items()]
-    edges = [Edge(keys[producer], keys[name], "") for name, producers in graph.inputs.items() for producer in producers]
+    edges = [
+        DrawnEdge(keys[producer], keys[name], "") for name, producers in graph.inputs.items() for producer in producers
+    ]
     edges += [
-        Edge(keys[name], keys[target], "jump", is_back=True)
+        DrawnEdge(keys[name], keys[target], "jump", is_back=True)
         for name, targets in graph.jumps.items()
         for target in targets
     ]
-    edges.append(Edge(keys[graph.last], "o0", ""))
-    return arrange([Box("i0", "input", "request")], boxes, [Box("o0", "output", "response")], edges)
+    edges.append(DrawnEdge(keys[graph.last], "o0", ""))
+    return arrange([DrawnBox("i0", "input", "request")], boxes, [DrawnBox("o0", "output", "response")], edges)
 
 
-def _box(key: str, op: OpSettings, settings: PipelineSettings) -> Box:
-    return Box(key, "node", op.name, _runs(op), tuple(_notes(op, settings)))
+def _box(key: str, op: OpSettings, settings: PipelineSettings) -> DrawnBox:
+    return DrawnBox(key, "node", op.name, _runs(op), tuple(_notes(op, settings)))
 
 
 def _runs(op: OpSettings) -> str:

@@ -90,6 +90,10 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
             raise ConfigError(spec.errors)
         return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
 
+    def obstacle(self, service: Service) -> str:
+        """Tell of workers that died."""
+        return service.obstacle() if isinstance(service, OpService) else ""
+
     def begin_drain(self, service: Service) -> None:
         """Answer what waits with 3001."""
         if isinstance(service, OpService):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.tensor import Dim, Tensor, TensorSpec
+from ovmstrio.core.tensor import Array, Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch
 from ovmstrio.runtimes.models.validation import Validator
-from ovmstrio.runtimes.pipelines.signatures import is_open
+from ovmstrio.runtimes.pipelines.node_signatures import is_open
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import numpy as np
 
     from ovmstrio.core.datatypes import Datatype
     from ovmstrio.core.request import InferInput, InferRequest
@@ -44,7 +42,7 @@ class EntryReader:
             }
         given = {each.name: each for each in request.inputs}
         specs = {name: self._settle(spec, given.get(name)) for name, spec in self._specs.items()}
-        arrays: dict[str, np.ndarray[Any, Any]] = Validator(list(specs.values()))(request)
+        arrays: dict[str, Array] = Validator(list(specs.values()))(request)
         return {name: Tensor(name, specs[name].datatype, array) for name, array in arrays.items()}
 
     def _settle(self, spec: TensorSpec, given: InferInput | None) -> TensorSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ovmstrio.config.findings import did_you_mean
-from ovmstrio.runtimes.pipelines.problems import Code, problem_of
+from ovmstrio.runtimes.pipelines.pipeline_problems import Code, problem_of
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 
 if TYPE_CHECKING:
@@ -18,12 +18,7 @@ __all__ = ["examine_pipeline"]
 
 
 def examine_pipeline(spec: PipelineSpec, configured: Collection[str]) -> list[Problem]:
-    """Find what is wrong with a pipeline's settings, its structure, and the names of the models that it calls.
-
-    Args:
-        spec: the pipeline.
-        configured: the names of all that is configured.
-    """
+    """Find what is wrong with a pipeline's settings, its structure, and the names of the models that it calls."""
     _, problems = examine_structure(spec)
     others = [name for name in configured if name != spec.name]
     for node in spec.nodes:

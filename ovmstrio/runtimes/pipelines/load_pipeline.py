@@ -14,16 +14,16 @@ import trio
 from ovmstrio.core.errors import ConfigError, NotFound, NotReady, Problem
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.runtimes.models.model import ModelServable
-from ovmstrio.runtimes.pipelines.custom_nodes.opening import open_custom_node
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
-from ovmstrio.runtimes.pipelines.metadata import describe_inputs, describe_outputs
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
+from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
 from ovmstrio.runtimes.pipelines.node_calls import CustomNodeCall, NodeCall, ServableCall
+from ovmstrio.runtimes.pipelines.node_checks import check_entry, check_nodes
+from ovmstrio.runtimes.pipelines.node_signatures import NodeSignature, signature_of_custom_node, signature_of_servable
+from ovmstrio.runtimes.pipelines.pipeline_metadata import describe_inputs, describe_outputs
+from ovmstrio.runtimes.pipelines.pipeline_plan import make_plan
+from ovmstrio.runtimes.pipelines.pipeline_problems import Code, placed, problem_of
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
-from ovmstrio.runtimes.pipelines.plan import make_plan
-from ovmstrio.runtimes.pipelines.problems import Code, placed, problem_of
-from ovmstrio.runtimes.pipelines.signatures import Signature, signature_of_custom_node, signature_of_servable
 from ovmstrio.runtimes.pipelines.structure import examine_structure
-from ovmstrio.runtimes.pipelines.validation import check_entry, check_nodes
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import PipelineNode, PipelineSpec
@@ -88,7 +88,7 @@ class _Nodes:
     """What is found out of one node after the other."""
 
     def __init__(self, spec: PipelineSpec, lease: LeaseServable, open_node: OpenNode, opened: AsyncExitStack) -> None:
-        self.signatures: dict[str, Signature] = {}
+        self.signatures: dict[str, NodeSignature] = {}
         self.calls: dict[str, NodeCall] = {}
         self.custom: list[CustomNode] = []
         self.problems: list[Problem] = []

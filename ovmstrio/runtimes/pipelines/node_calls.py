@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ovmstrio.core.servable import LeaseServable
-    from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
+    from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 
 __all__ = ["CustomNodeCall", "NodeCall", "ServableCall"]
 

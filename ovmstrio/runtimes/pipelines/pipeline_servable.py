@@ -10,13 +10,13 @@ from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
 from ovmstrio.runtimes.models.strings import strings_of_rows
 from ovmstrio.runtimes.pipelines.entry import EntryReader
-from ovmstrio.runtimes.pipelines.run import Run
+from ovmstrio.runtimes.pipelines.pipeline_run import PipelineRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.runtimes.pipelines.custom_nodes.ports import CustomNode
-    from ovmstrio.runtimes.pipelines.plan import PipelinePlan
+    from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
+    from ovmstrio.runtimes.pipelines.pipeline_plan import NodePlan
 
 __all__ = ["DagServable"]
 
@@ -27,25 +27,20 @@ _VERSION = "1"
 class DagServable:
     """Validates requests, takes them through the pipeline, and names the outputs.
 
-    Args:
-        name: of the pipeline.
-        plan: what is called, and in which order.
-        inputs: what it takes.
-        outputs: what it gives.
-        custom_nodes: what is closed with it.
+    ``entry`` is the node from which all that is called is linked; ``custom_nodes`` are closed with the pipeline.
     """
 
     def __init__(
         self,
         name: str,
-        plan: PipelinePlan,
+        entry: NodePlan,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         custom_nodes: Sequence[CustomNode],
     ) -> None:
         self.name = name
         self.metadata = ServableMetadata(name, _PLATFORM, inputs, outputs)
-        self._plan = plan
+        self._entry = entry
         self._read = EntryReader(inputs)
         self._custom_nodes = custom_nodes
 
@@ -65,7 +60,7 @@ class DagServable:
         Cancellation: at any checkpoint; everything that runs for the call is cancelled before this returns.
         """
         inputs = self._read(request)
-        outputs = await Run(self._plan, request)(inputs)
+        outputs = await PipelineRun(self._entry, request)(inputs)
         named: list[Tensor | RawTensor] = [
             _named(name, outputs[name], keeps_rows=request.keeps_rows) for name in sorted(outputs)
         ]

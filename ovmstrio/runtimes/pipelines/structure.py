@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.config.specs import NodeOutput, PipelineNode
-from ovmstrio.runtimes.pipelines.problems import Code, problem_of
+from ovmstrio.runtimes.pipelines.pipeline_problems import Code, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,10 +66,6 @@ class Structure:
         """List the connections from a node."""
         return [edge for edge in self.edges if edge.source == node]
 
-    def level_behind(self, node: str) -> Level:
-        """Give the level of what a node gives."""
-        return behind(self.nodes[node], self.levels[node])
-
 
 def examine_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Problem]]:
     """Find out how the nodes hang together; None if that cannot be told, and every problem there is."""
@@ -89,7 +85,7 @@ def examine_structure(spec: PipelineSpec) -> tuple[Structure | None, list[Proble
     return Structure({name: nodes[name] for name in order}, tuple(edges), levels), problems + wrong
 
 
-def behind(node: PipelineNode, level: Level) -> Level:
+def _behind(node: PipelineNode, level: Level) -> Level:
     """Give the level of what a node of a level gives."""
     return level if node.demultiply_count is None else (*level, node.name)
 
@@ -234,7 +230,7 @@ def _level(
     problems: list[Problem] = []
     for name in order:
         into = by_target.get(name, [])
-        sources = [behind(nodes[edge.source], levels[edge.source]) for edge in into]
+        sources = [_behind(nodes[edge.source], levels[edge.source]) for edge in into]
         gathers = [_gathers_of(nodes[name], level) for level in sources]
         remaining = {level[: len(level) - len(given)] for level, given in zip(sources, gathers, strict=True)}
         problems += _check_levels(nodes[name], remaining, any(gathers))

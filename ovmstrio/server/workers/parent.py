@@ -19,11 +19,11 @@ from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listener
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.workers.board import Board
-from ovmstrio.server.workers.worker import WorkerTask
+from ovmstrio.server.workers.task import CUT, WorkerTask
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import KeptProcess
-from ovmstrio.work.user_code.exits import signal_name
+from ovmstrio.work.processes.program import signal_name
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
@@ -77,6 +77,7 @@ class _Parent:
         self._draining = trio.Event()
         self._kept = [self._place(row) for row in range(plan.processes)]
         self._has_been_ready = False
+        self._has_cut = False
         self.ended_gently = False
 
     async def run(self) -> None:
@@ -130,8 +131,9 @@ class _Parent:
                 kept.dismiss()
             while any(kept.process for kept in self._kept):
                 await self._changed.wait()
-            log.info("drained")
-            self.ended_gently = True
+            self.ended_gently = not self._has_cut
+            if self.ended_gently:
+                log.info("drained")
             await trio.sleep_forever()
         everything.cancel()
 
@@ -181,7 +183,9 @@ class _Parent:
         """
         code = process.status or 0
         is_draining = self._draining.is_set()
-        if not is_draining or (kept.is_ready and code not in _GENTLE):
+        was_cut = is_draining and kept.is_ready and code not in _GENTLE
+        self._has_cut = self._has_cut or was_cut
+        if not is_draining or (was_cut and code != CUT):
             self._log_end(kept.row, process.pid, code)
         self._board.clear(kept.row)
         if not (is_draining or self._has_been_ready):

@@ -1,15 +1,13 @@
-"""The program of one of many processes that serve a plan: its first request is a :class:`WorkerTask`."""
+"""The program of one of many processes that serve a plan: its first request is a ``WorkerTask``."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
-from pydantic import BaseModel
 
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
@@ -22,6 +20,7 @@ from ovmstrio.server.project_plan import own_port, plan_project
 from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.passing import ConnectionInbox
+from ovmstrio.server.workers.task import CUT, WorkerTask
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
@@ -29,22 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.wire.listeners import Listener
 
-__all__ = ["WorkerTask"]
-
-
-class WorkerTask(BaseModel):
-    """What a worker process is told, and the board's descriptor with it."""
-
-    file: Path
-    options: dict[str, Any]
-    rows: int
-    row: int
-
-    @classmethod
-    def of(cls, plan: Plan, rows: int, row: int) -> WorkerTask:
-        """Make the task of one process of a project's plan."""
-        options = plan.settings.model_dump(mode="json", exclude_unset=True)
-        return cls(file=Path(plan.spec.services[0].origin), options=options, rows=rows, row=row)
+__all__ = ["main"]
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
@@ -53,6 +37,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     Raises:
         ConfigError: the project cannot be served.
         ValueError: the board is missing.
+        SystemExit: with ``CUT``, requests did not end in time.
 
     Ownership: what the server opens.
 
@@ -62,7 +47,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     project, _ = read_project(task.file)
     plan = plan_project(project, task.options)
     enter_project(project, own_port(project, plan.settings))
-    configure_project_logs(project.log_level)
+    configure_project_logs(project.log_level, plan.settings)
     if first.descriptor is None:
         raise ValueError("a process of a project needs the board")
     board = Board(first.descriptor, task.rows)
@@ -72,7 +57,8 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         board.set_ready(task.row)
         await first.answer(None)
 
-    await serve_in_own_process(worker.plan, worker.hosting(requests), show=answer, handle_signals=False)
+    if not await serve_in_own_process(worker.plan, worker.hosting(requests), show=answer, handle_signals=False):
+        sys.exit(CUT)
 
 
 class _Worker:

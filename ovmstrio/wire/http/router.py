@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -174,8 +175,14 @@ class Router:
         return answer if self._cors is None else self.shared(answer, request.header("origin") or "")
 
     def shared(self, answer: HttpAnswer, origin: str) -> HttpAnswer:
-        """Give an answer with what a browser must know to show it to a page of another origin."""
-        return answer if self._cors is None else answer.with_headers(self._cors.response_headers(origin))
+        """Give an answer with what a browser must know to show it to a page of another origin.
+
+        Where the server's settings say which origins may see answers, services have no say over that.
+        """
+        if self._cors is None:
+            return answer
+        own = tuple(line for line in answer.headers if line[0] != "access-control-allow-origin")
+        return replace(answer, headers=own).with_headers(self._cors.response_headers(origin))
 
     def _look_up(self, method: str, target: str) -> Route | HttpAnswer:
         path = _AUTHORITY.sub("", unquote(target), count=1)

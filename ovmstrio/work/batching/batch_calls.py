@@ -10,7 +10,7 @@ import trio
 
 from ovmstrio.core.errors import NotReady
 
-__all__ = ["BatchRun", "Call"]
+__all__ = ["BatchRun", "BatchedCall"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -23,7 +23,7 @@ class _Nothing:
 _NOTHING: Final = _Nothing()
 
 
-class Call(Generic[_T, _R]):
+class BatchedCall(Generic[_T, _R]):
     """An item, who waits for its result, and that result; equal to itself alone.
 
     ``run`` is the run that it is part of, None while it waits for one; ``is_left`` tells that nobody waits any more.
@@ -74,7 +74,7 @@ class BatchRun(Generic[_T, _R]):
 
     __slots__ = ("_wanted", "calls", "scope")
 
-    def __init__(self, calls: Sequence[Call[_T, _R]]) -> None:
+    def __init__(self, calls: Sequence[BatchedCall[_T, _R]]) -> None:
         self.calls = calls
         self.scope = trio.CancelScope()
         self._wanted = len(calls)

@@ -12,7 +12,7 @@ import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
-from ovmstrio.work.batching.batch_calls import BatchRun, Call
+from ovmstrio.work.batching.batch_calls import BatchedCall, BatchRun
 from ovmstrio.work.batching.policy import BatchOptions, BatchPolicy
 
 __all__ = ["Batcher", "RunBatch", "open_batcher"]
@@ -50,7 +50,7 @@ class Batcher(Generic[_T, _R]):
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, got {concurrency}")
         self._run = run
-        self._policy: BatchPolicy[Call[_T, _R]] = BatchPolicy(options)
+        self._policy: BatchPolicy[BatchedCall[_T, _R]] = BatchPolicy(options)
         self._concurrency = concurrency
         self._retry_singly = retry_singly
         self._hooks = hooks
@@ -109,7 +109,7 @@ class Batcher(Generic[_T, _R]):
         """
         if self._closing:
             raise trio.ClosedResourceError
-        call: Call[_T, _R] = Call(item, size, trio.current_time())
+        call: BatchedCall[_T, _R] = BatchedCall(item, size, trio.current_time())
         self._policy.arrive(call, key, size, call.arrived)
         self._dispatch()
         with trio.move_on_at(deadline) as scope:
@@ -174,7 +174,7 @@ class Batcher(Generic[_T, _R]):
         for call in self._policy.clear():
             call.abandon()
 
-    async def _leave(self, call: Call[_T, _R]) -> None:
+    async def _leave(self, call: BatchedCall[_T, _R]) -> None:
         call.is_left = True
         if call.done.is_set():
             return

@@ -53,7 +53,7 @@ class BatchOptions:
             raise ValueError(f"max_size and max_waiting must be 1 or more and timeout_seconds 0 or more, got {self}")
 
 
-class _Place(NamedTuple):
+class _QueuedItem(NamedTuple):
     key: Hashable
     size: int
     arrived: float
@@ -66,11 +66,11 @@ class _Group(Generic[_T]):
     __slots__ = ("items", "size")
 
     def __init__(self) -> None:
-        self.items: OrderedDict[_T, _Place] = OrderedDict()
+        self.items: OrderedDict[_T, _QueuedItem] = OrderedDict()
         self.size = 0
 
     @property
-    def first(self) -> _Place:
+    def first(self) -> _QueuedItem:
         """The place of the first item; there is one."""
         return next(iter(self.items.values()))
 
@@ -84,7 +84,7 @@ class BatchPolicy(Generic[_T]):
 
     def __init__(self, options: BatchOptions) -> None:
         self.options = options
-        self._places: OrderedDict[_T, _Place] = OrderedDict()
+        self._places: OrderedDict[_T, _QueuedItem] = OrderedDict()
         self._groups: dict[Hashable, _Group[_T]] = {}
         self._full: dict[Hashable, _Group[_T]] = {}
         self._count = 0
@@ -105,7 +105,7 @@ class BatchPolicy(Generic[_T]):
             raise Overloaded(
                 f"The queue for batches is full: {len(self._places)} requests wait, as many as may; try again later"
             )
-        place = self._places[item] = _Place(key, size, now, self._count)
+        place = self._places[item] = _QueuedItem(key, size, now, self._count)
         self._count += 1
         group = self._groups.setdefault(key, _Group())
         group.items[item] = place
@@ -155,7 +155,7 @@ class BatchPolicy(Generic[_T]):
         return items
 
     @property
-    def _oldest(self) -> _Place:
+    def _oldest(self) -> _QueuedItem:
         return next(iter(self._places.values()))
 
     def _due(self, now: float, *, idle: bool) -> _Group[_T] | None:

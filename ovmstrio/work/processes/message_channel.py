@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import socket
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import trio
 
-from ovmstrio.work.processes.memory import make_file, map_file
 from ovmstrio.work.processes.packet_socket import PacketSocket
 from ovmstrio.work.processes.value_codec import Encoded, decode
 
-__all__ = ["MOST_INLINE", "NO_MESSAGE", "Message", "MessageChannel"]
+__all__ = ["MOST_INLINE", "NO_MESSAGE", "Message", "MessageChannel", "make_file", "map_file"]
 
 MOST_INLINE: Final = 64 * 1024
 """How many bytes a message has at most that goes in a packet itself."""
@@ -120,3 +122,34 @@ def _memory(packet: bytes, files: list[int]) -> memoryview:
     if packet.startswith(_INLINE):
         return memoryview(bytearray(memoryview(packet)[len(_INLINE) :]))
     raise ValueError(f"a packet that begins with {packet[:8]!r}")
+
+
+def make_file(name: str, size: int, fill: Callable[[mmap.mmap], object]) -> int:
+    """Make a file of ``size`` bytes, at least one, that ``fill`` writes; give its descriptor, which the caller closes.
+
+    Raises:
+        OSError: there is no memory, or no descriptor, left.
+    """
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size)
+        fill(mmap.mmap(file, size))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def map_file(file: int) -> mmap.mmap:
+    """Map a file that another process has made, and close its descriptor.
+
+    Raises:
+        OSError: it is no such file, or there is no memory left.
+        ValueError: it is empty.
+    """
+    try:
+        # Whoever has written it may go mad, and must not take memory away that is in use.
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return mmap.mmap(file, os.fstat(file).st_size)
+    finally:
+        os.close(file)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from ovmstrio.work.user_code.exits import signal_name
-
-__all__ = ["describe_end", "start_program"]
+__all__ = ["describe_end", "describe_exit", "signal_name", "start_program"]
 
 _ROOT: Final = Path(__file__).parents[3]
 
@@ -54,3 +54,17 @@ def _environment() -> dict[str, str] | None:
 def describe_end(status: int) -> str:
     """Say in words how a process ended, whose status is below 0 for a signal."""
     return f"ended with status {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
+
+
+def signal_name(number: int) -> str:
+    """Give the name of a signal; those for real-time programs have none."""
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def describe_exit(code: int) -> str:
+    """Say in words what an exit code is, which is below 0 for a signal."""
+    if code < 0:
+        return f"crashed with {signal_name(-code)}"
+    return f"ended the process with exit code {code}"

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Encoded", "decode"]
+from ovmstrio.core.tensor import Array
 
-Ndarray = np.ndarray[Any, Any]
+__all__ = ["Encoded", "decode"]
 
 _LENGTH_BYTES: Final = 8
 _JSON: Final = frozenset({type(None), bool, int, float, str})
@@ -42,7 +42,7 @@ class Encoded:
     """
 
     def __init__(self, value: Any) -> None:
-        self._buffers: list[memoryview | Ndarray] = []
+        self._buffers: list[memoryview | Array] = []
         tree = self._tree(value)
         rows, end = [], 0
         for buffer in self._buffers:
@@ -92,7 +92,7 @@ class Encoded:
         kind = "a" if isinstance(value, np.ndarray) else "g"
         return {kind: [self._buffer(array), array.dtype.str, list(array.shape)]}
 
-    def _buffer(self, buffer: memoryview | Ndarray) -> int:
+    def _buffer(self, buffer: memoryview | Array) -> int:
         self._buffers.append(buffer)
         return len(self._buffers) - 1
 
@@ -147,7 +147,7 @@ class _Decoder:
                 return complex(*inner)
         return _COLLECTIONS[kind](map(self.value, inner))
 
-    def _array(self, parts: list[Any]) -> Ndarray:
+    def _array(self, parts: list[Any]) -> Array:
         number, kind, shape = parts
         dtype = np.dtype(kind)
         if min(shape, default=0) < 0:
@@ -156,7 +156,7 @@ class _Decoder:
             return np.empty(shape, dtype)
         return np.frombuffer(self._buffers[number], dtype).reshape(shape)
 
-    def _objects(self, parts: list[Any]) -> Ndarray:
+    def _objects(self, parts: list[Any]) -> Array:
         elements, shape = parts
         array = np.empty(len(elements), object)
         array[:] = self.value(elements)

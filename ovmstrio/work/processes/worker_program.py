@@ -47,11 +47,7 @@ class WorkRequest:
 
 
 class WorkRequests:
-    """All that the server asks, until it has nothing more to ask or is gone.
-
-    Args:
-        channel: to the server.
-    """
+    """All that the server asks, until it has nothing more to ask or is gone."""
 
     def __init__(self, channel: MessageChannel) -> None:
         self._channel = channel

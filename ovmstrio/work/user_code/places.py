@@ -13,7 +13,7 @@ import trio
 import ovmstrio
 import pyovms
 
-__all__ = ["SourceLine", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
+__all__ = ["SourceLine", "at_place", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
 
 _MACHINERY: Final = tuple(
     str(Path(module.__file__).parent) + "/" for module in (ovmstrio, trio, pyovms) if module.__file__ is not None
@@ -34,6 +34,11 @@ def describe(error: BaseException) -> str:
     """Give an error's type and text."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def at_place(text: str, place: SourceLine | None) -> str:
+    """Put a place behind a text, if there is one."""
+    return text if place is None else f"{text} ({place})"
 
 
 def missing_module_fix(error: BaseException) -> str:

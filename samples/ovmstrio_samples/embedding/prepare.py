@@ -13,9 +13,9 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 
-from ovmstrio.openvino.convert import save
+from ovmstrio import Array
+from ovmstrio.conversion import save
 from ovmstrio_samples.embedding import safetensors
-from ovmstrio_samples.question import Array
 
 __all__ = ["ENTRIES", "build"]
 

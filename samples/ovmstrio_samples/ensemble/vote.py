@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-Array = np.ndarray[Any, Any]
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Voting:
     """What the parameters say: the names of the classes, each a row of bytes, and what each model's vote weighs."""
 
-    names: Array
+    names: NDArray[Any]
     weights: tuple[float, float]
 
 
@@ -43,7 +42,7 @@ def get_outputs_info(_params: Mapping[str, str], voting: Voting) -> dict[str, tu
     }
 
 
-def execute(inputs: Mapping[str, Array], _params: Mapping[str, str], voting: Voting) -> dict[str, Array]:
+def execute(inputs: Mapping[str, NDArray[Any]], _params: Mapping[str, str], voting: Voting) -> dict[str, NDArray[Any]]:
     """Weigh the probabilities, name the likeliest class, and tell whether the models alone would have agreed."""
     first, second = inputs["first"], inputs["second"]
     weighed = np.average([first, second], axis=0, weights=voting.weights).astype(np.float32)

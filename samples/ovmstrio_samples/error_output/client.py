@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the_program
 
 __all__ = ["MATRICES", "inverses"]

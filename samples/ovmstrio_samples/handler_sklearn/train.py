@@ -14,8 +14,8 @@ MODELS = Path(__file__).with_name("models")
 
 def _classifier(kind: str) -> Any:
     from sklearn.ensemble import RandomForestClassifier  # noqa: PLC0415 - this sample alone needs scikit-learn
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
-    from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415
+    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - as above
+    from sklearn.neighbors import KNeighborsClassifier  # noqa: PLC0415 - as above
 
     if kind == "forest":
         return RandomForestClassifier(20, random_state=0)
@@ -29,7 +29,7 @@ def train(version: int, kind: str = KINDS[0], models: Path = MODELS) -> Path:
         FileExistsError: the version is there already.
     """
     import joblib  # noqa: PLC0415 - as above
-    from sklearn.datasets import load_iris  # noqa: PLC0415
+    from sklearn.datasets import load_iris  # noqa: PLC0415 - as above
 
     features, species = load_iris(return_X_y=True)
     unfinished = models.with_name("unfinished")

@@ -12,9 +12,9 @@ import openvino as ov
 import openvino.opset13 as op
 from openvino.preprocess import ColorFormat, PrePostProcessor, ResizeAlgorithm
 
-from ovmstrio.openvino.convert import save
+from ovmstrio import Array
+from ovmstrio.conversion import save
 from ovmstrio_samples.image_classifier import torch_file
-from ovmstrio_samples.question import Array
 
 __all__ = ["ENTRIES", "build"]
 

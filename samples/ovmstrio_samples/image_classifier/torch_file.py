@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 
 __all__ = ["read"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tritonclient.grpc import InferenceServerClient
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 from ovmstrio_samples.triton import arguments, as_input, failures_end_the_program
 
 __all__ = ["count_on"]

@@ -11,7 +11,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 
-from ovmstrio.openvino.convert import save
+from ovmstrio.conversion import save
 
 __all__ = ["ENTRIES", "build", "coefficients"]
 

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ovmstrio import Array
 from ovmstrio_samples import pictures
 from ovmstrio_samples.asking import arguments, connect
 from ovmstrio_samples.ocr.reading import cut, detector_input, fitted, lines_in, read_characters, reader_input, spell
 from ovmstrio_samples.ocr.regions import Box
-from ovmstrio_samples.question import Array, Ask
+from ovmstrio_samples.question import Ask
 
 __all__ = ["read_characters", "read_text"]
 

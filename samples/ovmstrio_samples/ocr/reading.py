@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from ovmstrio import Array
 from ovmstrio_samples import pictures
 from ovmstrio_samples.ocr.regions import Box, regions
-from ovmstrio_samples.question import Array
 
 __all__ = ["cut", "detector_input", "fitted", "lines_in", "read_characters", "reader_input", "spell"]
 

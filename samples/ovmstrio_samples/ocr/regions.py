@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 
 __all__ = ["Box", "regions"]
 

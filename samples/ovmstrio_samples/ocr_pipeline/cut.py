@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .rectangles import corners, in_reading_order, text_rectangles, upright
 
-Array = np.ndarray[Any, Any]
 Info = dict[str, tuple[str, list[int]]]
 
 _HEIGHT: Final = 48
@@ -33,7 +33,7 @@ def get_outputs_info(_params: Mapping[str, str]) -> Info:
     }
 
 
-def _stacked(pictures: Sequence[Array], widths: Array) -> Array:
+def _stacked(pictures: Sequence[NDArray[Any]], widths: NDArray[Any]) -> NDArray[Any]:
     """Put pictures of different widths into one array, with grey behind their ends."""
     stack = np.full((len(pictures), 1, _HEIGHT, int(widths.max(initial=_NARROWEST)), 3), _GREY, np.uint8)
     for place, picture in zip(stack, pictures, strict=True):
@@ -41,7 +41,7 @@ def _stacked(pictures: Sequence[Array], widths: Array) -> Array:
     return stack
 
 
-def execute(inputs: Mapping[str, Array], params: Mapping[str, str]) -> dict[str, Array]:
+def execute(inputs: Mapping[str, NDArray[Any]], params: Mapping[str, str]) -> dict[str, NDArray[Any]]:
     """Find the lines and cut them out; with no line at all the pipeline ends here."""
     picture, likely = inputs["picture"][0], inputs["likely"][0, 0]
     threshold, box_threshold = float(params["threshold"]), float(params["box_threshold"])

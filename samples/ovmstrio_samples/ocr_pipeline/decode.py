@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray[Any, Any]
 Info = dict[str, tuple[str, list[int]]]
 
 _STRIDE: Final = 32
@@ -31,7 +31,7 @@ def _fitting(height: int, width: int, shorter_side: int) -> tuple[int, int]:
     return columns, rows
 
 
-def execute(inputs: Mapping[str, Array], params: Mapping[str, str]) -> dict[str, Array]:
+def execute(inputs: Mapping[str, NDArray[Any]], params: Mapping[str, str]) -> dict[str, NDArray[Any]]:
     """Decode the file; zeros behind its end are of no matter to any format."""
     picture = cv2.imdecode(inputs["file"][0], cv2.IMREAD_COLOR)
     if picture is None:

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 
-from ovmstrio.openvino.convert import save
+from ovmstrio.conversion import save
 from ovmstrio_samples.copying import copy_files
 from ovmstrio_samples.ocr.prepare import read_characters_of
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray[Any, Any]
 Rectangle = tuple[tuple[float, float], tuple[float, float], float]
 """What OpenCV calls a rotated rectangle: centre, size and angle."""
 
@@ -17,7 +17,7 @@ _JOINING: Final = np.ones((2, 2), np.uint8)
 _TALL: Final = 1.5
 
 
-def text_rectangles(likely: Array, threshold: float, box_threshold: float, growth: float) -> Iterator[Rectangle]:
+def text_rectangles(likely: NDArray[Any], threshold: float, box_threshold: float, growth: float) -> Iterator[Rectangle]:
     """Give a rectangle around each region where text is likely.
 
     The detector marks the core of each line only, so that lines do not touch; a rectangle is grown by its area times
@@ -33,7 +33,7 @@ def text_rectangles(likely: Array, threshold: float, box_threshold: float, growt
         yield (x, y), (width + 2 * margin, height + 2 * margin), angle
 
 
-def _mean(likely: Array, rectangle: Rectangle) -> float:
+def _mean(likely: NDArray[Any], rectangle: Rectangle) -> float:
     """Give the mean of the map inside a rectangle."""
     points = cv2.boxPoints(rectangle)
     left, top = np.maximum(np.floor(points.min(axis=0)), 0).astype(int)
@@ -44,7 +44,7 @@ def _mean(likely: Array, rectangle: Rectangle) -> float:
     return float(cv2.mean(part, inside)[0])
 
 
-def corners(rectangle: Rectangle, scale: Array, shape: tuple[int, ...]) -> Array:
+def corners(rectangle: Rectangle, scale: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """Give a rectangle's corners in the picture: left above, right above, right below, left below."""
     points = cv2.boxPoints(rectangle) * scale
     by_x = points[np.argsort(points[:, 0], kind="stable")]
@@ -53,7 +53,7 @@ def corners(rectangle: Rectangle, scale: Array, shape: tuple[int, ...]) -> Array
     return np.clip(np.round(ordered), 0, (shape[1] - 1, shape[0] - 1)).astype(np.int32)
 
 
-def in_reading_order(boxes: Array) -> Array:
+def in_reading_order(boxes: NDArray[Any]) -> NDArray[Any]:
     """Sort boxes from top to bottom; those whose middles are at about one height, from left to right."""
     if not len(boxes):
         return boxes
@@ -65,7 +65,7 @@ def in_reading_order(boxes: Array) -> Array:
     return boxes[down[np.lexsort((middles[down, 0], rows))]]
 
 
-def upright(picture: Array, box: Array, height: int, widest: int) -> Array:
+def upright(picture: NDArray[Any], box: NDArray[Any], height: int, widest: int) -> NDArray[Any]:
     """Cut out a box, straightened and so high; one that is much higher than wide is turned to the left."""
     sides = np.linalg.norm(box - np.roll(box, 1, axis=0), axis=1)
     size = (max(1, int(sides[[1, 3]].max())), max(1, int(sides[[0, 2]].max())))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray[Any, Any]
 Info = dict[str, tuple[str, list[int]]]
 
 _NOTHING: Final = 0
@@ -30,7 +30,7 @@ def get_outputs_info(_params: Mapping[str, str]) -> Info:
     return {"texts_string": ("UINT8", [-1, -1]), "scores": ("FP32", [-1]), "boxes": ("INT32", [-1, 4, 2])}
 
 
-def _rows(texts: Sequence[str]) -> Array:
+def _rows(texts: Sequence[str]) -> NDArray[Any]:
     """Write texts as rows of bytes, with zeros behind their ends."""
     encoded = [text.encode() for text in texts]
     rows = np.zeros((len(encoded), max(map(len, encoded), default=0) + 1), np.uint8)
@@ -39,7 +39,9 @@ def _rows(texts: Sequence[str]) -> Array:
     return rows
 
 
-def execute(inputs: Mapping[str, Array], params: Mapping[str, str], characters: list[str]) -> dict[str, Array]:
+def execute(
+    inputs: Mapping[str, NDArray[Any]], params: Mapping[str, str], characters: list[str]
+) -> dict[str, NDArray[Any]]:
     """Spell each line: a step that repeats the one before it adds nothing, nor does one where nothing was read."""
     steps, likely = inputs["characters"][:, 0], inputs["likely"][:, 0]
     counts = steps != _NOTHING

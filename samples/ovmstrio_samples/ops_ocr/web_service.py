@@ -11,12 +11,11 @@ from typing import Any, Final
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from ovmstrio_samples.ocr.reading import read_characters, spell
 from ovmstrio_samples.ocr_pipeline.rectangles import corners, in_reading_order, text_rectangles, upright
 from paddle_serving_server.web_service import Op, WebService
-
-Array = np.ndarray[Any, Any]
 
 NO_PICTURE: Final = 101
 """The error code for a request whose ``image`` is nothing that OpenCV reads."""
@@ -30,12 +29,12 @@ _WIDENING: Final = 1.2
 _LIKELY, _LIKELY_BOX, _GROWTH = 0.3, 0.3, 1.6
 
 
-def _blob(bgr: Array, width: int, height: int) -> Array:
+def _blob(bgr: NDArray[Any], width: int, height: int) -> NDArray[Any]:
     """Give FP32 [1,3,height,width] between -1 and 1."""
     return np.asarray(cv2.dnn.blobFromImage(bgr, 1 / 127.5, (width, height), (127.5, 127.5, 127.5)))
 
 
-def _decoded(image: str) -> Array | None:
+def _decoded(image: str) -> NDArray[Any] | None:
     """Read a picture file in base64; None if it is none."""
     try:
         file = np.frombuffer(base64.b64decode(image), np.uint8)
@@ -68,7 +67,7 @@ class DetOp(Op):
         return {"picture": self.picture, "boxes": boxes}, None, ""
 
 
-def _by_width(lines: Sequence[Array]) -> list[list[int]]:
+def _by_width(lines: Sequence[NDArray[Any]]) -> list[list[int]]:
     """Group lines, by their numbers, so that none becomes much wider when all of a group are made equally wide."""
     groups: list[list[int]] = []
     for number in sorted(range(len(lines)), key=lambda each: lines[each].shape[1]):
@@ -78,7 +77,7 @@ def _by_width(lines: Sequence[Array]) -> list[list[int]]:
     return groups
 
 
-def _fitted(lines: Sequence[Array]) -> Array:
+def _fitted(lines: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Make lines what the model takes, with grey behind their ends."""
     widest = max(_NARROWEST, *(line.shape[1] for line in lines))
     fitted = np.zeros((len(lines), 3, _LINE_HEIGHT, -(-widest // _GRID) * _GRID), np.float32)

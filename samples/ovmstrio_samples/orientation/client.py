@@ -6,9 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from ovmstrio import Array
 from ovmstrio_samples import pictures
 from ovmstrio_samples.asking import arguments, main
-from ovmstrio_samples.question import Array, Arrays, Question
+from ovmstrio_samples.question import Arrays, Question
 
 __all__ = ["ask_about", "questions"]
 

@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from ovmstrio import Array
 from ovmstrio_samples.asking import arguments, connect
-from ovmstrio_samples.question import Array, Ask
+from ovmstrio_samples.question import Ask
 from ovmstrio_samples.speech.hearing import RATE, SECONDS, Tokens, log_mel
 from ovmstrio_samples.vad.client import read_wave
 

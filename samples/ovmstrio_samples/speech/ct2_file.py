@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 
 __all__ = ["read"]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
 
 __all__ = ["RATE", "SECONDS", "Tokens", "log_mel"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import openvino as ov
 import openvino.opset13 as op
 
-from ovmstrio.openvino.convert import save
-from ovmstrio_samples.question import Array
+from ovmstrio import Array
+from ovmstrio.conversion import save
 from ovmstrio_samples.speech import ct2_file
 
 __all__ = ["ENTRIES", "TOKENS", "build_decoder", "build_encoder"]

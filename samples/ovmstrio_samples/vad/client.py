@@ -9,8 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from ovmstrio import Array
 from ovmstrio_samples.asking import arguments, connect
-from ovmstrio_samples.question import Array, Ask
+from ovmstrio_samples.question import Ask
 
 __all__ = ["read_wave", "speech"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import openvino as ov
 
-from ovmstrio.openvino.convert import save
+from ovmstrio.conversion import save
 
 __all__ = ["ENTRIES"]
 

@@ -15,9 +15,10 @@ from typing import Final
 import numpy as np
 from platformdirs import user_cache_path
 
+from ovmstrio import Array
 from ovmstrio_samples.asking import arguments, connect
 from ovmstrio_samples.catalog import Wheel
-from ovmstrio_samples.question import Array, Arrays, Ask
+from ovmstrio_samples.question import Arrays, Ask
 from ovmstrio_samples.vad.client import RATE, read_wave
 from ovmstrio_samples.vad_stateful.prepare import CHUNK
 from ovmstrio_samples.wheels import extract, fetch

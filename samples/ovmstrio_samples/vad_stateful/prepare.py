@@ -10,7 +10,7 @@ import openvino as ov
 import openvino.opset13 as op
 from openvino.passes import MakeStateful, Manager
 
-from ovmstrio.openvino.convert import save
+from ovmstrio.conversion import save
 
 __all__ = ["CHUNK", "ENTRIES", "remember"]
 

@@ -9,7 +9,14 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.errors import FailedPrecondition, ModelFailure, ServerError
+from ovmstrio.core.errors import (
+    ConfigError,
+    FailedPrecondition,
+    ModelFailure,
+    Problem,
+    ServerError,
+    VersionsFailure,
+)
 from ovmstrio.observability.metrics import Metrics
 from tests.api.rest.servers import BODY, Serving, serving_rest
 from tests.support.pass_through import load_pass_through
@@ -77,12 +84,20 @@ async def test_a_reload_answers_with_the_statuses(tmp_path: Path, changed: bool,
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
-    [(FailedPrecondition("the file has a typo"), 412), (ServerError("it cannot be read"), 500)],
+    ("error", "status", "text"),
+    [
+        (FailedPrecondition("a typo"), 412, "Reloading config file failed. Check server logs for more info: a typo"),
+        (ModelFailure("b is bad"), 500, "Reloading config file failed. Check server logs for more info: b is bad"),
+        (VersionsFailure("b is"), 500, "Reloading models versions failed. Check server logs for more info: b is"),
+        (ConfigError([Problem("it is not there", "c")]), 500, "Config file not found or cannot open."),
+        (ServerError("it cannot be read"), 500, "it cannot be read"),
+    ],
 )
-async def test_a_reload_that_fails_says_why(tmp_path: Path, error: ServerError, status: int) -> None:
+async def test_a_reload_that_fails_says_why_in_the_words_of_ovms(
+    tmp_path: Path, error: ServerError, status: int, text: str
+) -> None:
     """The status is that of the error's class."""
-    assert await _reload(tmp_path, error) == (status, {"error": error.message})
+    assert await _reload(tmp_path, error) == (status, {"error": text})
 
 
 async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest, MalformedJson, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import Dim, TensorSpec
-from ovmstrio.runtimes.models.validation import validate
 from ovmstrio.wire.statuses import status_of
+from tests.support.validation import validate
 
 X = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 2]}
 NO_PARAMETERS = "Could not parse request parameters"

@@ -66,16 +66,16 @@ async def test_ops_are_below_their_name_with_the_services_name_or_without(fast: 
     executor = EchoExecutor()
     async with serving_pipeline(executor, snapshot=lambda: {"running": 2}) as running:
         for path in ("/uci/go", "/uci/uci/go", "/uci/uci/go/"):
-            answer = await _ask(running.http[0], _post(path, b'{"key":["x"],"value":["1"]}', fast=fast))
+            answer = await _ask(running.rest[0], _post(path, b'{"key":["x"],"value":["1"]}', fast=fast))
             assert (answer.status, answer.json["value"]) == (200, ["1"])
         assert [request.method for request in executor.requests] == ["go"] * 3
         assert {request.clientip for request in executor.requests} == {"127.0.0.1"}
-        answer = await _ask(running.http[0], _post("/uci/go", b"{", fast=fast))
+        answer = await _ask(running.rest[0], _post("/uci/go", b"{", fast=fast))
         assert (answer.status, answer.json["code"]) == (400, 3)
         get = "GET {} HTTP/1.1\r\nHost: h\r\n" + ("" if fast else "TE: trailers\r\n") + "\r\n"
-        assert (await _ask(running.http[0], get.format("/uci/health").encode())).json == {"status": "ok"}
-        assert (await _ask(running.http[0], get.format("/uci/trace").encode())).json == {"running": 2}
-        assert (await _ask(running.http[0], get.format("/v1/config").encode())).json["uci"]
+        assert (await _ask(running.rest[0], get.format("/uci/health").encode())).json == {"status": "ok"}
+        assert (await _ask(running.rest[0], get.format("/uci/trace").encode())).json == {"running": 2}
+        assert (await _ask(running.rest[0], get.format("/v1/config").encode())).json["uci"]
 
 
 async def _ask(address: str, request: bytes) -> Any:

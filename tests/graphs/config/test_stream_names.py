@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.runtimes.graphs.config.graph_config import Port
-from ovmstrio.runtimes.graphs.config.stream_names import InvalidName, is_stream_name, parse_stream, parse_tag_index
+from ovmstrio.runtimes.graphs.config.stream_refs import InvalidName, is_stream_name, parse_stream, parse_tag_index
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 TAGS = st.from_regex(r"[A-Z_][A-Z0-9_]{0,8}", fullmatch=True)

@@ -3,8 +3,15 @@ from __future__ import annotations
 import pytest
 
 from ovmstrio.core.request import InferRequest, InferResponse
-from ovmstrio.runtimes.graphs.config.stream_types import stream_type, tag_for, type_name
-from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor
+from ovmstrio.runtimes.graphs.packets import (
+    ImageFrame,
+    MediaPipeTensor,
+    OvTensor,
+    TfTensor,
+    stream_type,
+    tag_for,
+    type_name,
+)
 from pyovms import Tensor
 
 

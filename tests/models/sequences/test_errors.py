@@ -15,7 +15,7 @@ from grpclib.const import Status
 
 from ovmstrio.core import errors
 from ovmstrio.core.request import Contents, InferInput, InferRequest
-from ovmstrio.runtimes.models.sequences.requests import Control, read_control
+from ovmstrio.runtimes.models.sequences.sequence_requests import Control, read_control
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.wire.statuses import status_of
 from tests.support import ir

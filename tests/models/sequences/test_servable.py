@@ -14,15 +14,13 @@ import trio.testing
 from ovmstrio.core.errors import ConfigError, ModelFailure, SequenceMissing
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.servable import SequenceServable
-from ovmstrio.core.tensor import Tensor
-from ovmstrio.runtimes.models.sequences.requests import Control
+from ovmstrio.core.tensor import Array, Tensor
+from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from tests.support import ir
 from tests.support.servables import load, load_stateful, network, raw_request, sequence_request
 
 START, END = 1, 2
-
-Array = np.ndarray[Any, Any]
 
 
 def array_of(response: InferResponse, name: str = "y") -> Array:

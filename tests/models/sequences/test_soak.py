@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from ovmstrio.core.tensor import Tensor
-from ovmstrio.openvino.run import Network
+from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.models.sequences import Sequence, SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import scan
 from ovmstrio.runtimes.models.stateful import StatefulServable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ovmstrio.runtimes.pipelines.custom_nodes.opening import open_custom_node
+from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
 from tests.support.native_nodes import compiled
 from tests.support.tasks import hosting
 

@@ -10,10 +10,10 @@ import trio
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BuiltinNode
-from ovmstrio.runtimes.pipelines.custom_nodes.isolation import IsolatedNode
-from ovmstrio.runtimes.pipelines.custom_nodes.native import NativeNode
-from ovmstrio.runtimes.pipelines.custom_nodes.opening import open_custom_node
-from ovmstrio.runtimes.pipelines.custom_nodes.python import PythonNode
+from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import IsolatedNode
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode
+from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
+from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import PythonNode
 from tests.support.custom_nodes import write_node
 from tests.support.native_nodes import copy_of_fixture
 from tests.support.tasks import hosting

@@ -102,7 +102,7 @@ async def _handler(folder: Path) -> AsyncIterator[Address]:
 async def _ops(folder: Path) -> AsyncIterator[Address]:
     del folder
     async with serving_pipeline(EchoExecutor(), http_status=True) as running:
-        yield running.http[0]
+        yield running.rest[0]
 
 
 SERVERS: Final[dict[str, Callable[[Path], Any]]] = {

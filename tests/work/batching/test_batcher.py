@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, NotReady, Overloaded
+from ovmstrio.core.hooks import BatchHooks
 from ovmstrio.work.batching import Batcher, BatchOptions, open_batcher
 
 Options = BatchOptions
@@ -381,7 +382,7 @@ async def test_hooks_are_told_sizes_and_times(autojump_clock: MockClock) -> None
     sizes: list[int] = []
     waits: list[float] = []
 
-    class Hooks:
+    class Hooks(BatchHooks):
         def batch_size(self, size: int) -> None:
             sizes.append(size)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from ovmstrio.work.processes.memory import make_file, map_file
+from ovmstrio.work.processes.message_channel import make_file, map_file
 from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
 from ovmstrio.work.processes.program import describe_end
 

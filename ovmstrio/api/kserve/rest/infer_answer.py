@@ -1,8 +1,8 @@
 """An ``InferResponse`` as the answer of a REST inference: JSON, and behind it the tensors that go as bytes.
 
-Keys stand in OVMS's order (``ovms_classic`` sections 2.7 and 2.8).  Floating-point numbers are printed as the shortest
-text that reads back as the same number; NaN and infinities, which JSON has no numbers for, are the texts ``"NaN"``,
-``"Infinity"`` and ``"-Infinity"``, as protobuf's JSON has them.
+Keys stand in the order in which OVMS answers over the KServe REST API.  Floating-point numbers are printed as the
+shortest text that reads back as the same number; NaN and infinities, which JSON has no numbers for, are the texts
+``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, as protobuf's JSON has them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The body of a REST inference, JSON with or without tensors behind it, read into an ``InferRequest``.
 
-The rules are those of ``ovms_classic`` sections 2.7 and 2.8.  Where OVMS calls a caller's mistake an internal error, or
-cannot take a value that the protocol allows (64-bit integers, NUL in strings), the protocol is followed instead.
+The rules are OVMS's, as its documentation of the KServe REST API and of its binary inputs has them.  Where OVMS calls a
+caller's mistake an internal error, or cannot take a value that the protocol allows (64-bit integers, NUL in strings),
+the protocol is followed instead.
 """
 
 from __future__ import annotations

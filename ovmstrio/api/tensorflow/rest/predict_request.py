@@ -7,7 +7,7 @@
     {"inputs": value}                            by columns, for a model of one input
     {"inputs": {name: value, ...}}               by columns, a tensor a name
 
-The rules are those of ``ovms_classic`` section 3.6.
+The rules are OVMS's, as its documentation of the TensorFlow Serving REST API has them.
 """
 
 from __future__ import annotations

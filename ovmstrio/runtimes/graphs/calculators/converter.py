@@ -8,24 +8,18 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.runtimes.graphs.calculator import (
-    CalculatorKind,
-    ContractError,
-    DefinitionScope,
-    NodeContext,
-    NodeContract,
-    NodeFailure,
-)
-from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, map_entry, options_of, ports_of
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract, NodeFailure
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, map_entry, options_of, ports_of
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.packets import OvTensor
-from ovmstrio.runtimes.graphs.tensors.arrays import NUMERIC_DATATYPES, wrapped
+from ovmstrio.runtimes.graphs.tensors.arrays import NUMERIC_DATATYPES
 from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of, python_tensor
-from ovmstrio.runtimes.models.buffers import buffer_of
+from ovmstrio.runtimes.models.buffers import buffer_of, wrapped
 from pyovms import Tensor
 
 __all__ = ["CONVERTER", "to_ov", "to_python"]
 
+_NAME: Final = "PyTensorOvTensorConverterCalculator"
 _OPTIONS: Final = "mediapipe.PyTensorOvTensorConverterCalculatorOptions"
 _PYTHON: Final = "OVMS_PY_TENSOR"
 _OPENVINO: Final = "OVTENSOR"
@@ -94,35 +88,25 @@ class _Converter(Stateless):
             context.emit(target.port, converted)
 
 
-class _ConverterKind:
-    name: str = "PyTensorOvTensorConverterCalculator"
+def _contract(node: NodeConfig) -> NodeContract:
+    """Pair inputs with outputs by what follows ``OVMS_PY_TENSOR`` and ``OVTENSOR`` in their tags.
 
-    def contract(self, node: NodeConfig) -> NodeContract:
-        """Pair inputs with outputs by what follows ``OVMS_PY_TENSOR`` and ``OVTENSOR`` in their tags.
-
-        Raises:
-            ContractError: a tag is another, a stream has no partner, or a Python tensor is given no name.
-        """
-        targets = _targets(node)
-        if node.side_inputs or node.side_outputs:
-            raise ContractError(f"{self.name} has no side packets", fix="remove them")
-        inputs: dict[Port, type] = {port: _TYPES[_prefix(port)] for port in targets}
-        outputs: dict[Port, type] = {target.port: _TYPES[_prefix(target.port)] for target in targets.values()}
-        return NodeContract(inputs, outputs, propagates_bounds=True)
-
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
-        """Share the pairs.  Never waits."""
-        del scope
-        return SharedNothing(partial(_Converter, _targets(node)))
+    Raises:
+        ContractError: a tag is another, a stream has no partner, or a Python tensor is given no name.
+    """
+    targets = _targets(node)
+    if node.side_inputs or node.side_outputs:
+        raise ContractError(f"{_NAME} has no side packets", fix="remove them")
+    inputs: dict[Port, type] = {port: _TYPES[_prefix(port)] for port in targets}
+    outputs: dict[Port, type] = {target.port: _TYPES[_prefix(target.port)] for target in targets.values()}
+    return NodeContract(inputs, outputs, propagates_bounds=True)
 
 
 def _prefix(port: Port) -> str:
     for prefix in _TYPES:
         if port.tag.startswith(prefix):
             return prefix
-    raise ContractError(
-        f"{port} is no tag of {_ConverterKind.name}", fix=f"use tags that begin with {_PYTHON} or {_OPENVINO}"
-    )
+    raise ContractError(f"{port} is no tag of {_NAME}", fix=f"use tags that begin with {_PYTHON} or {_OPENVINO}")
 
 
 def _partner(port: Port) -> Port:
@@ -133,7 +117,7 @@ def _partner(port: Port) -> Port:
 def _targets(node: NodeConfig) -> dict[Port, _Target]:
     inputs, outputs = ports_of(node.inputs), set(ports_of(node.outputs))
     if not inputs or not outputs:
-        raise ContractError(f"{_ConverterKind.name} needs at least one input and one output stream")
+        raise ContractError(f"{_NAME} needs at least one input and one output stream")
     partners = {port: _partner(port) for port in inputs}
     for port, partner in partners.items():
         if partner not in outputs:
@@ -160,4 +144,4 @@ def _name_for(node: NodeConfig, output: Port) -> str:
     return name
 
 
-CONVERTER: Final[CalculatorKind] = _ConverterKind()
+CONVERTER: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda node: partial(_Converter, _targets(node)))

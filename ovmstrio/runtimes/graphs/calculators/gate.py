@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ovmstrio.runtimes.graphs.calculator import (
-    CalculatorKind,
-    ContractError,
-    DefinitionScope,
-    NodeContext,
-    NodeContract,
-)
-from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, options_of, ports_of
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, options_of, ports_of
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port, StreamRef
 
 __all__ = ["GATE"]
 
+_NAME: Final = "GateCalculator"
 _OPTIONS: Final = "mediapipe.GateCalculatorOptions"
 _ALLOW: Final = Port("ALLOW", 0)
 _DISALLOW: Final = Port("DISALLOW", 0)
@@ -73,31 +68,23 @@ def _open(context: NodeContext) -> _Gate:
     )
 
 
-class _GateKind:
-    name: str = "GateCalculator"
+def _contract(node: NodeConfig) -> NodeContract:
+    """Accept any untagged streams, an output for each, and one control.
 
-    def contract(self, node: NodeConfig) -> NodeContract:
-        """Accept any untagged streams, an output for each, and one control.
-
-        Raises:
-            ContractError: there is no control or several, or a stream has no partner.
-        """
-        _check_control(node)
-        data = {port for port in ports_of(node.inputs) if port not in _CONTROLS}
-        results = {port for port in ports_of(node.outputs) if port != _STATE_CHANGE}
-        lonely = data ^ results
-        if lonely or not data:
-            raise ContractError(
-                f"{self.name} needs an output for each data stream; without a partner: "
-                f"{', '.join(sorted(map(str, lonely))) or 'there is no data stream'}",
-                fix="give each output the tag of its input",
-            )
-        return NodeContract(_types(node.inputs), _types(node.outputs), _types(node.side_inputs), propagates_bounds=True)
-
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
-        """Share nothing.  Never waits."""
-        del node, scope
-        return SharedNothing(_open)
+    Raises:
+        ContractError: there is no control or several, or a stream has no partner.
+    """
+    _check_control(node)
+    data = {port for port in ports_of(node.inputs) if port not in _CONTROLS}
+    results = {port for port in ports_of(node.outputs) if port != _STATE_CHANGE}
+    lonely = data ^ results
+    if lonely or not data:
+        raise ContractError(
+            f"{_NAME} needs an output for each data stream; without a partner: "
+            f"{', '.join(sorted(map(str, lonely))) or 'there is no data stream'}",
+            fix="give each output the tag of its input",
+        )
+    return NodeContract(_types(node.inputs), _types(node.outputs), _types(node.side_inputs), propagates_bounds=True)
 
 
 def _types(refs: tuple[StreamRef, ...]) -> dict[Port, type]:
@@ -107,15 +94,15 @@ def _types(refs: tuple[StreamRef, ...]) -> dict[Port, type]:
 def _check_control(node: NodeConfig) -> None:
     strangers = sorted(map(str, set(ports_of(node.side_inputs)) - _CONTROLS))
     if strangers or node.side_outputs:
-        raise ContractError(f"{_GateKind.name} has no side packet but ALLOW or DISALLOW: {', '.join(strangers)}")
+        raise ContractError(f"{_NAME} has no side packet but ALLOW or DISALLOW: {', '.join(strangers)}")
     controls = [ref.port for ref in (*node.inputs, *node.side_inputs) if ref.port in _CONTROLS]
     options = options_of(node, _OPTIONS)
     by_option = options is not None and options.HasField("allow")
     if len(controls) + by_option != 1:
         raise ContractError(
-            f"{_GateKind.name} needs exactly one control, not {len(controls) + by_option}",
+            f"{_NAME} needs exactly one control, not {len(controls) + by_option}",
             fix="give it one input stream or side packet ALLOW or DISALLOW, or the option allow",
         )
 
 
-GATE: Final[CalculatorKind] = _GateKind()
+GATE: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda _: _open)

@@ -7,16 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferInput, InferRequest
-from ovmstrio.runtimes.graphs.calculator import (
-    CalculatorKind,
-    ContractError,
-    DefinitionScope,
-    NodeContext,
-    NodeContract,
-)
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract
 from ovmstrio.runtimes.graphs.calculator import NodeFailure as Failure
 from ovmstrio.runtimes.graphs.calculators.inference_ports import InferenceOptions, PortPlan, plan_ports
-from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, options_of, required_input
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, options_of, required_input
 from ovmstrio.runtimes.graphs.calculators.session import SESSION_PORT, Session
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 from ovmstrio.runtimes.models.buffers import buffer_of
@@ -26,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INFERENCE"]
 
+_NAME: Final = "OpenVINOInferenceCalculator"
 _OPTIONS: Final = "mediapipe.OpenVINOInferenceCalculatorOptions"
 
 
@@ -73,38 +68,30 @@ def _add(request: InferRequest, name: str, tensor: TensorValue) -> None:
     request.raw_inputs.append(buffer_of(tensor.array))
 
 
-class _InferenceKind:
-    name: str = "OpenVINOInferenceCalculator"
+def _contract(node: NodeConfig) -> NodeContract:
+    """Say which tags carry which tensors.
 
-    def contract(self, node: NodeConfig) -> NodeContract:
-        """Say which tags carry which tensors.
-
-        Raises:
-            ContractError: there is no session, a tag is not supported, or the options contradict the tags.
-        """
-        if [ref.port for ref in node.side_inputs] != [SESSION_PORT]:
-            raise ContractError(
-                f"{self.name} needs exactly one input side packet, SESSION",
-                fix='write input_side_packet: "SESSION:session" and add an OpenVINOModelServerSessionCalculator',
-            )
-        inputs, outputs = _plans(node)
-        return NodeContract(
-            {plan.port: plan.carried for plan in inputs},
-            {plan.port: plan.carried for plan in outputs},
-            {SESSION_PORT: Session},
-            propagates_bounds=True,
+    Raises:
+        ContractError: there is no session, a tag is not supported, or the options contradict the tags.
+    """
+    if [ref.port for ref in node.side_inputs] != [SESSION_PORT]:
+        raise ContractError(
+            f"{_NAME} needs exactly one input side packet, SESSION",
+            fix='write input_side_packet: "SESSION:session" and add an OpenVINOModelServerSessionCalculator',
         )
-
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
-        """Share what the tags and options say.  Never waits."""
-        del scope
-        return SharedNothing(partial(_Inference, *_plans(node)))
+    inputs, outputs = _plans(node)
+    return NodeContract(
+        {plan.port: plan.carried for plan in inputs},
+        {plan.port: plan.carried for plan in outputs},
+        {SESSION_PORT: Session},
+        propagates_bounds=True,
+    )
 
 
 def _plans(node: NodeConfig) -> tuple[tuple[PortPlan, ...], tuple[PortPlan, ...]]:
     options: InferenceOptions | None = options_of(node, _OPTIONS)
     if not node.inputs or not node.outputs:
-        raise ContractError(f"{_InferenceKind.name} needs at least one input and one output stream")
+        raise ContractError(f"{_NAME} needs at least one input and one output stream")
     if options is None:
         return plan_ports(node.sorted_inputs, {}, (), "input"), plan_ports(node.sorted_outputs, {}, (), "output")
     return (
@@ -113,4 +100,4 @@ def _plans(node: NodeConfig) -> tuple[tuple[PortPlan, ...], tuple[PortPlan, ...]
     )
 
 
-INFERENCE: Final[CalculatorKind] = _InferenceKind()
+INFERENCE: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda node: partial(_Inference, *_plans(node)))

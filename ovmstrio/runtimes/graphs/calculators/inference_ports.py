@@ -16,7 +16,8 @@ from ovmstrio.runtimes.graphs.calculator import ContractError, NodeFailure
 from ovmstrio.runtimes.graphs.calculators.nodes import map_entry
 from ovmstrio.runtimes.graphs.config.graph_config import Port, StreamRef
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, TensorValue, TfTensor
-from ovmstrio.runtimes.graphs.tensors.arrays import MEDIAPIPE_DATATYPES, NUMERIC_DATATYPES, wrapped
+from ovmstrio.runtimes.graphs.tensors.arrays import MEDIAPIPE_DATATYPES, NUMERIC_DATATYPES
+from ovmstrio.runtimes.models.buffers import wrapped
 
 __all__ = ["InferenceOptions", "PortPlan", "plan_ports"]
 

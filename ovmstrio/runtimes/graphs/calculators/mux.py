@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from ovmstrio.runtimes.graphs.calculator import (
-    CalculatorKind,
-    ContractError,
-    DefinitionScope,
-    NodeContext,
-    NodeContract,
-    NodeFailure,
-)
-from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, ports_of, required_input
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract, NodeFailure
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, ports_of, required_input
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 
 __all__ = ["MUX"]
 
+_NAME: Final = "MuxCalculator"
 _SELECT: Final = Port("SELECT", 0)
 _OUTPUT: Final = Port("OUTPUT", 0)
 _INPUT: Final = "INPUT"
@@ -37,36 +31,23 @@ class _Mux(Stateless):
             context.emit(_OUTPUT, context.inputs[port])
 
 
-def _open(context: NodeContext) -> _Mux:
-    del context
-    return _Mux()
+def _contract(node: NodeConfig) -> NodeContract:
+    """Accept inputs ``INPUT:0``, ``INPUT:1`` ..., one ``SELECT`` as stream or side packet, and ``OUTPUT``.
+
+    Raises:
+        ContractError: the node has other ports.
+    """
+    inputs, side = set(ports_of(node.inputs)), set(ports_of(node.side_inputs))
+    data = {port for port in inputs if port.tag == _INPUT}
+    controls = [port for port in (*inputs, *side) if port == _SELECT]
+    if not data or len(controls) != 1 or (inputs | side) != {*data, _SELECT}:
+        raise ContractError(
+            f"{_NAME} needs inputs INPUT:0, INPUT:1, ... and one SELECT, as input stream or side packet"
+        )
+    if set(ports_of(node.outputs)) != {_OUTPUT} or node.side_outputs:
+        raise ContractError(f"{_NAME} has exactly one output, OUTPUT")
+    types: dict[Port, type] = {port: int if port == _SELECT else object for port in inputs}
+    return NodeContract(types, {_OUTPUT: object}, dict.fromkeys(side, int), propagates_bounds=True)
 
 
-class _MuxKind:
-    name: str = "MuxCalculator"
-
-    def contract(self, node: NodeConfig) -> NodeContract:
-        """Accept inputs ``INPUT:0``, ``INPUT:1`` ..., one ``SELECT`` as stream or side packet, and ``OUTPUT``.
-
-        Raises:
-            ContractError: the node has other ports.
-        """
-        inputs, side = set(ports_of(node.inputs)), set(ports_of(node.side_inputs))
-        data = {port for port in inputs if port.tag == _INPUT}
-        controls = [port for port in (*inputs, *side) if port == _SELECT]
-        if not data or len(controls) != 1 or (inputs | side) != {*data, _SELECT}:
-            raise ContractError(
-                f"{self.name} needs inputs INPUT:0, INPUT:1, ... and one SELECT, as input stream or side packet"
-            )
-        if set(ports_of(node.outputs)) != {_OUTPUT} or node.side_outputs:
-            raise ContractError(f"{self.name} has exactly one output, OUTPUT")
-        types: dict[Port, type] = {port: int if port == _SELECT else object for port in inputs}
-        return NodeContract(types, {_OUTPUT: object}, dict.fromkeys(side, int), propagates_bounds=True)
-
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
-        """Share nothing.  Never waits."""
-        del node, scope
-        return SharedNothing(_open)
-
-
-MUX: Final[CalculatorKind] = _MuxKind()
+MUX: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda _: lambda _: _Mux())

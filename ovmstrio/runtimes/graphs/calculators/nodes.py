@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ovmstrio.runtimes.graphs.calculator import NodeContext, NodeFailure
+from ovmstrio.runtimes.graphs.calculator import DefinitionScope, NodeContext, NodeContract, NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port, StreamRef
 
-__all__ = ["SharedNothing", "Stateless", "map_entry", "options_of", "ports_of", "required_input"]
+__all__ = ["SharedNothing", "Stateless", "StatelessKind", "map_entry", "options_of", "ports_of", "required_input"]
 
 
 def options_of(node: NodeConfig, message: str) -> Any:
@@ -52,11 +53,7 @@ class Stateless:
 
 
 class SharedNothing:
-    """The resources of a node whose instances share nothing.
-
-    Args:
-        make: makes the calculator of one instance.
-    """
+    """The resources of a node whose instances share nothing."""
 
     __slots__ = ("_make",)
 
@@ -69,3 +66,23 @@ class SharedNothing:
 
     async def aclose(self) -> None:
         """Nothing to do.  Never waits."""
+
+
+@dataclass(slots=True, eq=False)
+class StatelessKind:
+    """A calculator whose nodes share nothing but what the graph file says of them.
+
+    Attributes:
+        name: under which graph files know it.
+        contract: see :meth:`CalculatorKind.contract`.
+        prepare: gives, for a node, what makes the calculator of one instance.
+    """
+
+    name: str
+    contract: Callable[[NodeConfig], NodeContract]
+    prepare: Callable[[NodeConfig], Callable[[NodeContext], Any]]
+
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
+        """Share what the file says.  Never waits."""
+        del scope
+        return SharedNothing(self.prepare(node))

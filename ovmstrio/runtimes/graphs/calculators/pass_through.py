@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from ovmstrio.runtimes.graphs.calculator import (
-    CalculatorKind,
-    ContractError,
-    DefinitionScope,
-    NodeContext,
-    NodeContract,
-)
-from ovmstrio.runtimes.graphs.calculators.nodes import SharedNothing, Stateless, ports_of
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, ports_of
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 
 __all__ = ["PASS_THROUGH"]
+
+_NAME: Final = "PassThroughCalculator"
 
 
 class _PassThrough(Stateless):
@@ -30,37 +26,29 @@ def _open(context: NodeContext) -> _PassThrough:
     return _PassThrough()
 
 
-class _PassThroughKind:
-    name: str = "PassThroughCalculator"
+def _contract(node: NodeConfig) -> NodeContract:
+    """Accept any streams, as long as inputs and outputs have the same tags and indexes.
 
-    def contract(self, node: NodeConfig) -> NodeContract:
-        """Accept any streams, as long as inputs and outputs have the same tags and indexes.
-
-        Raises:
-            ContractError: an input has no output, or an output no input.
-        """
-        inputs, outputs = frozenset(ports_of(node.inputs)), frozenset(ports_of(node.outputs))
-        _check_same("Input and output streams", inputs, outputs)
-        sides = frozenset(ports_of(node.side_outputs))
-        if sides:
-            _check_same("Input and output side packets", frozenset(ports_of(node.side_inputs)), sides)
-        anything: dict[Port, type] = dict.fromkeys(inputs, object)
-        side: dict[Port, type] = dict.fromkeys(ports_of(node.side_inputs), object)
-        return NodeContract(anything, anything, side, dict.fromkeys(sides, object), propagates_bounds=True)
-
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> SharedNothing:
-        """Share nothing.  Never waits."""
-        del node, scope
-        return SharedNothing(_open)
+    Raises:
+        ContractError: an input has no output, or an output no input.
+    """
+    inputs, outputs = frozenset(ports_of(node.inputs)), frozenset(ports_of(node.outputs))
+    _check_same("Input and output streams", inputs, outputs)
+    sides = frozenset(ports_of(node.side_outputs))
+    if sides:
+        _check_same("Input and output side packets", frozenset(ports_of(node.side_inputs)), sides)
+    anything: dict[Port, type] = dict.fromkeys(inputs, object)
+    side: dict[Port, type] = dict.fromkeys(ports_of(node.side_inputs), object)
+    return NodeContract(anything, anything, side, dict.fromkeys(sides, object), propagates_bounds=True)
 
 
 def _check_same(what: str, inputs: frozenset[Port], outputs: frozenset[Port]) -> None:
     if inputs != outputs:
         lonely = ", ".join(sorted(map(str, inputs ^ outputs)))
         raise ContractError(
-            f"{what} to PassThroughCalculator must use matching tags and indexes; without a partner: {lonely}",
+            f"{what} to {_NAME} must use matching tags and indexes; without a partner: {lonely}",
             fix="give each output the tag of its input",
         )
 
 
-PASS_THROUGH: Final[CalculatorKind] = _PassThroughKind()
+PASS_THROUGH: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda _: _open)

@@ -15,7 +15,7 @@ from ovmstrio.runtimes.graphs.config.graph_messages import (
     REQUEST_OUTPUTS,
     RESPONSE_MISSING,
 )
-from ovmstrio.runtimes.graphs.config.stream_types import TFLITE
+from ovmstrio.runtimes.graphs.packets import TFLITE
 
 __all__ = ["check_borders"]
 

@@ -1,4 +1,4 @@
-"""Read a graph file.
+"""Read a graph file, and the comment in it that asks for instances that are kept: ``# OVMS_GRAPH_QUEUE_MAX_SIZE: 4``.
 
 ::
 
@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,10 +25,9 @@ from ovmstrio.runtimes.graphs.config.executors import check_executors
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, PolicyConfig
 from ovmstrio.runtimes.graphs.config.graph_messages import FILE_INVALID, INITIALIZATION
 from ovmstrio.runtimes.graphs.config.node_reader import read_nodes, read_policy
-from ovmstrio.runtimes.graphs.config.pool_directive import PoolDirective, read_pool
 from ovmstrio.runtimes.graphs.config.stream_refs import StreamReader
 
-__all__ = ["Reading", "examine_text", "read_graph"]
+__all__ = ["PoolDirective", "Reading", "examine_text", "read_graph", "read_pool"]
 
 _GRAPH: Final = "mediapipe.CalculatorGraphConfig"
 _OPTIONS: Final = "mediapipe.CalculatorOptions"
@@ -141,3 +141,41 @@ def _check_pool(pool: PoolDirective, nodes: tuple[NodeConfig, ...], findings: Fi
                 "LOOPBACK, which ends with each stream",
                 suggestion="remove OVMS_GRAPH_QUEUE_MAX_SIZE",
             )
+
+
+_DIRECTIVE: Final = re.compile(r"^[ \t]*#[ \t]*OVMS_GRAPH_QUEUE_MAX_SIZE[ \t]*:(?P<value>.*)$", re.MULTILINE)
+_SIZE: Final = re.compile(r"[0-9]{1,9}")
+_OFF_SWITCH: Final = "OVMS_GRAPH_QUEUE_OFF"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDirective:
+    """How many instances are asked for, 0 for none, and where."""
+
+    size: int = 0
+    line: int = 0
+
+
+def read_pool(text: str, findings: Findings) -> PoolDirective:
+    """Find the directive; the number is bounded by that of processors."""
+    match = _DIRECTIVE.search(text)
+    if match is None:
+        return PoolDirective()
+    line = text.count("\n", 0, match.start()) + 1
+    value = match["value"].strip()
+    if value != "AUTO" and not _SIZE.fullmatch(value):
+        findings.refuse(
+            Located(None, line),
+            f"{FILE_INVALID} - OVMS_GRAPH_QUEUE_MAX_SIZE cannot be used",
+            expected="AUTO or a number from 0",
+            found=value,
+            suggestion="write AUTO, a number, or remove the line",
+        )
+        return PoolDirective(line=line)
+    processors = os.cpu_count() or 1
+    asked = processors if value == "AUTO" else int(value)
+    if asked > processors:
+        message = f"OVMS_GRAPH_QUEUE_MAX_SIZE is more than there are processors; {processors} are used"
+        findings.warn(Located(None, line), message)
+    is_off = os.environ.get(_OFF_SWITCH) == "1"
+    return PoolDirective(0 if is_off else min(asked, processors), line)

@@ -10,7 +10,7 @@ from ovmstrio.config.findings import Findings, did_you_mean
 from ovmstrio.config.located import Located
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 from ovmstrio.runtimes.graphs.config.graph_messages import INITIALIZATION, NOT_IMPLEMENTED
-from ovmstrio.runtimes.graphs.config.stream_names import InvalidName, parse_tag_index
+from ovmstrio.runtimes.graphs.config.stream_refs import InvalidName, parse_tag_index
 
 __all__ = ["check_handlers"]
 

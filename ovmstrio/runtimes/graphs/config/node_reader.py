@@ -14,8 +14,7 @@ from ovmstrio.config.located import Located
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, PolicyConfig, Port, StreamRef
 from ovmstrio.runtimes.graphs.config.graph_messages import FILE_INVALID, INITIALIZATION
-from ovmstrio.runtimes.graphs.config.stream_names import InvalidName, parse_tag_index
-from ovmstrio.runtimes.graphs.config.stream_refs import StreamReader, refuse_name
+from ovmstrio.runtimes.graphs.config.stream_refs import InvalidName, StreamReader, parse_tag_index, refuse_name
 
 __all__ = ["canonical_names", "read_nodes", "read_policy"]
 

@@ -1,4 +1,4 @@
-"""Input policies: when a node may run, and on which packets (``ovms_graphs`` section 1.8).
+"""Input policies: when a node may run, and on which packets.
 
 A policy looks at the input streams of one node.  ``next()`` takes the packets of one run off them.
 """
@@ -8,23 +8,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.runtimes.graphs.policies.aligned import TimestampAlignPolicy
-from ovmstrio.runtimes.graphs.policies.barrier import BarrierPolicy
 from ovmstrio.runtimes.graphs.policies.fixed_size import FixedSizePolicy
-from ovmstrio.runtimes.graphs.policies.mux import MuxPolicy
-from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Close, Policy, Run
-from ovmstrio.runtimes.graphs.policies.sync_set import DefaultPolicy, EarlyClosePolicy, ImmediatePolicy, SyncSetPolicy
+from ovmstrio.runtimes.graphs.policies.mux_policy import MuxPolicy
+from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Close, InputPolicy, NodeStep
+from ovmstrio.runtimes.graphs.policies.sync_set import (
+    BarrierPolicy,
+    DefaultPolicy,
+    EarlyClosePolicy,
+    ImmediatePolicy,
+    SyncSetPolicy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
-    from ovmstrio.runtimes.graphs.streams import InputStream
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
 
-__all__ = ["CLOSE", "Close", "Policy", "Run", "make_policy", "policy_names"]
+__all__ = ["CLOSE", "Close", "InputPolicy", "NodeStep", "make_policy", "policy_names"]
 
 _SUFFIX: Final = "InputStreamHandler"
 
-_POLICIES: Final[Mapping[str, Callable[[Sequence[InputStream], PolicyConfig], Policy]]] = {
+_POLICIES: Final[Mapping[str, Callable[[Sequence[InputStream], PolicyConfig], InputPolicy]]] = {
     f"Default{_SUFFIX}": lambda streams, _: DefaultPolicy(streams),
     f"Immediate{_SUFFIX}": lambda streams, _: ImmediatePolicy(streams),
     f"EarlyClose{_SUFFIX}": lambda streams, _: EarlyClosePolicy(streams),
@@ -41,7 +46,7 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_POLICIES)
 
 
-def make_policy(config: PolicyConfig, streams: Sequence[InputStream]) -> Policy:
+def make_policy(config: PolicyConfig, streams: Sequence[InputStream]) -> InputPolicy:
     """Make the policy of one node of one instance, over its input streams in the order of tags.
 
     The configuration has been checked (``graphs.config.wiring``).

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from ovmstrio.runtimes.graphs.config.stream_names import parse_tag_index
-from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Run, Step
+from ovmstrio.runtimes.graphs.config.stream_refs import parse_tag_index
+from ovmstrio.runtimes.graphs.policies.steps import CLOSE, InputPolicy, NodeStep, Step
 from ovmstrio.runtimes.graphs.timestamps import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
-    from ovmstrio.runtimes.graphs.streams import InputStream
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
 
 __all__ = ["TimestampAlignPolicy"]
 
 
-class TimestampAlignPolicy:
+class TimestampAlignPolicy(InputPolicy):
     """The default policy after the first packet of each input has been declared simultaneous.
 
     Until every input has had one, packets of the base input run alone and the others wait.
     """
 
     def __init__(self, streams: Sequence[InputStream], base: InputStream) -> None:
-        self._streams = streams
+        super().__init__(streams)
         self._base = base
         self._offsets: list[int] | None = None
 
@@ -43,9 +43,6 @@ class TimestampAlignPolicy:
             self._offsets = [start - stream.queue[0].timestamp for stream in self._streams]
         return self._aligned(self._offsets)
 
-    def arrived(self) -> None:
-        """Nothing to drop."""
-
     def bound(self) -> int:
         """Give the smallest timestamp that a run to come may have, on the base's clock."""
         if self._offsets is None:
@@ -57,7 +54,7 @@ class TimestampAlignPolicy:
         base = self._base
         if base.queue:
             packet = base.queue.popleft()
-            return Run(packet.timestamp, {base.port: packet.value})
+            return NodeStep(packet.timestamp, {base.port: packet.value})
         return CLOSE if base.is_done else None
 
     def _aligned(self, offsets: Sequence[int]) -> Step:
@@ -74,4 +71,4 @@ class TimestampAlignPolicy:
             for stream, offset in zip(self._streams, offsets, strict=True)
             if stream.queue and stream.queue[0].timestamp + offset == packet
         }
-        return Run(packet, inputs)
+        return NodeStep(packet, inputs)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
     from ovmstrio.runtimes.graphs.policies.steps import Step
-    from ovmstrio.runtimes.graphs.streams import InputStream
 
 __all__ = ["FixedSizePolicy"]
 

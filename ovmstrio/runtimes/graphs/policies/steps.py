@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ovmstrio.runtimes.graphs.timestamps import DONE
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import Port
-    from ovmstrio.runtimes.graphs.streams import InputStream
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
 
-__all__ = ["CLOSE", "Close", "Policy", "Run", "Step", "earliest"]
+__all__ = ["CLOSE", "Close", "InputPolicy", "NodeStep", "Step", "earliest"]
 
 
 class Close(enum.Enum):
@@ -26,19 +26,22 @@ CLOSE: Final = Close.CLOSE
 """All inputs are done: the node is to be closed."""
 
 
-class Run(NamedTuple):
+class NodeStep(NamedTuple):
     """One run of the node: its timestamp and the values by port, in the order of tags."""
 
     timestamp: int
     inputs: dict[Port, Any]
 
 
-Step = Run | Literal[Close.CLOSE] | None
+Step = NodeStep | Literal[Close.CLOSE] | None
 """None: not ready."""
 
 
-class Policy(Protocol):
+class InputPolicy:
     """The input policy of one node of one instance."""
+
+    def __init__(self, streams: Sequence[InputStream]) -> None:
+        self._streams = streams
 
     def next(self) -> Step:
         """Take the packets of the next run, if the node may run.
@@ -46,15 +49,14 @@ class Policy(Protocol):
         Raises:
             NodeFailure: the packets make no sense to the policy.
         """
-        ...
+        raise NotImplementedError
 
     def arrived(self) -> None:
         """Note that packets or bounds have come; some policies drop packets now."""
-        ...
 
     def bound(self) -> int:
         """Give the smallest timestamp that a run to come may have, ``DONE`` if there will be none."""
-        ...
+        return earliest(self._streams)
 
 
 def earliest(streams: Sequence[InputStream]) -> int:

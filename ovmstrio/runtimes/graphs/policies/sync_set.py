@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from ovmstrio.runtimes.graphs.config.stream_names import parse_tag_index
-from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Run, Step, earliest
+from ovmstrio.runtimes.graphs.config.stream_refs import parse_tag_index
+from ovmstrio.runtimes.graphs.policies.steps import CLOSE, InputPolicy, NodeStep, Step
 from ovmstrio.runtimes.graphs.timestamps import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
-    from ovmstrio.runtimes.graphs.streams import InputStream
+    from ovmstrio.runtimes.graphs.input_streams import InputStream
 
-__all__ = ["DefaultPolicy", "EarlyClosePolicy", "ImmediatePolicy", "SyncSetPolicy", "ready_time", "take"]
+
+__all__ = [
+    "BarrierPolicy",
+    "DefaultPolicy",
+    "EarlyClosePolicy",
+    "ImmediatePolicy",
+    "SyncSetPolicy",
+    "ready_time",
+    "take",
+]
 
 
 def ready_time(streams: Sequence[InputStream]) -> int | None:
@@ -35,21 +44,18 @@ def ready_time(streams: Sequence[InputStream]) -> int | None:
     return DONE if packet == bound == DONE else None
 
 
-def take(streams: Sequence[InputStream], timestamp: int) -> Run:
+def take(streams: Sequence[InputStream], timestamp: int) -> NodeStep:
     """Take what lies at a timestamp at the heads of the streams."""
     inputs = {
         stream.port: stream.queue.popleft().value
         for stream in streams
         if stream.queue and stream.queue[0].timestamp == timestamp
     }
-    return Run(timestamp, inputs)
+    return NodeStep(timestamp, inputs)
 
 
-class DefaultPolicy:
+class DefaultPolicy(InputPolicy):
     """All inputs together, in the order of timestamps."""
-
-    def __init__(self, streams: Sequence[InputStream]) -> None:
-        self._streams = streams
 
     def next(self) -> Step:
         """Take the earliest timestamp, once no other input can have anything at it or before."""
@@ -57,13 +63,6 @@ class DefaultPolicy:
         if timestamp is None:
             return None
         return CLOSE if timestamp == DONE else take(self._streams, timestamp)
-
-    def arrived(self) -> None:
-        """Nothing to drop."""
-
-    def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have."""
-        return earliest(self._streams)
 
 
 class EarlyClosePolicy(DefaultPolicy):
@@ -76,13 +75,14 @@ class EarlyClosePolicy(DefaultPolicy):
         return super().next()
 
 
-class SyncSetPolicy:
+class SyncSetPolicy(InputPolicy):
     """Several sets, each for itself; of those that may run the earliest runs, and of equals the one declared first.
 
     Inputs in no set form one more, the last.
     """
 
     def __init__(self, sets: Sequence[Sequence[InputStream]]) -> None:
+        super().__init__([stream for streams in sets for stream in streams])
         self._sets = sets
 
     @classmethod
@@ -112,22 +112,12 @@ class SyncSetPolicy:
             return take(best, first)
         return CLOSE if is_done else None
 
-    def arrived(self) -> None:
-        """Nothing to drop."""
 
-    def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have."""
-        return min(map(earliest, self._sets), default=DONE)
-
-
-class ImmediatePolicy:
+class ImmediatePolicy(InputPolicy):
     """Every input for itself: the earliest packet runs at once, with whatever lies at the same timestamp beside it.
 
     MediaPipe runs the node with no packet at all when one of several inputs ends; here nothing happens then.
     """
-
-    def __init__(self, streams: Sequence[InputStream]) -> None:
-        self._streams = streams
 
     def next(self) -> Step:
         """Take the earliest packets there are."""
@@ -136,9 +126,20 @@ class ImmediatePolicy:
             return take(self._streams, min(waiting))
         return CLOSE if all(stream.is_done for stream in self._streams) else None
 
-    def arrived(self) -> None:
-        """Nothing to drop."""
 
-    def bound(self) -> int:
-        """Give the smallest timestamp that a run to come may have."""
-        return earliest(self._streams)
+class BarrierPolicy(InputPolicy):
+    """Runs once every input has a packet, at the earliest of their timestamps, on one packet of each.
+
+    The first input that is done ends the node, for it can never run again.
+    """
+
+    def next(self) -> Step:
+        """Take one packet of each input, if all have one."""
+        if any(stream.is_done for stream in self._streams):
+            return CLOSE
+        if not all(stream.queue for stream in self._streams):
+            return None
+        packets = [(stream.port, stream.queue.popleft()) for stream in self._streams]
+        return NodeStep(
+            min(packet.timestamp for _, packet in packets), {port: packet.value for port, packet in packets}
+        )

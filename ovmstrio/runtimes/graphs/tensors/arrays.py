@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import prod
-from typing import Any, Final, Generic, TypeVar
-
-import numpy as np
+from typing import Final, Generic, TypeVar
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import Buffer, InferInput
 from ovmstrio.runtimes.graphs.packets import MediaPipeTensor, OvTensor, TensorValue, TfTensor
-from ovmstrio.runtimes.graphs.tensors.rejections import (
+from ovmstrio.runtimes.graphs.tensors.graph_rejections import (
     CONTENT_SIZE,
     MAX_BYTES,
     PRECISION,
@@ -20,22 +18,17 @@ from ovmstrio.runtimes.graphs.tensors.rejections import (
     too_large,
     zero_dimension,
 )
+from ovmstrio.runtimes.models.buffers import wrapped
 from ovmstrio.runtimes.models.contents import to_array
 from ovmstrio.runtimes.models.rejections import mismatch, refused
 
-__all__ = ["MEDIAPIPE_DATATYPES", "ArrayReader", "read_mediapipe_tensor", "read_ov_tensor", "read_tf_tensor", "wrapped"]
+__all__ = ["MEDIAPIPE_DATATYPES", "ArrayReader", "read_mediapipe_tensor", "read_ov_tensor", "read_tf_tensor"]
 
 NUMERIC_DATATYPES: Final = frozenset(BY_NAME) - {BYTES.name}
 MEDIAPIPE_DATATYPES: Final = frozenset({"FP32", "FP16", "INT32", "INT8", "UINT8", "BOOL"})
 """What a tensor of MediaPipe's own can hold."""
 
 _Value = TypeVar("_Value", bound=TensorValue)
-
-
-def wrapped(raw: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Make an array over bytes whose number fits; it is a copy only where they are not aligned."""
-    array: np.ndarray[Any, Any] = np.ndarray(shape, dtype, raw)
-    return array if array.flags.aligned else array.copy()
 
 
 class ArrayReader(Generic[_Value]):

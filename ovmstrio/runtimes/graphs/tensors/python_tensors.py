@@ -11,7 +11,7 @@ from typing import Final
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import Buffer, InferInput
-from ovmstrio.runtimes.graphs.tensors.rejections import (
+from ovmstrio.runtimes.graphs.tensors.graph_rejections import (
     CONTENT_SIZE,
     MAX_BYTES,
     PRECISION,

@@ -10,8 +10,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ovmstrio.runtimes.models.sequences.manager import SequenceManager
-    from ovmstrio.runtimes.models.sequences.sequence import Sequence
+    from ovmstrio.runtimes.models.sequences.manager import Sequence, SequenceManager
 
 __all__ = ["clean_sequences", "scan"]
 

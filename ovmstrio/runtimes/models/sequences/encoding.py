@@ -24,11 +24,11 @@ import trio
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.tensor import Dim, TensorSpec
 from ovmstrio.runtimes.models.buffers import buffer_of
-from ovmstrio.runtimes.models.sequences.sequence import Sequence
+from ovmstrio.runtimes.models.sequences.manager import Sequence
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer
-    from ovmstrio.openvino.state import State
+    from ovmstrio.openvino.model_state import State
     from ovmstrio.runtimes.models.sequences.manager import SequenceManager
     from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
 

@@ -15,18 +15,21 @@ sequence meets no stranger's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from ovmstrio.core.errors import SequenceEnding, SequenceExists, SequenceMissing, TooManySequences
-from ovmstrio.runtimes.models.sequences.sequence import Sequence
+from ovmstrio.core.servable import SequenceInfo
 
 if TYPE_CHECKING:
     from ovmstrio.core.tensor import TensorSpec
-    from ovmstrio.runtimes.models.sequences.requests import Control
+    from ovmstrio.openvino.model_state import State
+    from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 
-__all__ = ["SequenceManager", "Turn"]
+
+__all__ = ["Sequence", "SequenceManager", "Turn"]
 
 _MISSING: Final = "Sequence with provided ID does not exist"
 _EXISTS: Final = "Sequence with provided ID already exists"
@@ -39,10 +42,7 @@ _IDS: Final = 2**64
 class SequenceManager:
     """Live sequences by id.
 
-    Args:
-        name: the model.
-        version: its version.
-        variables: what the model remembers; states fit only models whose variables are the same.
+    States fit only models whose ``variables``, which are what the model remembers, are the same.
 
     Attributes:
         relatives: gives the managers of other versions, from which sequences that follow the default version are
@@ -77,12 +77,7 @@ class SequenceManager:
         return iter(tuple(self._sequences.values()))
 
     def turn(self, control: Control, *, by_default: bool = True) -> Turn:
-        """Give what, entered, gives the sequence that a request is for: see :class:`Turn`.
-
-        Args:
-            control: what the request says of its sequence.
-            by_default: whether the request is for the default version of the model.
-        """
+        """Give what, entered, gives the sequence that a request is for: see :class:`Turn`."""
         return Turn(self, control, by_default=by_default)
 
     def admit(self, control: Control, *, by_default: bool) -> Sequence:
@@ -212,3 +207,47 @@ class Turn:
         elif control.end:
             sequence.ending = False
         sequence.turn.release()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A live sequence.
+
+    Attributes:
+        id: what requests call it.
+        owner: the manager that has it; another one's after it has moved to another version of the model.
+        by_default: whether it was started by a request for the default version, which it follows then.
+        turn: held by the request that runs; others wait in the order of their arrival.
+        state: what the model remembers; None before the first request has succeeded.
+        requests: how many have succeeded.
+        alive: False once it is over; a request that waited for its turn meanwhile must not run.
+        ending: whether its last request has come.
+        idle: whether the cleaner has come by since the last request that succeeded.
+        started_at: when it was started, on trio's clock.
+        used_at: when its last request succeeded, on trio's clock.
+    """
+
+    id: int
+    owner: SequenceManager
+    by_default: bool = field(kw_only=True)
+    turn: trio.StrictFIFOLock = field(default_factory=trio.StrictFIFOLock)
+    state: State | None = None
+    requests: int = 0
+    alive: bool = True
+    ending: bool = False
+    idle: bool = False
+    started_at: float = field(default_factory=trio.current_time)
+    used_at: float = field(default_factory=trio.current_time)
+
+    def advance(self, state: State) -> None:
+        """Note that a request has succeeded, and what the model remembers now."""
+        self.state = state
+        self.requests += 1
+        self.idle = False
+        self.used_at = trio.current_time()
+
+    @property
+    def info(self) -> SequenceInfo:
+        """The sequence as others see it."""
+        now = trio.current_time()
+        return SequenceInfo(self.id, now - self.started_at, now - self.used_at, self.requests)

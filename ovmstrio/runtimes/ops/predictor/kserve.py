@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ovmstrio.core.errors import InvalidRequest, ModelFailure
-from ovmstrio.openvino.tensors import Array
+from ovmstrio.core.tensor import Array
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.protocol.status_errors import reading

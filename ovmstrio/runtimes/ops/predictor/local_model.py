@@ -12,10 +12,10 @@ import structlog
 from ovmstrio.config.mapping import TensorMapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.openvino.compile import Compiled, ModelSource, compile_read
+from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.compile import Compiled, ModelFile, compile_read
 from ovmstrio.openvino.paddle import read_paddle
 from ovmstrio.openvino.signature import port_names
-from ovmstrio.openvino.tensors import Array
 from ovmstrio.runtimes.ops.predictor.model_config import (
     ModelConfig,
     Variable,
@@ -131,7 +131,7 @@ def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]
     names = (_names(model.inputs, is_input=True), _names(model.outputs, is_input=False))
     mapping = map_aliases(config, *names, str(folder))
     spec = ModelSpec(name=folder.name, base_path=folder, target_device=device, plugin_config=dict(plugin_config))
-    return LocalModel(config, compile_read(model, ModelSource(folder, spec, mapping)))
+    return LocalModel(config, compile_read(model, ModelFile(folder, spec, mapping)))
 
 
 def _names(ports: Sequence[Any], *, is_input: bool) -> list[str]:

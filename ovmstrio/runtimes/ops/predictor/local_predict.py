@@ -10,8 +10,8 @@ import numpy as np
 import structlog
 
 from ovmstrio.core.errors import FailedPrecondition
-from ovmstrio.openvino.blocking import BlockingNetwork
-from ovmstrio.openvino.tensors import Array
+from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.network import BlockingNetwork
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config
 from ovmstrio.runtimes.ops.predictor.local_model import LocalModel, load_local_model

@@ -12,8 +12,8 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.openvino.run import Network
-from ovmstrio.openvino.tensors import Array
+from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config, workers_on
 from ovmstrio.runtimes.ops.predictor.grpc_calls import Endpoints
@@ -68,7 +68,7 @@ class WorkerPredictor:
 
         Ownership: the feed's values must stay unchanged until it returns; the answer is the caller's.
 
-        Cancellation: as :meth:`~ovmstrio.openvino.run.Network.infer`.
+        Cancellation: as :meth:`~ovmstrio.openvino.network.Network.infer`.
         """
         model = self._shared.model
         wanted = model.wanted(fetch) if fetch else self._default

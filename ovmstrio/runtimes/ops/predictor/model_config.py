@@ -16,8 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.tensor import TensorSpec
-from ovmstrio.openvino.tensors import Array
+from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.ops.predictor.protocol import Feed, FeedMismatch, FeedTypeError
 
 __all__ = [

@@ -21,12 +21,7 @@ CALLS_AT_ONCE: Final = 64
 
 
 def node_threads(name: str, calls_at_once: int = CALLS_AT_ONCE) -> WorkerThreads:
-    """Give a pool that refuses calls when all its threads are busy with calls whose callers have left.
-
-    Args:
-        name: of the node, for messages.
-        calls_at_once: how many threads there may be.
-    """
+    """Give a pool that refuses calls when all its threads are busy with calls whose callers have left."""
 
     def refusal(abandoned: int) -> Overloaded | None:
         if abandoned < calls_at_once:

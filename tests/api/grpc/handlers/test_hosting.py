@@ -23,6 +23,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import Registry
 from ovmstrio.runtimes.handlers.mounting import HandlerServable, load_handler
+from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import with_channel
 from tests.support.projects import write_project
@@ -161,7 +162,7 @@ async def running(**options: Any) -> AsyncIterator[Hosting]:
             assert isinstance(spec, HandlerSpec)
             if server.may_load is not None:
                 await server.may_load.wait()
-            return await load_handler(spec, tasks=outer)
+            return await load_handler(spec, LoadContext(lease_nothing, outer))
 
         registry = registry_of(load, poll_seconds=0, **options)
         server: Any = Hosting(registry, None, Metrics())  # type: ignore[arg-type]

@@ -16,8 +16,8 @@ from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.models.validation import validate
 from tests.api.grpc.tensorflow.calls import content, predict_request, tensor
+from tests.support.validation import validate
 
 NUMERIC = sorted(name for name in BY_DATATYPE if name != "BYTES")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from ovmstrio.ops_server import RunningPipeline
+    from tests.support.served_plans import ServedPlan
 
 EMPTY = b'{"err_no":0,"err_msg":"","key":[],"value":[],"tensors":[]}'
 NO_SERVICE = b'{"err_no":3002,"err_msg":"Failed to inference: Service name error.","key":[],"value":[],"tensors":[]}'
@@ -87,7 +87,7 @@ async def served(executor: EchoExecutor, **options: Any) -> AsyncIterator[httpx.
     """Give a client of the HTTP port."""
     async with (
         serving_pipeline(executor, **options) as running,
-        httpx.AsyncClient(base_url=f"http://{running.http[0]}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://{running.rest[0]}", timeout=20) as client,
     ):
         yield client
 
@@ -103,7 +103,7 @@ async def test_answers_are_those_of_the_original_gateway(
 
 
 @asynccontextmanager
-async def original_gateway(running: RunningPipeline, home: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def original_gateway(running: ServedPlan, home: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Start the original's gateway before our gRPC port."""
     library = home / "paddle_serving_server" / "pipeline" / "gateway" / "libproxy_server.so"
     with socket.create_server(("127.0.0.1", 0)) as probe:

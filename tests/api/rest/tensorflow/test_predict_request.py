@@ -17,8 +17,8 @@ from ovmstrio.core.datatypes import BY_NAME, from_bf16, to_bf16
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, TensorSpec
-from ovmstrio.runtimes.models.validation import validate
 from ovmstrio.wire.statuses import status_of
+from tests.support.validation import validate
 
 NO_INSTANCE = "Could not parse instance content. Not valid ndarray detected"
 NO_INPUT = "Could not parse input content. Not valid ndarray detected"

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.graphs.calculators.python import handler as handler_module
+from ovmstrio.runtimes.graphs.calculators.python import python_handler as handler_module
 from tests.support.python_nodes import make_node, nodes
 from tests.support.threads import until
 

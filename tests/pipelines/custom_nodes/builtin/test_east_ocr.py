@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import cv2
 import numpy as np
@@ -12,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.east_boxes import FoundText, suppress_overlaps
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import Box
 from tests.support.custom_nodes import opened_builtin
-
-Array = np.ndarray[Any, Any]
 
 SIZE = 64
 SIZES: dict[str, object] = {

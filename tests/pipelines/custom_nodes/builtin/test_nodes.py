@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cv2
 import numpy as np
 import pytest
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from tests.support.custom_nodes import opened_builtin
-
-Array = np.ndarray[Any, Any]
 
 HEIGHT, WIDTH = 24, 32
 SIZES: dict[str, object] = {

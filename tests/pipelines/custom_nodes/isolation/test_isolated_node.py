@@ -19,9 +19,9 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure
-from ovmstrio.runtimes.pipelines.custom_nodes.isolation import IsolatedNode, open_isolated_node
-from ovmstrio.runtimes.pipelines.custom_nodes.isolation import isolated_node as node
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.native import isolated_node as node
+from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import IsolatedNode, open_isolated_node
 from tests.support.native_nodes import copy_of_fixture
 from tests.support.threads import until
 
@@ -265,7 +265,7 @@ async def test_a_process_ends_with_its_server(library: Path) -> None:
     """However the server ends."""
     program = """if True:
         import sys, trio, pathlib
-        from ovmstrio.runtimes.pipelines.custom_nodes.isolation import open_isolated_node
+        from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import open_isolated_node
         async def main():
             async with trio.open_nursery() as nursery:
                 node = await open_isolated_node(pathlib.Path(sys.argv[1]), "n", {}, nursery=nursery)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.pipelines.custom_nodes.native.library import load_library
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
 from tests.support.native_nodes import FIXTURE_SOURCE, INCLUDE, compiled, copy_of_fixture
 
 X86_64, AARCH64 = 62, 183

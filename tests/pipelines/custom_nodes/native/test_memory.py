@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import CustomNodeFailure
-from ovmstrio.runtimes.pipelines.custom_nodes.native import open_native_node
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import open_native_node
 from tests.support.native_nodes import FIXTURE_SOURCE, Account, compiled, copy_of_fixture
 from tests.support.tasks import hosting
 

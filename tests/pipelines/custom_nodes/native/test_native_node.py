@@ -16,10 +16,10 @@ import trio.testing
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Overloaded
-from ovmstrio.runtimes.pipelines.custom_nodes.native import NativeNode, open_native_node
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native import native_node as node
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode, open_native_node
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from tests.support.native_nodes import Account, copy_of_fixture
 from tests.support.tasks import hosting
 from tests.support.threads import until

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import CustomNodeFailure, Overloaded
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.python import open_python_node
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import open_python_node
 from tests.support.custom_nodes import DOUBLER, opened_python, write_node
 from tests.support.tasks import hosting
 

@@ -9,14 +9,32 @@ from typing import Final
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.graphs.calculator import CalculatorKind, DefinitionScope, NodeContract
-from ovmstrio.runtimes.graphs.calculators.python.contract import contract_of, handler_path_of
-from ovmstrio.runtimes.graphs.calculators.python.handler import Handler
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, DefinitionScope, NodeContext, NodeContract
+from ovmstrio.runtimes.graphs.calculators.python.python_calculator import PythonCalculator
+from ovmstrio.runtimes.graphs.calculators.python.python_contract import contract_of, handler_path_of
+from ovmstrio.runtimes.graphs.calculators.python.python_handler import LoadedHandler
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 
 __all__ = ["PYTHON_EXECUTOR"]
 
 _NO_FILE: Final = "The Python Node file path does not exist"
+
+
+class Handler(LoadedHandler):
+    """What all instances of a Python node share."""
+
+    async def open(self, context: NodeContext) -> PythonCalculator:
+        """Make the calculator of one instance.
+
+        Raises:
+            NodeFailure: the handler's ``open`` raised.
+            ServerError: it raised this itself.
+
+        Cancellation: while the handler's ``open`` runs.
+        """
+        calculator = PythonCalculator(self, context)
+        await calculator.open()
+        return calculator
 
 
 class _PythonExecutorKind:

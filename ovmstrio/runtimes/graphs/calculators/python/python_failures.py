@@ -9,7 +9,7 @@ import structlog
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
-from ovmstrio.work.user_code.places import SourceLine, describe, place_in, trimmed
+from ovmstrio.work.user_code.places import SourceLine, at_place, describe, place_in, trimmed
 
 __all__ = ["EXECUTION_ERROR", "UserCode"]
 
@@ -39,11 +39,8 @@ class UserCode:
         self.report(error, step, request_id=request_id)
         if isinstance(error, ServerError):
             return error
-        kind = type(error).__name__
-        if self.hide_errors:
-            return NodeFailure(f"{EXECUTION_ERROR}: {kind}")
-        place = self.place(error) or otherwise
-        return NodeFailure(f"{EXECUTION_ERROR}: {describe(error)}" + ("" if place is None else f" ({place})"))
+        told = type(error).__name__ if self.hide_errors else at_place(describe(error), self.place(error) or otherwise)
+        return NodeFailure(f"{EXECUTION_ERROR}: {told}")
 
     def report(self, error: BaseException, step: str, *, request_id: str = "") -> None:
         """Log what user code raised, with the traceback of the user's own frames."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 
 __all__ = ["AddOne"]
-
-Array = np.ndarray[Any, Any]
 
 _SHAPE: Final = (1, 10)
 _QUEUES: Final = ("output_queue_size", "info_queue_size")

@@ -6,24 +6,21 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
-import numpy as np
 import structlog
 import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import CLASS_OF
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.sharing import read_only
 from ovmstrio.work.placement import run_load
 
 __all__ = ["Builtin", "BuiltinNode", "described", "open_builtin"]
-
-Array = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 
@@ -55,12 +52,7 @@ def described(name: str, datatype: str, *shape: int) -> ItemInfo:
 
 
 class BuiltinNode:
-    """Runs a built-in node; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.ports.CustomNode`.
-
-    Args:
-        identity: what it is called in messages.
-        builtin: what it does.
-    """
+    """Runs a built-in node; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.custom_node.CustomNode`."""
 
     def __init__(self, identity: NodeIdentity, builtin: Builtin) -> None:
         self.inputs = builtin.inputs
@@ -120,11 +112,6 @@ def _fits(shape: tuple[int, ...], allowed: tuple[int, ...]) -> bool:
 
 async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> BuiltinNode:
     """Make a built-in node; it holds nothing that has to be given back.
-
-    Args:
-        builtin: which, by its short name.
-        name: of the node in its pipeline.
-        params: its parameters as they are configured.
 
     Raises:
         ConfigError: parameters are missing or cannot be used, or OpenCV is not installed.

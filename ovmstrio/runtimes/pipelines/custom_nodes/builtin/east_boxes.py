@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import Box, to_pixels
 
 __all__ = ["FoundText", "find_texts", "suppress_overlaps"]
-
-Array = np.ndarray[Any, Any]
 
 _CELL: Final = 4
 

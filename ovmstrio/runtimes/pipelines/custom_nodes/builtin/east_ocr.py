@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import cv2
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.east_boxes import FoundText, find_texts, suppress_overlaps
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import PictureSettings, cut
 
 __all__ = ["EastOcr"]
-
-Array = np.ndarray[Any, Any]
 
 _CELL: Final = 4
 _DEFAULT_BATCH: Final = 100
@@ -46,11 +45,7 @@ class EastOcr:
             "scores": described("scores", "FP32", *cells, 1),
             "geometry": described("geometry", "FP32", *cells, 5),
         }
-        self.outputs = {
-            "text_images": pictures.target("text_images", -1, 1),
-            "text_coordinates": described("text_coordinates", "INT32", -1, 1, 4),
-            "confidence_levels": described("confidence_levels", "FP32", -1, 1, 1),
-        }
+        self.outputs = pictures.texts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Cut out the best texts.
@@ -63,13 +58,9 @@ class EastOcr:
         texts = find_texts(inputs["scores"][0, :, :, 0], inputs["geometry"][0], self._threshold)
         texts = [text.grown(self._wider, self._higher, width, height) for text in texts]
         texts = suppress_overlaps(texts, self._overlap, self._batch)
-        boxes = [text.box for text in texts]
-        coordinates = [(box.left, box.top, box.width, box.height) for box in boxes]
-        return {
-            "text_images": self._pictures.finished([self._level(image, text) for text in texts]),
-            "text_coordinates": np.array(coordinates, np.int32).reshape(-1, 1, 4),
-            "confidence_levels": np.array([text.score for text in texts], np.float32).reshape(-1, 1, 1),
-        }
+        parts = [self._level(image, text) for text in texts]
+        confidences = np.array([text.score for text in texts], np.float32)
+        return self._pictures.found_texts(parts, [text.box for text in texts], confidences)
 
     def _level(self, image: Array, text: FoundText) -> Array:
         """Cut out a text; one that slants too much is turned, and what is above and below it is cut off."""

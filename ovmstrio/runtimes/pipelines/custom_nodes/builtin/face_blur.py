@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import cv2
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.detections import ROW, boxes_of, chosen_rows
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import Box, PictureSettings, resized, to_tensor
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import (
+    ROW,
+    Box,
+    PictureSettings,
+    boxes_of,
+    chosen_rows,
+    resized,
+    to_tensor,
+)
 
 __all__ = ["FaceBlur"]
-
-Array = np.ndarray[Any, Any]
 
 _DETECTIONS: Final = 200
 _LARGEST_KERNEL: Final = 2**15 - 1

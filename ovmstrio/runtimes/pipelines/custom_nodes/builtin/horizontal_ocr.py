@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import Box, PictureSettings, cut, to_pixels
 
 __all__ = ["HorizontalOcr"]
-
-Array = np.ndarray[Any, Any]
 
 _DEFAULT_BATCH: Final = 100
 
@@ -29,11 +28,7 @@ class HorizontalOcr:
         self._threshold = parameters.number("confidence_threshold", low=0, high=1)
         self._batch = parameters.integer("max_output_batch", default=_DEFAULT_BATCH)
         self.inputs = {"image": pictures.image, "boxes": described("boxes", "FP32", -1, 5)}
-        self.outputs = {
-            "text_images": pictures.target("text_images", -1, 1),
-            "text_coordinates": described("text_coordinates", "INT32", -1, 1, 4),
-            "confidence_levels": described("confidence_levels", "FP32", -1, 1, 1),
-        }
+        self.outputs = pictures.texts
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Cut out the first boxes whose confidence is high enough.
@@ -50,9 +45,5 @@ class HorizontalOcr:
             raise CustomNodeFailure(f"{empty} is empty: the right and lower edges must be beyond the left and upper")
         boxes = boxes[: self._batch]
         image = self._pictures.read_image(inputs["image"])
-        coordinates = [(box.left, box.top, box.width, box.height) for box in boxes]
-        return {
-            "text_images": self._pictures.finished([cut(image, box) for box in boxes]),
-            "text_coordinates": np.array(coordinates, np.int32).reshape(-1, 1, 4),
-            "confidence_levels": rows[: self._batch, 4].reshape(-1, 1, 1).copy(),
-        }
+        parts = [cut(image, box) for box in boxes]
+        return self._pictures.found_texts(parts, boxes, rows[: self._batch, 4].copy())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import cv2
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import (
@@ -18,11 +19,9 @@ from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import (
     resized,
     to_tensor,
 )
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 
 __all__ = ["ImageTransformation"]
-
-Array = np.ndarray[Any, Any]
 
 _ORDERS: Final = ("BGR", "RGB", "GRAY")
 _CONVERSIONS: Final[Mapping[tuple[str, str], int]] = {

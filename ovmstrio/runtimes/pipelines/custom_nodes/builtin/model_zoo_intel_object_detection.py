@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.detections import (
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import (
     CONFIDENCE,
     LABEL,
     PLACE,
     ROW,
+    PictureSettings,
     boxes_of,
     chosen_rows,
+    cut,
+    to_pixels,
 )
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.pictures import PictureSettings, cut, to_pixels
 
 __all__ = ["ObjectDetection"]
-
-Array = np.ndarray[Any, Any]
 
 _DEFAULT_BATCH: Final = 100
 _DEFAULT_QUEUE: Final = 24

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from typing import Final, TypeVar
+from typing import TypeVar
 
+from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = ["Parameters"]
 
 _T = TypeVar("_T", int, float)
-
-_CLOSENESS: Final = 0.6
 
 
 class Parameters:
@@ -21,9 +19,6 @@ class Parameters:
 
     A value that has been noted as a problem is replaced by one that can be worked with, so that reading goes on.
     Where a parameter that may be left out is no number, its default is taken, as OVMS does, with a warning.
-
-    Args:
-        given: the parameters as they are configured.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -107,8 +102,7 @@ class Parameters:
             ConfigError: a parameter is missing or cannot be used; all are listed.
         """
         for name in sorted(self._given.keys() - self._asked):
-            close = get_close_matches(name, self._asked, 1, _CLOSENESS)
-            fix = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(self._asked))}"
+            fix = did_you_mean(name, self._asked, otherwise=f"known are {', '.join(sorted(self._asked))}")
             message = "the node has no such parameter"
             self._problems.append(Problem(message, path=f"params.{name}", suggestion=fix, severity="warning"))
         if any(problem.severity == "error" for problem in self._problems):

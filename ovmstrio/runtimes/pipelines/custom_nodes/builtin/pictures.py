@@ -7,21 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import cv2
 import numpy as np
 
 from ovmstrio.core.errors import CustomNodeFailure
+from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import described
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 
 __all__ = [
     "COLOURS",
+    "CONFIDENCE",
+    "LABEL",
     "LAYOUTS",
+    "PLACE",
+    "ROW",
     "Box",
     "PictureSettings",
+    "boxes_of",
+    "chosen_rows",
     "cut",
     "from_tensor",
     "picture_shape",
@@ -30,8 +37,6 @@ __all__ = [
     "to_pixels",
     "to_tensor",
 ]
-
-Array = np.ndarray[Any, Any]
 
 LAYOUTS: Final = ("NCHW", "NHWC")
 COLOURS: Final = 3
@@ -109,6 +114,24 @@ class PictureSettings:
         shape = picture_shape(self.target_layout, channels, self.target_height, self.target_width)
         return described(name, "FP32", *before, *shape)
 
+    @property
+    def texts(self) -> dict[str, ItemInfo]:
+        """Describe the outputs of a node that cuts out texts."""
+        return {
+            "text_images": self.target("text_images", -1, 1),
+            "text_coordinates": described("text_coordinates", "INT32", -1, 1, 4),
+            "confidence_levels": described("confidence_levels", "FP32", -1, 1, 1),
+        }
+
+    def found_texts(self, images: Sequence[Array], boxes: Sequence[Box], confidences: Array) -> dict[str, Array]:
+        """Give the outputs of a node that cuts out texts, for parts of an image where boxes are."""
+        coordinates = [(box.left, box.top, box.width, box.height) for box in boxes]
+        return {
+            "text_images": self.finished(images),
+            "text_coordinates": np.array(coordinates, np.int32).reshape(-1, 1, 4),
+            "confidence_levels": confidences.reshape(-1, 1, 1),
+        }
+
     def read_image(self, tensor: Array) -> Array:
         """Give the image of the input ``image``."""
         return from_tensor(tensor, self.layout)
@@ -182,3 +205,29 @@ def to_pixels(values: Array, what: str) -> Array:
     if not np.all(np.abs(values) < _LARGEST):
         raise CustomNodeFailure(f"the {what} have values that are no places in an image")
     return values.astype(np.int64)
+
+
+LABEL: Final = 1
+CONFIDENCE: Final = 2
+PLACE: Final = slice(3, 7)
+ROW: Final = 7
+
+
+def chosen_rows(detection: Array, threshold: float, label: int = -1) -> Array:
+    """Give the rows of the first image that are certain enough and, unless ``label`` is -1, of this label."""
+    rows = detection.reshape(-1, ROW)
+    is_chosen = (np.abs(rows[:, 0]) < 1) & (rows[:, CONFIDENCE] >= np.float32(threshold))
+    if label != -1:
+        is_chosen &= np.trunc(rows[:, LABEL]) == label
+    return rows[is_chosen]
+
+
+def boxes_of(rows: Array, pictures: PictureSettings) -> list[Box]:
+    """Give the boxes of rows, within the image.
+
+    Raises:
+        CustomNodeFailure: a place is not finite.
+    """
+    sizes = np.array([pictures.width, pictures.height] * 2, np.float32)
+    places = to_pixels(rows[:, PLACE] * sizes, "detections")
+    return [Box(*place).clamped(pictures.width, pictures.height) for place in places.tolist()]

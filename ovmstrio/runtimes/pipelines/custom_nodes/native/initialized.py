@@ -8,6 +8,7 @@ and looks.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from ctypes import byref, c_void_p
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import CallParams
-from ovmstrio.runtimes.pipelines.custom_nodes.native.library import NativeLibrary
+from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import NodeParam
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import NativeLibrary
 
 __all__ = ["InitializedNode", "LibraryBuffer", "Memory"]
 
@@ -28,11 +29,6 @@ log = structlog.get_logger(__name__)
 class InitializedNode:
     """One node of one pipeline as its library knows it.
 
-    Args:
-        library: the library.
-        identity: what the node is called in messages.
-        params: its parameters.
-
     Attributes:
         is_closing: whether nobody else may hold it.
 
@@ -40,9 +36,9 @@ class InitializedNode:
         ConfigError: ``initialize`` failed (``NODE_LIBRARY_INITIALIZE_FAILED``).
     """
 
-    def __init__(self, library: NativeLibrary, identity: NodeIdentity, params: CallParams) -> None:
+    def __init__(self, library: NativeLibrary, identity: NodeIdentity, params: ctypes.Array[NodeParam]) -> None:
         manager = c_void_p()
-        status = library.initialize(byref(manager), params.array, params.count)
+        status = library.initialize(byref(manager), params, len(params))
         if status:
             raise identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"initialize returned {status}")
         self.library = library
@@ -111,13 +107,7 @@ class InitializedNode:
 
 
 class Memory:
-    """Packed elements at an address, which numpy makes an array of that holds this object.
-
-    Args:
-        address: of the first element.
-        dtype: of the elements.
-        shape: the array's.
-    """
+    """Packed elements at an address, which numpy makes an array of that holds this object."""
 
     __slots__ = ("__array_interface__",)
 
@@ -126,14 +116,7 @@ class Memory:
 
 
 class LibraryBuffer(Memory):
-    """Memory of a library; it is released when the array that stands on it and all views of that are gone.
-
-    Args:
-        node: the node, which is held already.
-        address: what to release.
-        dtype: of the elements.
-        shape: the array's.
-    """
+    """Memory of a library; it is released when the array that stands on it and all views of that are gone."""
 
     __slots__ = ("_address", "_holder", "_node")
 

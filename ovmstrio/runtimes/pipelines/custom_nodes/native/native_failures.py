@@ -27,12 +27,7 @@ TEXTS: Final[Mapping[str, str]] = {
 
 
 class NodeIdentity:
-    """The name of a node and the library it comes from, for messages.
-
-    Args:
-        name: the node's name in its pipeline.
-        path: the library's file.
-    """
+    """The name of a node and the library it comes from, for messages."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name
@@ -47,5 +42,9 @@ class NodeIdentity:
 
     def unusable(self, code: str, detail: str, suggestion: str = "") -> ConfigError:
         """Make the error of opening the node."""
+        return ConfigError([self.problem(code, detail, suggestion=suggestion)])
+
+    def problem(self, code: str, detail: str, *, line: int | None = None, suggestion: str = "") -> Problem:
+        """Note something wrong with the library."""
         message = f"{TEXTS[code]}; node {self.name!r}: {detail} ({code})"
-        return ConfigError([Problem(message, file=str(self.path), suggestion=suggestion)])
+        return Problem(message, str(self.path), line, suggestion=suggestion)

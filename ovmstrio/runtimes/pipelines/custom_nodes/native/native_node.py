@@ -6,31 +6,28 @@ from collections.abc import Mapping
 from ctypes import byref, c_int, c_void_p
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import structlog
 import trio
 
 from ovmstrio.core.errors import CustomNodeFailure
-from ovmstrio.runtimes.pipelines.custom_nodes.native.arguments import (
+from ovmstrio.core.tensor import Array
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
+from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import (
     CallInputs,
-    CallParams,
+    as_node_params,
     private,
     refuse_unknown_types,
 )
-from ovmstrio.runtimes.pipelines.custom_nodes.native.initialized import InitializedNode
-from ovmstrio.runtimes.pipelines.custom_nodes.native.library import load_library
-from ovmstrio.runtimes.pipelines.custom_nodes.native.metadata import inputs_info, outputs_info
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
-from ovmstrio.runtimes.pipelines.custom_nodes.native.outputs import OutputTaker
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_outputs import OutputTaker, ask_items
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE, node_threads
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 __all__ = ["GRACE_SECONDS", "NativeNode", "open_native_node"]
-
-Ndarray = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +62,7 @@ class NativeNode:
         """How many calls go on although their callers have left."""
         return self._threads.abandoned
 
-    async def execute(self, inputs: Mapping[str, Ndarray]) -> dict[str, Ndarray]:
+    async def execute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run the node once; may be called many times at once.
 
         Arrays that are writeable are the caller's alone and are given to the library as they are, packed and aligned
@@ -88,7 +85,7 @@ class NativeNode:
     def _closed(self) -> CustomNodeFailure:
         return CustomNodeFailure(f"{self.identity} is closed")
 
-    def _execute(self, inputs: dict[str, Ndarray]) -> dict[str, Ndarray]:
+    def _execute(self, inputs: dict[str, Array]) -> dict[str, Array]:
         node = self._node
         holder = node.enter()
         if holder is None:
@@ -97,9 +94,8 @@ class NativeNode:
             call = CallInputs({name: private(array) for name, array in inputs.items()})
             inputs.clear()
             address, count = c_void_p(), c_int()
-            params = node.params
             status = node.library.execute(
-                call.array, call.count, byref(address), byref(count), params.array, params.count, node.manager
+                call.array, call.count, byref(address), byref(count), node.params, len(node.params), node.manager
             )
             return OutputTaker(node, call).take(status, address.value, count.value)
         finally:
@@ -128,12 +124,7 @@ async def open_native_node(
 ) -> NativeNode:
     """Load a library, if no other node has, and initialise a node of it; the caller must close the node.
 
-    Args:
-        path: the library's file.
-        name: the node's name, for messages.
-        params: the ``params`` of the node's configuration.
-        tasks: hosts the node's threads; must outlive the node.
-        calls_at_once: how many calls may be under way; others wait.
+    ``tasks`` hosts the node's threads, and must outlive the node; ``calls_at_once`` may be under way, others wait.
 
     Raises:
         ConfigError: the library cannot be loaded, or the node cannot be initialised or described; what had been made
@@ -159,9 +150,10 @@ _Opened = tuple[InitializedNode, Mapping[str, ItemInfo], Mapping[str, ItemInfo]]
 
 def _open(identity: NodeIdentity, params: dict[str, str]) -> _Opened:
     library = load_library(identity)
-    node = InitializedNode(library, identity, CallParams(params))
+    node = InitializedNode(library, identity, as_node_params(params))
     try:
-        return node, inputs_info(node), outputs_info(node)
+        inputs = ask_items(node, library.get_inputs_info, "getInputsInfo")
+        return node, inputs, ask_items(node, library.get_outputs_info, "getOutputsInfo")
     except BaseException:
         node.close(0)
         raise

@@ -10,7 +10,3 @@
 
 Each may be ``async def``.  Plain functions run in worker threads, several calls at once.
 """
-
-from ovmstrio.runtimes.pipelines.custom_nodes.python.python_node import PythonNode, open_python_node
-
-__all__ = ["PythonNode", "open_python_node"]

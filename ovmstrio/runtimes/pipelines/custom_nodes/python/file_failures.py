@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import structlog
 
-from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem, ServerError
-from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import TEXTS, NodeIdentity
-from ovmstrio.work.user_code.places import SourceLine, describe, place_in, place_of, trimmed
+from ovmstrio.core.errors import ConfigError, CustomNodeFailure, ServerError
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.work.user_code.places import SourceLine, at_place, describe, place_in, place_of, trimmed
 
 __all__ = ["UserFile"]
 
@@ -19,25 +19,17 @@ log = structlog.get_logger(__name__)
 _EXECUTION: Final = "NODE_LIBRARY_EXECUTION_FAILED"
 
 
-class UserFile:
-    """The file of one node, for messages.
-
-    Args:
-        node: the node's name in its pipeline.
-        path: the file.
-        hide_errors: tell clients only the type of what it raises.
-    """
+class UserFile(NodeIdentity):
+    """The file of one node, for messages; clients are told only the type of what it raises if errors are hidden."""
 
     def __init__(self, node: str, path: Path, *, hide_errors: bool = False) -> None:
-        self.node = node
-        self.path = path
-        self._identity = NodeIdentity(node, path)
+        super().__init__(node, path)
         self._hide_errors = hide_errors
 
     def report(self, error: BaseException, step: str) -> None:
         """Log what user code raised, with the traceback of the user's own frames."""
         exc_info = (type(error), error, trimmed(error))
-        log.error("a custom node raised", node=self.node, file=str(self.path), step=step, exc_info=exc_info)
+        log.error("a custom node raised", node=self.name, file=str(self.path), step=step, exc_info=exc_info)
 
     def failure(self, error: BaseException, function: Callable[..., Any]) -> ServerError:
         """Log what ``execute`` raised and make the error of the call: errors of the server's own pass unchanged."""
@@ -45,15 +37,15 @@ class UserFile:
         if isinstance(error, ServerError):
             return error
         if self._hide_errors:
-            return self._identity.failed(_EXECUTION, type(error).__name__)
-        place = place_in(self.path.parent, error) or place_of(function)
-        return self._identity.failed(_EXECUTION, describe(error) + ("" if place is None else f" ({place})"))
+            return self.failed(_EXECUTION, type(error).__name__)
+        return self.failed(
+            _EXECUTION, at_place(describe(error), place_in(self.path.parent, error) or place_of(function))
+        )
 
     def wrong(self, code: str, detail: str, function: Callable[..., Any]) -> CustomNodeFailure:
         """Make the error of a call that gave something that cannot be used."""
-        place = place_of(function)
-        failure = self._identity.failed(code, detail + ("" if place is None else f" ({place})"))
-        log.error("a custom node gave wrong outputs", node=self.node, file=str(self.path), reason=str(failure))
+        failure = self.failed(code, at_place(detail, place_of(function)))
+        log.error("a custom node gave wrong outputs", node=self.name, file=str(self.path), reason=str(failure))
         return failure
 
     def raised_while_loading(self, error: BaseException, code: str, step: str) -> ServerError:
@@ -63,13 +55,8 @@ class UserFile:
             return error
         place = place_in(self.path.parent, error)
         line = self.line_of(place)
-        where = f" ({place})" if place is not None and line is None else ""
-        return ConfigError([self.problem(code, f"{step} raised {describe(error)}{where}", line=line)])
-
-    def problem(self, code: str, detail: str, *, line: int | None = None, suggestion: str = "") -> Problem:
-        """Note something wrong with the file."""
-        message = f"{TEXTS[code]}; node {self.node!r}: {detail} ({code})"
-        return Problem(message, str(self.path), line, suggestion=suggestion)
+        told = at_place(describe(error), place if line is None else None)
+        return ConfigError([self.problem(code, f"{step} raised {told}", line=line)])
 
     def line_of(self, place: SourceLine | None) -> int | None:
         """Give the line of a place, if it is in the file."""

@@ -1,4 +1,4 @@
-"""What the functions ``get_inputs_info`` and ``get_outputs_info`` of a file give."""
+"""What the functions of a file give: names, types and shapes of inputs and outputs, and the arrays of ``execute``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME, BY_OPENVINO_NAME, BYTES, Datatype
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.python.contract import UserFunction
+from ovmstrio.core.tensor import Array
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.python.file_failures import UserFile
+from ovmstrio.runtimes.pipelines.custom_nodes.python.node_functions import UserFunction
 from ovmstrio.work.user_code.places import place_of
 
-__all__ = ["DATATYPE_OF", "read_infos"]
+__all__ = ["DATATYPE_OF", "WrongOutputsError", "read_infos", "read_outputs"]
 
 _EXAMPLE: Final = 'return {"name": ("FP32", [1, -1])}'
 _DYNAMIC: Final = -1
@@ -92,3 +93,46 @@ def _shape(value: Any) -> tuple[int, ...]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."  # noqa: PLR2004 - fits a line
+
+
+class WrongOutputsError(Exception):
+    """What ``execute`` gave cannot be used; ``code`` says how."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def read_outputs(given: Any) -> dict[str, Array]:
+    """Check what ``execute`` gave, and give arrays that are C-contiguous and in this machine's byte order.
+
+    Raises:
+        WrongOutputsError: it is no dict of arrays with element types of tensors.
+    """
+    if not isinstance(given, Mapping) or not given:
+        found = "an empty dict" if isinstance(given, Mapping) else type(given).__name__
+        code = (
+            "NODE_LIBRARY_OUTPUTS_CORRUPTED_COUNT" if isinstance(given, Mapping) else "NODE_LIBRARY_OUTPUTS_CORRUPTED"
+        )
+        raise WrongOutputsError(code, f"execute must return a dict with an array for each output, not {found}")
+    # The user may keep an array, or give it twice, so that nobody may take it for his own.
+    return read_only({_name(name): _array(name, value) for name, value in given.items()})
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        text = f"execute returned an output without a name: the key is {name!r}"
+        raise WrongOutputsError("NODE_LIBRARY_OUTPUT_MISSING_NAME", text)
+    return name
+
+
+def _array(name: str, value: Any) -> Array:
+    if not isinstance(value, np.ndarray | np.generic):
+        text = f"output {name!r} must be an array of numpy's, not {type(value).__name__}; make it with np.asarray"
+        raise WrongOutputsError("NODE_LIBRARY_OUTPUTS_CORRUPTED", text)
+    array = np.asarray(value)
+    dtype = array.dtype.newbyteorder("<")
+    if dtype not in DATATYPE_OF:
+        text = f"output {name!r} has dtype {array.dtype}, which no tensor has; texts travel as uint8 of two dimensions"
+        raise WrongOutputsError("NODE_LIBRARY_INVALID_PRECISION", text)
+    return np.asarray(array, dtype, order="C")

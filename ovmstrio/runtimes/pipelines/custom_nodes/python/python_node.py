@@ -7,23 +7,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-import numpy as np
 import structlog
 import trio
 
+from ovmstrio.core.tensor import Array
+from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import node_threads
-from ovmstrio.runtimes.pipelines.custom_nodes.ports import ItemInfo
-from ovmstrio.runtimes.pipelines.custom_nodes.python.arrays import WrongOutputsError, read_outputs
-from ovmstrio.runtimes.pipelines.custom_nodes.python.contract import Functions, UserFunction, find_functions
 from ovmstrio.runtimes.pipelines.custom_nodes.python.file_failures import UserFile
-from ovmstrio.runtimes.pipelines.custom_nodes.python.infos import read_infos
-from ovmstrio.runtimes.pipelines.custom_nodes.sharing import read_only
+from ovmstrio.runtimes.pipelines.custom_nodes.python.infos import WrongOutputsError, read_infos, read_outputs
+from ovmstrio.runtimes.pipelines.custom_nodes.python.node_functions import Functions, UserFunction, find_functions
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 from ovmstrio.work.user_code.importing import HandlerPackage
 
 __all__ = ["CLOSING_SECONDS", "PythonNode", "open_python_node"]
-
-Array = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
 
@@ -32,13 +28,9 @@ CLOSING_SECONDS: Final = 10.0
 
 
 class PythonNode:
-    """A loaded file; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.ports.CustomNode`.
+    """A loaded file; see :class:`~ovmstrio.runtimes.pipelines.custom_nodes.custom_node.CustomNode`.
 
     Each node has modules of its own, so that nodes of one file share nothing.
-
-    Args:
-        file: the user's.
-        params: the node's parameters as they are configured.
     """
 
     def __init__(self, file: UserFile, params: Mapping[str, str]) -> None:
@@ -46,7 +38,7 @@ class PythonNode:
         self.outputs: Mapping[str, ItemInfo] = {}
         self._file = file
         self._params = MappingProxyType(dict(params))
-        self._threads = node_threads(f"custom node {file.node!r}")
+        self._threads = node_threads(f"custom node {file.name!r}")
         self._package = HandlerPackage(file.path.parent)
         self._functions: Functions | None = None
         self._manager: Any = None
@@ -95,7 +87,7 @@ class PythonNode:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSING_SECONDS) as scope:
                 await self._deinitialize(functions.deinitialize)
             if scope.cancelled_caught:
-                log.error("a custom node could not be deinitialized in time", node=self._file.node)
+                log.error("a custom node could not be deinitialized in time", node=self._file.name)
         self._threads.close()
         self._package.unload()
 
@@ -118,7 +110,7 @@ class PythonNode:
         Cancellation: at once; ``async def`` is cancelled where it waits, and a thread ends by itself.
         """
         if self._functions is None:
-            raise RuntimeError(f"custom node {self._file.node!r} is not loaded")
+            raise RuntimeError(f"custom node {self._file.name!r} is not loaded")
         function = self._functions.execute
         try:
             given = await self._run(function.call, *function.arguments(self._manager, read_only(inputs), self._params))
@@ -136,13 +128,6 @@ async def open_python_node(
     path: Path, name: str, params: Mapping[str, str], *, tasks: trio.Nursery, hide_errors: bool = False
 ) -> PythonNode:
     """Load a Python file as a custom node; the caller owns it and closes it.
-
-    Args:
-        path: the file, absolute.
-        name: of the node in its pipeline.
-        params: its parameters as they are configured.
-        tasks: hosts the node's threads; must outlive the node.
-        hide_errors: tell clients only the type of what the file raises.
 
     Raises:
         ConfigError: there is no such file, or it cannot be used.

@@ -1,0 +1,176 @@
+"""The figures of a running pipeline: from its HTTP port, which its ``config.yml`` can tell, into tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ovms_cli.stream_text import safe_for_terminals
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
+
+__all__ = ["NoFigures", "NoServer", "NoTarget", "draw", "find_url", "open_source"]
+
+_TRACE_PATH: Final = "/trace"
+_DEFAULT_NAME: Final = "config.yml"
+_STAGES: Final = ("in", "prep", "midp", "postp", "out")
+_PERCENTS: Final = ("50", "90", "99")
+_SHOWN: Final = (_PERCENTS, ("50", "99"), ("50",))
+"""Which percentiles of stages are shown, the first of these for which there is room."""
+_ANY_WIDTH: Final = 10_000
+_BAR: Final = 10
+
+
+class NoTarget(Exception):
+    """The command line names nothing that figures could come from."""
+
+
+class NoServer(Exception):
+    """Nobody answers."""
+
+
+class NoFigures(Exception):
+    """The server has no figures of a pipeline."""
+
+
+def find_url(target: str) -> str:
+    """Give the address of a server: that of a configuration file or its directory on this machine, or as it is given.
+
+    Raises:
+        NoTarget: there is no HTTP port in the file, or the target is neither.
+    """
+    path = Path(target)
+    file = path / _DEFAULT_NAME if path.is_dir() else path
+    if file.is_file():
+        return f"http://127.0.0.1:{_http_port(file)}"
+    address = target if target.startswith(("http://", "https://")) else f"http://{target}"
+    try:
+        port = httpx.URL(address).port
+    except httpx.InvalidURL as error:
+        raise NoTarget(f"{target} is neither a file nor HOST:PORT: {error}") from None
+    if port is None and address.startswith("http:"):
+        raise NoTarget(f"{file}: no such file; give a config.yml, its directory, or HOST:PORT of the HTTP port")
+    return address.rstrip("/")
+
+
+def _http_port(file: Path) -> int:
+    try:
+        settings = examine_pipeline_config(file).settings
+    except ConfigError as error:
+        raise NoTarget(str(error)) from None
+    if not settings.http_port:
+        raise NoTarget(f"{file}: there is no http_port in it; give HOST:PORT of the HTTP port")
+    return settings.http_port
+
+
+@asynccontextmanager
+async def open_source(url: str, patience: float) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """Give what reads the figures, waiting for so many seconds each time.
+
+    Owns the connection until the block is left; may be cancelled at any time.
+    """
+    async with httpx.AsyncClient(base_url=url, timeout=patience, trust_env=False) as client:
+
+        async def read() -> dict[str, Any]:
+            """Read the figures of now; raises NoServer or NoFigures, and may be cancelled."""
+            try:
+                answer = await client.get(_TRACE_PATH)
+            except httpx.TransportError as error:
+                raise NoServer(
+                    f"{url} does not answer: {str(error) or type(error).__name__}; is the server running?"
+                ) from None
+            return _figures(answer, url)
+
+        yield read
+
+
+def _figures(answer: httpx.Response, url: str) -> dict[str, Any]:
+    try:
+        figures = answer.json() if answer.is_success else None
+    except ValueError:
+        figures = None
+    if not isinstance(figures, dict) or not {"ops", "requests", "channels"} <= set(figures):
+        status = answer.status_code
+        raise NoFigures(
+            f"{url}{_TRACE_PATH} has no figures of a pipeline (status {status}): is it a pipeline's HTTP port?"
+        )
+    return figures
+
+
+def draw(figures: Mapping[str, Any], width: int) -> Group:
+    """Draw requests, Ops and channels, one below the other, for a terminal of so many columns."""
+    ruler = Console(width=_ANY_WIDTH)
+    tables = [_ops(figures["ops"], percents) for percents in _SHOWN]
+    fitting = next((table for table in tables if ruler.measure(table).maximum <= width), tables[-1])
+    return Group(_summary(figures), fitting, _channels(figures["channels"]))
+
+
+def _summary(figures: Mapping[str, Any]) -> Text:
+    requests = figures["requests"]
+    times = requests["latency_ms"]
+    failed = sum(count for code, count in figures.get("codes", {}).items() if code != "0")
+    parts = [
+        f"{requests['qps']:.1f} requests/s",
+        f"{figures.get('running', 0)} of {figures.get('worker_num', '?')} running",
+        f"{requests['count']} answered",
+        f"{failed} failed",
+        f"{figures.get('left', 0)} left",
+        " ".join(f"p{percent} {_ms(times[percent])}" for percent in _PERCENTS) + " ms",
+    ]
+    return Text(" · ".join(parts), style="bold")
+
+
+def _ops(ops: Mapping[str, Any], percents: Sequence[str]) -> Table:
+    """Draw a row for each Op: percentiles of each stage, in milliseconds, and its batches."""
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column(f"Op (ms: {' / '.join(f'p{percent}' for percent in percents)})", no_wrap=True)
+    for heading in (*_STAGES, "samples", "batch", "idle", "died"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, op in ops.items():
+        stages = op["stages"]
+        times = [" / ".join(_ms(stages[stage][percent]) for percent in percents) for stage in _STAGES]
+        count = max((stages[stage]["count"] for stage in _STAGES), default=0)
+        died = Text(str(op["deaths"]), style="bold red" if op["deaths"] else "dim")
+        cells = [*times, str(count), _batch(op["batches"]), f"{op['idle']:.0%}"]
+        table.add_row(Text(safe_for_terminals(name), style="cyan"), *cells, died)
+    return table
+
+
+def _channels(channels: list[Mapping[str, Any]]) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for heading in ("Channel", "from", "to", "waiting"):
+        table.add_column(heading)
+    for each in channels:
+        ends = (", ".join(each["in"]), ", ".join(each["out"]))
+        table.add_row(*(Text(safe_for_terminals(text)) for text in (each["name"], *ends)), _depth(each))
+    return table
+
+
+def _depth(channel: Mapping[str, Any]) -> Text:
+    """Give how much waits, with a bar where it is limited, red when nothing more fits."""
+    size, capacity = channel["size"], channel["capacity"]
+    if not capacity:
+        return Text(str(size))
+    filled = min(_BAR, round(size / capacity * _BAR))
+    style = "bold red" if size >= capacity else "green"
+    return Text(f"{'█' * filled}{'░' * (_BAR - filled)} {size}/{capacity}", style=style)
+
+
+def _batch(batches: Mapping[str, int]) -> str:
+    """Give the average size of batches and the largest one."""
+    count = sum(batches.values())
+    if not count:
+        return "-"
+    average = sum(int(size) * number for size, number in batches.items()) / count
+    return f"{average:.1f} (max {max(map(int, batches))})"
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.2f}" if milliseconds < 10 else f"{milliseconds:.0f}"  # noqa: PLR2004 - three digits fit

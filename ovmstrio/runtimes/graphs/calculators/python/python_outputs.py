@@ -1,0 +1,66 @@
+"""What user code may give back, and where each tensor of it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ovmstrio.runtimes.graphs.config.graph_config import Port
+from pyovms import Tensor
+
+__all__ = ["Outputs", "WrongOutputError", "routed", "routed_yield", "unexpected_result"]
+
+Outputs = list[tuple[Port, Tensor]]
+"""Tensors, and the ports through which they leave."""
+
+
+class WrongOutputError(Exception):
+    """User code gave back something that a Python node cannot send; the text says what was expected and found."""
+
+
+def routed(values: Iterable[Any], ports: Mapping[str, Port], what: str) -> Outputs:
+    """Find the port of each tensor; ``what`` begins the text of errors, such as ``execute returned a list``.
+
+    Raises:
+        WrongOutputError: a value is no tensor, or bears the name of no output.
+    """
+    found: Outputs = []
+    for number, value in enumerate(values):
+        if not isinstance(value, Tensor):
+            raise WrongOutputError(f"{what} whose element {number} is {_article(value)}; expected pyovms.Tensor")
+        port = ports.get(value.name)
+        if port is None:
+            raise WrongOutputError(
+                f"Unexpected Tensor found in the outputs. Tensor name: {value.name} is not a valid node output; "
+                f"expected one of: {', '.join(ports)}"
+            )
+        found.append((port, value))
+    return found
+
+
+def routed_yield(value: Any, ports: Mapping[str, Port]) -> Outputs:
+    """Find the ports of what a generator yielded, which may be any iterable of tensors.
+
+    The generator runs on before they are sent, and may fill the same array again; so what it could change is copied.
+
+    Raises:
+        WrongOutputError: it is none.
+        Exception: what iterating over it raises.
+    """
+    if isinstance(value, Tensor) or not isinstance(value, Iterable):
+        raise WrongOutputError(f"the generator of execute yielded {_article(value)}; expected a list of pyovms.Tensor")
+    found = routed(value, ports, f"the generator of execute yielded {_article(value)}")
+    return [(port, tensor._frozen()) for port, tensor in found]  # noqa: SLF001 - pyovms's own for the server
+
+
+def unexpected_result(value: Any) -> WrongOutputError:
+    """Make the error for a result of execute that is no list and cannot be iterated."""
+    hint = "; return [] to send nothing" if value is None else ""
+    return WrongOutputError(
+        f"Unexpected Python object type. Expected: list or generator. Received: {type(value).__name__}{hint}"
+    )
+
+
+def _article(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"

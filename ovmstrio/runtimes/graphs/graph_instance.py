@@ -1,0 +1,523 @@
+"""One run of a graph: a nursery in which each node that has something to do is a task.
+
+::
+
+    push ──> InputStream ──> policy.next ──> calculator.process ──> InputStream of the next node ...
+                                                            └────> sink (outputs of the graph)
+
+A node that has nothing to do has no task.  A task that has run its node dry goes on with a node that its packets
+have made runnable, so that a chain of nodes costs one task; a call of a graph that is nothing but a chain is run by
+its caller's own.  Nothing here waits for time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import FailedPrecondition, ServerError
+from ovmstrio.runtimes.graphs.calculator import NodeFailure
+from ovmstrio.runtimes.graphs.graph_failures import DEADLOCK, graph_failure, node_failure
+from ovmstrio.runtimes.graphs.input_streams import TimestampMismatch, check_timestamp
+from ovmstrio.runtimes.graphs.node_run import NodeRun, RunContext
+from ovmstrio.runtimes.graphs.packets import Packet
+from ovmstrio.runtimes.graphs.policies import CLOSE
+from ovmstrio.runtimes.graphs.timestamps import DONE, MIN, next_allowed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from ovmstrio.runtimes.graphs.calculator import InstanceContext
+    from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, Route
+
+__all__ = ["CLOSE_SECONDS", "GraphInstance", "Sink", "running"]
+
+log = structlog.get_logger(__name__)
+
+CLOSE_SECONDS: Final = 5.0
+"""How long the calculators of an instance that was cut short may take to close."""
+
+
+class Sink(Protocol):
+    """Takes the packets of the graph's outputs."""
+
+    def put(self, output: int, packet: Packet) -> bool:
+        """Take a packet of the output with this number; False if no more should come before :meth:`wait_room`."""
+        ...
+
+    async def wait_room(self) -> None:
+        """Return when there is room for more.  Cancellation: at once; packets taken stay."""
+        ...
+
+
+class GraphInstance:
+    """One run of a graph.
+
+    Attributes:
+        failure: why the run ended early; the first reason counts.
+        is_finished: whether every node has closed, or the run has failed.
+    """
+
+    # One is made for every call, so that what only some runs need is made when they need it.
+
+    def __init__(
+        self, plan: GraphPlan, context: InstanceContext, sink: Sink, side: Mapping[str, Any] | None = None
+    ) -> None:
+        self.context = context
+        self.failure: ServerError | None = None
+        self.is_finished = False
+        self._plan = plan
+        self._sink = sink
+        self._side: dict[str, Any] = dict(side or {})
+        self._nodes = [NodeRun(node, context, plan.config.max_queue_size) for node in plan.nodes]
+        self._output_bounds = [MIN] * len(plan.outputs)
+        self._runnable: deque[NodeRun] = deque()
+        self._throttled: list[NodeRun] = []
+        self._pushers = 0
+        self._workers = 0
+        self._open_nodes = 0
+        self._inputs_closed = False
+        self._finished: trio.Event | None = None
+        self._idle: trio.Event | None = None
+        self._room: trio.Event | None = None
+        self._nursery: trio.Nursery | None = None
+
+    # Life
+
+    async def start(self, nursery: trio.Nursery | None) -> None:
+        """Open all nodes; they run in ``nursery`` from now on, or one after the other in :meth:`wait_idle`.
+
+        Raises:
+            FailedPrecondition: a side packet is missing.
+            ServerError: a node cannot open.
+
+        Cancellation: while a node opens; :meth:`aclose` closes those that have.
+        """
+        self._nursery = nursery
+        for node in self._nodes:
+            call = RunContext(node, 0, {})
+            node.side = {ref.port: self._find_side(ref.name) for ref in node.plan.config.side_inputs}
+            try:
+                node.calculator = await node.plan.resources.open(call)
+            except Exception as error:
+                raise self._explain(node, "Open", error) from error
+            self._open_nodes += 1
+            for ref in node.plan.config.side_outputs:
+                self._side[ref.name] = node.side_outputs.get(ref.port)
+            if not node.streams:
+                self._wake(node)
+
+    async def aclose(self) -> None:
+        """Close what is still open, whatever has happened; errors are logged, and time is bounded.
+
+        Cancellation: shielded, for at most ``CLOSE_SECONDS``.
+        """
+        self._finish()
+        if not self._open_nodes:
+            return
+        left = [node for node in self._nodes if node.calculator is not None and not node.is_closed]
+        self.context.is_cancelled = True
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_SECONDS) as scope:
+            for node in left:
+                node.is_closed = True
+                await self._close_quietly(node)
+        if scope.cancelled_caught:
+            log.error("graph nodes did not close in time", graph=self.context.graph, seconds=CLOSE_SECONDS)
+
+    def fail(self, error: ServerError) -> None:
+        """End the run with this error, unless it has one; everything that runs is cancelled."""
+        if self.failure is None:
+            self.failure = error
+        self.context.is_cancelled = True
+        self._finish()
+        self._make_room()
+        _set(self._idle)
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    # What goes in
+
+    async def push(self, name: str, value: Any, timestamp: int) -> None:
+        """Put a packet on an input of the graph; nodes begin to run at :meth:`dispatch`.
+
+        A packet that breaks the order of its stream fails the run.
+
+        Raises:
+            trio.BrokenResourceError: the run has failed or ended.
+
+        Cancellation: while the queues that the packet goes to are full.
+        """
+        route = self._plan.inputs[name]
+        while route.consumers and self._is_full(route) and not self.is_finished:
+            await self._wait_room()
+        if self.is_finished or self._inputs_closed:
+            raise trio.BrokenResourceError("the graph takes no more packets")
+        try:
+            self._check_types(route, value)
+            has_room = self._send(route, Packet(value, timestamp))
+        except TimestampMismatch as error:
+            self.fail(graph_failure(str(error), "INVALID_ARGUMENT"))
+            raise trio.BrokenResourceError(str(error)) from error
+        if not has_room:
+            await self._sink.wait_room()
+
+    def dispatch(self) -> None:
+        """Let every node that can run do so, in tasks, if there is a nursery for them."""
+        nursery = self._nursery
+        if nursery is None:
+            return
+        while self._runnable:
+            self._workers += 1
+            nursery.start_soon(self._work, self._runnable.popleft())
+
+    def close_inputs(self) -> None:
+        """Say that nothing more will come; nodes run on with what they have, from :meth:`dispatch` on, and close."""
+        if self._inputs_closed:
+            return
+        self._inputs_closed = True
+        for route in self._plan.inputs.values():
+            self._close_route(route)
+        if not self._workers and not self._runnable:
+            self._rest()
+
+    # What is waited for
+
+    async def wait_idle(self) -> None:
+        """Return when nothing runs or can run.  Runs in the caller's own task what nobody runs yet.
+
+        Cancellation: at any checkpoint of the nodes.
+        """
+        while self.failure is None:
+            if self._runnable:
+                self._workers += 1
+                await self._work(self._runnable.popleft())
+            elif self._workers:
+                self._idle = self._idle or trio.Event()
+                await self._idle.wait()
+            else:
+                return
+
+    async def finish(self) -> None:
+        """Let everything run, close the inputs, and return once every node has closed or the run has failed.
+
+        Cancellation: at any checkpoint of the nodes.
+        """
+        await self.wait_idle()
+        self.close_inputs()
+        await self.wait_idle()
+        await self.wait_finished()
+
+    async def wait_finished(self) -> None:
+        """Return once every node has closed or the run has failed.  Cancellation: at once; nothing is held."""
+        if not self.is_finished:
+            self._finished = self._finished or trio.Event()
+            await self._finished.wait()
+
+    # Running
+
+    async def _work(self, node: NodeRun) -> None:
+        """Run a node dry, then those that it has made runnable."""
+        while True:
+            await self._advance(node)
+            if not self._runnable or self.failure is not None:
+                break
+            node = self._runnable.popleft()
+            self.dispatch()
+        self._workers -= 1
+        if not self._workers:
+            self._rest()
+
+    async def _advance(self, node: NodeRun) -> None:
+        node.is_queued = False
+        if node.must_close and not node.is_closed:
+            await self._close(node)
+        while not node.is_closed and node.active < node.max_in_flight and self.failure is None:
+            if node.may_throttle and self._is_throttled(node):
+                return
+            try:
+                step = node.policy.next()
+            except NodeFailure as error:
+                self.fail(self._explain(node, "Process", error))
+                return
+            if step is None:
+                if node.plan.contract.propagates_bounds and not node.active:
+                    self._settle(node)
+                return
+            if step is CLOSE:
+                if not node.active:
+                    await self._close(node)
+                return
+            if self._throttled or self._pushers:
+                self._make_room()
+            await self._process(node, RunContext(node, *step))
+
+    async def _process(self, node: NodeRun, call: RunContext) -> None:
+        calculator = node.calculator
+        if calculator is None:
+            return
+        node.active += 1
+        if node.active < node.max_in_flight:
+            self._wake(node)
+        if node.max_in_flight > 1:
+            node.pending.append(call)
+        if self._runnable:
+            self.dispatch()
+        try:
+            await calculator.process(call)
+        except Exception as error:  # noqa: BLE001 - the border of a node: any failure is the run's
+            self.fail(self._explain(node, "Process", error))
+            return
+        # A run counts until all of it has been delivered, so that the node can neither overtake itself nor close.
+        if node.max_in_flight > 1:
+            await self._deliver_in_order(node, call)
+        else:
+            await self._deliver(node, call)
+            node.active -= 1
+
+    async def _deliver_in_order(self, node: NodeRun, call: RunContext) -> None:
+        """Deliver what has been done in the order in which it was begun, one task at a time."""
+        call.is_done = True
+        if node.is_delivering:
+            return
+        node.is_delivering = True
+        while node.pending and node.pending[0].is_done and self.failure is None:
+            await self._deliver(node, node.pending.popleft())
+            node.active -= 1
+        node.is_delivering = False
+
+    async def _deliver(self, node: NodeRun, call: RunContext) -> None:
+        emitted = call.emitted
+        if len(emitted) > 1:
+            emitted.sort(key=_by_port)
+        has_room = True
+        try:
+            for port, packet in emitted:
+                node.check_output(port, packet.value)
+                has_room &= self._send(node.plan.routes[port], packet)
+        except Exception as error:  # noqa: BLE001 - as above: what a node emits is its own
+            self.fail(self._explain(node, "Process", error))
+            return
+        if node.plan.contract.propagates_bounds and call.timestamp < DONE:
+            self._advance_bounds(node, next_allowed(call.timestamp))
+        if not has_room:
+            await self._sink.wait_room()
+
+    def _send(self, route: Route, packet: Packet) -> bool:
+        """Put a packet where its stream leads; False if the outputs of the graph have no room for more."""
+        for consumer in route.consumers:
+            target = self._nodes[consumer.node]
+            if not target.is_closed:
+                target.streams[consumer.slot].push(packet)
+                self._wake(target)
+        has_room = True
+        for output in route.outputs:
+            bound = self._output_bounds[output]
+            if packet.timestamp < bound:
+                check_timestamp(route.stream, packet.timestamp, bound)
+            self._output_bounds[output] = next_allowed(packet.timestamp)
+            has_room &= self._sink.put(output, packet)
+        return has_room
+
+    def _settle(self, node: NodeRun) -> None:
+        """Pass on what is settled about a node's inputs, although nothing came at those timestamps."""
+        bound = node.policy.bound()
+        if bound < DONE:
+            self._advance_bounds(node, bound)
+
+    def _advance_bounds(self, node: NodeRun, bound: int) -> None:
+        for route in node.plan.routes.values():
+            for consumer in route.consumers:
+                target = self._nodes[consumer.node]
+                if target.streams[consumer.slot].advance(bound):
+                    self._wake(target)
+
+    def _wake(self, node: NodeRun) -> None:
+        if node.is_closed:
+            return
+        node.policy.arrived()
+        if not node.is_queued and node.active < node.max_in_flight:
+            node.is_queued = True
+            self._runnable.append(node)
+
+    # Ending
+
+    async def _close(self, node: NodeRun) -> None:
+        """Close a node whose inputs are done, and with it what it feeds."""
+        node.is_closed = True
+        call = RunContext(node, DONE, {})
+        if node.calculator is not None:
+            try:
+                await node.calculator.close(call)
+            except Exception as error:  # noqa: BLE001 - the border of a node, as in _process
+                self.fail(self._explain(node, "Close", error))
+                return
+        if call.emitted:
+            await self._deliver(node, call)
+        for route in node.plan.routes.values():
+            self._close_route(route)
+        self._open_nodes -= 1
+        if not self._open_nodes:
+            self._finish()
+            self._make_room()
+
+    async def _close_quietly(self, node: NodeRun) -> None:
+        if node.calculator is None:
+            return
+        try:
+            await node.calculator.close(RunContext(node, DONE, {}))
+        except Exception as error:
+            log.exception("graph node failed to close", graph=self.context.graph, node=node.name, error=str(error))
+
+    def _close_route(self, route: Route) -> None:
+        for consumer in route.consumers:
+            target = self._nodes[consumer.node]
+            target.streams[consumer.slot].close()
+            self._wake(target)
+
+    def _rest(self) -> None:
+        """Nothing runs: end waits that only a run could have ended, and nodes that only they themselves feed."""
+        if self.failure is None:
+            if self._throttled or self._pushers:
+                self._resolve_deadlock()
+            elif self._inputs_closed and not self.is_finished:
+                self._close_cycle()
+        if not self._workers and self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
+    def _finish(self) -> None:
+        self.is_finished = True
+        _set(self._finished)
+
+    def _close_cycle(self) -> None:
+        """Close the first node that waits for nothing but back edges, or else the first that is open."""
+        left = [node for node in self._nodes if not node.is_closed]
+        if not left:
+            self._finish()
+            return
+        stuck = next((node for node in left if node.waits_for_itself), left[0])
+        stuck.must_close = stuck.is_queued = True
+        self._runnable.append(stuck)
+        self.dispatch()
+
+    # Back-pressure
+
+    def _is_full(self, route: Route) -> bool:
+        for consumer in route.consumers:  # noqa: SIM110 - a generator costs more than all the rest of a push
+            if self._nodes[consumer.node].blocks(consumer.slot):
+                return True
+        return False
+
+    def _is_throttled(self, node: NodeRun) -> bool:
+        if not any(self._is_full(route) for route in node.plan.routes.values()):
+            return False
+        if node not in self._throttled:
+            self._throttled.append(node)
+        return True
+
+    def _make_room(self) -> None:
+        """Packets have been taken off queues: let whoever waits for room look again."""
+        throttled, self._throttled = self._throttled, []
+        for waiting in throttled:
+            self._wake(waiting)
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+
+    async def _wait_room(self) -> None:
+        self._pushers += 1
+        try:
+            self.dispatch()
+            room = self._room = self._room or trio.Event()
+            if not self._workers:
+                self._rest()
+            await room.wait()
+        finally:
+            self._pushers -= 1
+
+    def _resolve_deadlock(self) -> None:
+        """Everyone waits for room: give each full queue one place more, as MediaPipe does."""
+        if self._plan.config.report_deadlock:
+            self.fail(graph_failure(DEADLOCK, "UNAVAILABLE"))
+            return
+        for node in self._nodes:
+            node.grow_full_queues()
+        self._make_room()
+        self.dispatch()
+
+    # Words
+
+    def _find_side(self, name: str) -> Any:
+        if name not in self._side:
+            raise FailedPrecondition(
+                f'Failed to start mediapipe graph - Side packet "{name}" is required but was not provided.'
+            )
+        return self._side[name]
+
+    def _check_types(self, route: Route, value: Any) -> None:
+        for consumer in route.consumers:
+            if not isinstance(value, consumer.type):
+                self.fail(
+                    graph_failure(
+                        f'Packet type mismatch on a calculator receiving from stream "{route.stream}": expected '
+                        f"{consumer.type.__name__}, got {type(value).__name__}; the tag of the graph's input stream "
+                        "decides what is made of a request"
+                    )
+                )
+                raise trio.BrokenResourceError(route.stream)
+
+    def _explain(self, node: NodeRun, phase: str, error: Exception) -> ServerError:
+        explained = node_failure(node.name, phase, error)
+        log.error(
+            "graph node failed",
+            graph=self.context.graph,
+            node=node.name,
+            phase=phase,
+            request_id=self.context.request_id,
+            reason=explained.message,
+            exc_info=error if node.is_unforeseen(error) else None,
+        )
+        return explained
+
+
+def _set(event: trio.Event | None) -> None:
+    if event is not None:
+        event.set()
+
+
+def _by_port(emitted: tuple[Any, Packet]) -> Any:
+    return emitted[0]
+
+
+@asynccontextmanager
+async def running(instance: GraphInstance) -> AsyncIterator[None]:
+    """Run an instance in a nursery around a block, whose end ends it.
+
+    ``instance.failure`` says then whether it has failed.
+
+    Raises:
+        Exception: what the block raised, or what kept the instance from starting.
+
+    Ownership: the instance; all its nodes are closed when this is left.
+
+    Cancellation: at any checkpoint; everything that runs is cancelled and closed.
+    """
+    problem: Exception | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                await instance.start(nursery)
+                yield
+            except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
+                problem = error
+            if problem is not None or not instance.is_finished:
+                instance.context.is_cancelled = True
+                nursery.cancel_scope.cancel()
+    finally:
+        await instance.aclose()
+    if problem is not None and instance.failure is None:
+        raise problem

@@ -1,0 +1,125 @@
+"""From requests to packets: the values of a graph's inputs, the timestamp, and the side packets.
+
+Fixed parts of the texts are OVMS's, for clients match on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
+from ovmstrio.core.request import Buffer, InferInput, InferRequest, ParameterValue
+from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
+from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor, stream_type
+from ovmstrio.runtimes.graphs.tensors.arrays import read_mediapipe_tensor, read_ov_tensor, read_tf_tensor
+from ovmstrio.runtimes.graphs.tensors.image_frames import read_image
+from ovmstrio.runtimes.graphs.tensors.python_tensors import read_python_tensor
+from ovmstrio.runtimes.graphs.timestamps import is_range_value, show
+from ovmstrio.runtimes.models.rejections import refused
+from ovmstrio.runtimes.models.validation import check_style
+from pyovms import Tensor
+
+__all__ = ["TIMESTAMP_PARAMETER", "RequestReader", "side_packets", "timestamp_of"]
+
+TIMESTAMP_PARAMETER: Final = "OVMS_MP_TIMESTAMP"
+
+_BAD_TIMESTAMP: Final = "Malformed packet timestamp"
+_PYTHON_SIDE_PACKET: Final = "py"
+_SERVER_SIDE_PACKETS: Final = frozenset(
+    {"llm", "llm_ctx", "pipes", "embeddings_servable", "rerank_servable", "s2t_servable", "t2s_servable"}
+)
+_COUNTS: Final = "Size of raw_input_contents: {actual} is different than number of inputs: {expected}"
+_INT64_MIN: Final = -(2**63)
+_INT64_MAX: Final = 2**63 - 1
+
+_READERS: Final[dict[type, Callable[[InferInput, Buffer | None], Any]]] = {
+    Tensor: read_python_tensor,
+    OvTensor: read_ov_tensor,
+    MediaPipeTensor: read_mediapipe_tensor,
+    TfTensor: read_tf_tensor,
+    ImageFrame: read_image,
+}
+
+
+class RequestReader:
+    """Reads the requests of one graph; knows the type of each of its inputs."""
+
+    __slots__ = ("_readers", "_whole")
+
+    def __init__(self, inputs: Sequence[StreamRef]) -> None:
+        types = {ref.name: stream_type(ref.port.tag) for ref in inputs}
+        self._readers = {name: _READERS[kind] for name, kind in types.items() if kind in _READERS}
+        self._whole = frozenset(name for name, kind in types.items() if kind is InferRequest)
+
+    def packets(self, request: InferRequest) -> Iterator[tuple[str, Any]]:
+        """Give name and value of each input, one by one in the order of the request.
+
+        What comes before an input that cannot be read has already been given then.
+
+        Raises:
+            InvalidRequest: the request is not made as it should be, or an input is unknown or does not fit its type.
+        """
+        inputs, raws = request.inputs, request.raw_inputs
+        if raws:
+            check_style(inputs, raws, _COUNTS)
+        for position, given in enumerate(inputs):
+            name = given.name
+            read = self._readers.get(name)
+            if read is not None:
+                yield name, read(given, raws[position] if raws else None)
+            elif name in self._whole:
+                yield name, request
+            else:
+                raise refused("Unexpected input", f"{name} is unexpected")
+
+
+def _is_int64(value: ParameterValue) -> bool:
+    return type(value) is int and _INT64_MIN <= value <= _INT64_MAX
+
+
+def timestamp_of(request: InferRequest) -> int | None:
+    """Give the timestamp that the caller chose, None where it left that to the server.
+
+    Raises:
+        InvalidRequest: it is no integer, or one with a meaning of its own.
+    """
+    value = request.parameters.get(TIMESTAMP_PARAMETER)
+    if value is None:
+        return None
+    if not _is_int64(value):
+        detail = f"Invalid timestamp format in request parameter {TIMESTAMP_PARAMETER}. Should be int64"
+        raise refused(_BAD_TIMESTAMP, detail)
+    timestamp = int(value)
+    if not is_range_value(timestamp):
+        raise refused(_BAD_TIMESTAMP, show(timestamp))
+    return timestamp
+
+
+def side_packets(request: InferRequest) -> dict[str, str | int]:
+    """Give the request's parameters as side packets, by name; those that only the server may set are left out.
+
+    Raises:
+        InvalidRequest: a parameter is neither text, nor truth value, nor an integer of 64 bits.
+        FailedPrecondition: it has the name of the Python nodes' own side packet.
+    """
+    packets: dict[str, str | int] = {}
+    for name, value in request.parameters.items():
+        if name == TIMESTAMP_PARAMETER or name in _SERVER_SIDE_PACKETS:
+            continue
+        if name == _PYTHON_SIDE_PACKET:
+            fixed = "Failed to initialize mediapipe graph"
+            detail = f"Incoming input side packet: {name} is special reserved name and cannot be used"
+            raise FailedPrecondition(f"{fixed} - {detail}")
+        packets[name] = _side_packet(name, value)
+    return packets
+
+
+def _side_packet(name: str, value: ParameterValue) -> str | int:
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int) and _is_int64(value):
+        return value
+    fixed = "Functionality not implemented"
+    rule = "Handling parameters of other types than: bool, string, int64 is not supported"
+    raise InvalidRequest(f"{fixed} - {rule}; parameter {name!r} is {value!r}")

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import trio
+
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
+from ovmstrio.openvino import network as network_module
+from ovmstrio.openvino.network import Network
+from ovmstrio.openvino.pool import Slot
+from ovmstrio.work.placement import Placement
+from tests.support import ir
+from tests.support.servables import RecordingHooks, network
+
+ONES = np.ones((1, 10), np.float32)
+
+
+def send_away(running: Network) -> Network:
+    """Make a network run nothing on the event loop."""
+    running._placement = Placement.away()
+    return running
+
+
+@pytest.mark.parametrize("model", [ir.dummy(), ir.sum_of_two(), ir.scalar(), ir.dynamic(), ir.image_passthrough()])
+async def test_inline_and_pooled_runs_agree(model: object, tmp_path: Path) -> None:
+    """A request has the same answer on the event loop and through the pool."""
+    running = network(model, tmp_path)
+    assert running.runs_inline
+    rng = np.random.default_rng(3)
+    shapes = [[dim.low if dim.is_fixed else 3 for dim in spec.shape] for spec in running.signature.inputs]
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    inline = await running.infer(arrays)
+    pooled = await send_away(running).infer(arrays)
+    for one, other in zip(inline, pooled, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+async def test_outputs_are_copies(tmp_path: Path) -> None:
+    """An answer does not change when the next request runs."""
+    running = network(ir.dummy(), tmp_path)
+    first = await running.infer([ONES])
+    await running.infer([ONES * 5])
+    np.testing.assert_array_equal(first[0], ONES + 1)
+
+
+async def test_inputs_are_released_after_the_call(tmp_path: Path) -> None:
+    """No request of the pool holds the caller's memory once the call is over."""
+    running = network(ir.dummy(), tmp_path)
+    buffer = bytearray(ONES.tobytes())
+    array = np.frombuffer(buffer, np.float32).reshape(1, 10)
+    await running.infer([array])
+    await send_away(running).infer([array])
+    del array
+    gc.collect()
+    buffer.extend(b"more")  # raises BufferError while anything looks at the memory
+    np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
+
+
+async def test_read_only_input_is_left_unchanged(tmp_path: Path) -> None:
+    """Bytes are read where they are and never written."""
+    running = network(ir.dummy(), tmp_path)
+    raw = ONES.tobytes()
+    await running.infer([np.frombuffer(raw, np.float32).reshape(1, 10)])
+    assert raw == ONES.tobytes()
+
+
+async def test_more_callers_than_requests_all_get_their_own_answer(tmp_path: Path) -> None:
+    """Callers beyond nireq wait, and each gets the answer to its own input."""
+    hooks = RecordingHooks()
+    running = send_away(network(ir.dummy(), tmp_path, nireq=3, hooks=hooks))
+    answers: dict[int, float] = {}
+
+    async def call(number: int) -> None:
+        answers[number] = float((await running.infer([ONES * number]))[0][0, 0])
+
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(call, number)
+    assert answers == {number: number + 1.0 for number in range(100)}
+    assert running.pool.active == 0
+    assert max(active for _, active in hooks.pools) == 3
+    assert hooks.pools[-1] == (3, 0)
+    assert len(hooks.waits) == len(hooks.inferences) == 100
+    assert max(hooks.waits) > 0
+
+
+async def test_requests_are_given_first_come_first_served(tmp_path: Path) -> None:
+    """Who waits longest gets the next free request."""
+    pool = network(ir.dummy(), tmp_path, nireq=1).pool
+    slot = await pool.acquire()
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        mine = await pool.acquire()
+        order.append(number)
+        pool.release(mine)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(wait, number)
+            while pool.waiting <= number:
+                await trio.lowlevel.checkpoint()
+        pool.release(slot)
+    assert order == [0, 1, 2, 3, 4]
+
+
+async def refuses(running: Network, *shapes: tuple[int, int]) -> None:
+    """Hold that a matrix product of these shapes fails with OpenVINO's reason."""
+    with trio.fail_after(5), pytest.raises(ModelFailure, match="incompatible"):
+        await running.infer([np.ones(shape, np.float32) for shape in shapes])
+
+
+async def multiplies(running: Network, rows: int, inner: int, columns: int) -> None:
+    """Hold that a matrix product is right."""
+    product = (await running.infer([np.ones((rows, inner), np.float32), np.ones((inner, columns), np.float32)]))[0]
+    np.testing.assert_array_equal(product, np.full((rows, columns), inner, np.float32))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    "config", [{}, {"INFERENCE_NUM_THREADS": "1"}, {"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2"}]
+)
+async def test_failing_inference_is_reported_and_hurts_nobody_else(
+    *, config: dict[str, str], inline: bool, tmp_path: Path
+) -> None:
+    """A failure inside OpenVINO becomes ModelFailure, costs no request, and requests of any shape work behind it."""
+    running = network(ir.matmul(), tmp_path, nireq=2, plugin_config=config)
+    if not inline:
+        send_away(running)
+    for rows, inner, columns in [(2, 3, 2), (1, 1, 1), (2, 2, 2), (4, 1, 3)]:
+        await multiplies(running, rows, inner, columns)
+        await refuses(running, (2, 3), (5, 2))
+        await multiplies(running, rows, inner, columns)
+        await refuses(running, (2, 3), (5, 2))
+        await refuses(running, (1, 2), (1, 2))
+        await multiplies(running, 2, 3, 2)
+    assert running.pool.active == 0
+
+
+@pytest.mark.parametrize("config", [{}, {"NUM_STREAMS": "2"}])
+@pytest.mark.parametrize("inline", [True, False])
+async def test_requests_beside_failing_ones_are_answered(
+    *, config: dict[str, str], inline: bool, tmp_path: Path
+) -> None:
+    """Valid requests that run at the same time as failing ones all get right answers."""
+    running = network(ir.matmul(), tmp_path, plugin_config=config)
+    if not inline:
+        send_away(running)
+    for _ in range(10):
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(multiplies, running, 2, 3, 2)
+                nursery.start_soon(multiplies, running, number + 1, 2, 1)
+                if number % 4 == 0:
+                    nursery.start_soon(refuses, running, (2, 3), (number % 2 + 4, 2))
+    assert running.pool.active == 0
+
+
+def test_models_that_may_fail_have_streams_of_their_own(tmp_path: Path) -> None:
+    """Where a failure may spoil a stream, each request of the pool has one to itself."""
+    assert network(ir.dynamic(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, nireq=8).pool.size == 2
+    assert network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, nireq=8).pool.size == 8
+
+
+async def test_models_that_fail_on_zeros_recover_by_loading_again(tmp_path: Path) -> None:
+    """A model that nothing is known to succeed on is compiled again after a failure."""
+    running = network(ir.reshape_by_data(), tmp_path)
+    assert not running.runs_inline
+    numbers = np.arange(4, dtype=np.float32)
+    for _ in range(3):
+        with pytest.raises(ModelFailure):
+            await running.infer([numbers, np.array([3, 3], np.int64)])
+        result = (await running.infer([numbers, np.array([2, 2], np.int64)]))[0]
+        np.testing.assert_array_equal(result, numbers.reshape(2, 2))
+
+
+async def test_model_that_cannot_be_mended_refuses_until_it_can(tmp_path: Path) -> None:
+    """While a failed model cannot be loaded again, nothing runs on it; once it can, it serves again."""
+    running = network(ir.reshape_by_data(), tmp_path)
+    numbers = np.arange(4, dtype=np.float32)
+    good: list[np.ndarray[Any, Any]] = [numbers, np.array([2, 2], np.int64)]
+    bad: list[np.ndarray[Any, Any]] = [numbers, np.array([3, 3], np.int64)]
+    compile_again = running._compile_again
+
+    def refuse() -> ov.CompiledModel:
+        raise ConfigError([Problem("the disk is gone")])
+
+    running._compile_again = refuse
+    for _ in range(2):
+        with pytest.raises(ModelFailure):
+            await running.infer(bad)
+    running._compile_again = compile_again
+    with pytest.raises(ModelFailure, match="cannot be loaded again: the disk is gone"):
+        await running.infer(good)
+    np.testing.assert_array_equal((await running.infer(good))[0], numbers.reshape(2, 2))
+
+
+def test_models_that_may_fail_never_run_synchronously_on_one_thread(tmp_path: Path) -> None:
+    """OpenVINO's synchronous call on one thread loses failures, so it is left to models that have none."""
+    assert network(ir.dummy(), tmp_path).runs_inline
+    assert network(ir.dynamic(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "2"}).runs_inline
+    assert not network(ir.dynamic(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"}).runs_inline
+
+
+async def test_cancelled_inference_gives_its_request_back(tmp_path: Path) -> None:
+    """Cancelling stops the inference; the pool is full again and the next answer is right."""
+    running = network(ir.slow(size=512, layers=60), tmp_path, nireq=2)
+    assert not running.runs_inline
+    x = np.eye(512, dtype=np.float32)
+    expected = (await running.infer([x]))[0]
+    for patience in (0.0, 0.001, 0.01, 0.03):
+        with trio.move_on_after(patience) as scope:
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(running.infer, [x * 2])
+        assert scope.cancelled_caught
+        assert running.pool.active == 0
+        np.testing.assert_array_equal((await running.infer([x]))[0], expected)
+
+
+async def test_cancelled_wait_takes_no_request(tmp_path: Path) -> None:
+    """A caller that gives up while waiting leaves the pool as it was."""
+    running = send_away(network(ir.dummy(), tmp_path, nireq=1))
+    slot = await running.pool.acquire()
+    with trio.move_on_after(0) as scope:
+        await running.infer([ONES])
+    assert scope.cancelled_caught
+    running.pool.release(slot)
+    np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
+
+
+async def test_many_shapes_in_turn(tmp_path: Path) -> None:
+    """Two thousand requests of changing shapes on a dynamic model give right answers, in both placements."""
+    running = network(ir.dynamic(), tmp_path)
+    rng = np.random.default_rng(0)
+    for number in range(2000):
+        x = rng.random((int(rng.integers(0, 40)), int(rng.integers(1, 40)))).astype(np.float32)
+        running._placement = Placement.away() if number % 2 else Placement(float("inf"))
+        result = await running.infer([x])
+        np.testing.assert_array_equal(result[0], x + np.float32(1))
+
+
+async def test_large_requests_of_a_dynamic_model_leave_the_event_loop(tmp_path: Path) -> None:
+    """A model timed on a small input runs inline for small inputs only."""
+    hooks = RecordingHooks()
+    running = network(ir.dynamic(), tmp_path, hooks=hooks)
+    assert running.runs_inline
+    await running.infer([np.ones((1, 1), np.float32)])
+    assert running._placement.is_inline(4)
+    assert not running._placement.is_inline(4_000_000)
+    large = (await running.infer([np.ones((1000, 1000), np.float32)]))[0]
+    assert large[0, 0] == 2
+
+
+async def test_a_network_learns_how_long_its_inferences_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs far larger than the zeros at the start occupy a thread at first, and none when they have become usual."""
+    running = send_away(network(ir.matmul(), tmp_path))
+    waited: list[int] = []
+    wait_in_thread = running._wait_in_thread
+
+    async def counted(slot: Slot) -> None:
+        waited.append(len(waited))
+        await wait_in_thread(slot)
+
+    monkeypatch.setattr(running, "_wait_in_thread", counted)
+    monkeypatch.setattr(network_module, "_LEAST_PATIENCE_SECONDS", 1e-6)
+    large = [np.ones((400, 400), np.float32), np.ones((400, 400), np.float32)]
+    for _ in range(40):
+        await running.infer(large)
+    assert 1 <= len(waited) < 30
+    assert (await running.infer(large))[0][0, 0] == 400
+
+
+async def test_network_is_freed_with_its_last_reference(tmp_path: Path) -> None:
+    """Nothing keeps a dropped network alive, its callbacks included."""
+    running = network(ir.dummy(), tmp_path)
+    await send_away(running).infer([ONES])
+    gone = weakref.ref(running)
+    freed = weakref.ref(running.pool)
+    del running
+    gc.collect()
+    assert gone() is None
+    assert freed() is None
+
+
+async def test_hooks_learn_the_streams(tmp_path: Path) -> None:
+    """The number of streams is told once the model is compiled."""
+    hooks = RecordingHooks()
+    network(ir.dummy(), tmp_path, hooks=hooks, plugin_config={"NUM_STREAMS": "2"}, nireq=4)
+    assert hooks.streams == 2
+    assert hooks.pools == [(4, 0)]

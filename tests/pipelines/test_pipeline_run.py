@@ -1,0 +1,392 @@
+"""How requests go through a pipeline: what runs at once, what ends what, and who may write into what."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from ovmstrio.config.specs import PipelineNode
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import CustomNodeFailure, NothingToGather, PipelineFailure
+from ovmstrio.core.request import InferRequest
+from ovmstrio.core.tensor import Array, Tensor
+from ovmstrio.runtimes.pipelines.node_calls import NodeCall
+from ovmstrio.runtimes.pipelines.pipeline_plan import make_plan
+from ovmstrio.runtimes.pipelines.pipeline_run import MAX_SHARDS, MAX_TASKS, PipelineRun
+from ovmstrio.runtimes.pipelines.structure import examine_structure
+from tests.support.pipelines import make_node, make_pipeline
+
+FP32 = BY_NAME["FP32"]
+ROW = np.array([[1, 2]], np.float32)
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    return Tensor(name, FP32, array)
+
+
+async def _run(
+    nodes: Sequence[PipelineNode],
+    outputs: Mapping[str, str],
+    calls: Mapping[str, NodeCall],
+    x: Array = ROW,
+    demultiply_count: int | None = None,
+) -> dict[str, Array]:
+    """Take ``x`` through nodes that are functions of the test."""
+    spec = make_pipeline(nodes, outputs, demultiply_count=demultiply_count)
+    structure, problems = examine_structure(spec)
+    assert structure is not None
+    assert problems == []
+    found = await PipelineRun(make_plan(structure, calls), InferRequest("pipeline"))({"x": _tensor("x", x)})
+    return {name: tensor.array for name, tensor in found.items()}
+
+
+def _runs() -> int:
+    gc.collect()
+    return sum(isinstance(each, PipelineRun) for each in gc.get_objects())
+
+
+def _tasks() -> int:
+    return trio.lowlevel.current_statistics().tasks_living
+
+
+class Nodes:
+    """Nodes that count how many of their calls are under way."""
+
+    def __init__(self) -> None:
+        self.alive = 0
+        self.most = 0
+        self.calls = 0
+
+    def gives(self, make: Any, steps: int = 0) -> NodeCall:
+        """Make a node that gives ``y``, what ``make`` makes of its inputs, after so many steps."""
+
+        async def call(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+            del request
+            self.calls += 1
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+            try:
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                made = make(*(tensor.array for _, tensor in sorted(inputs.items())))
+            finally:
+                self.alive -= 1
+            return {"y": _tensor("y", made)}
+
+        return call
+
+
+def _fail(text: str) -> Any:
+    def make(*_: Array) -> Array:
+        raise CustomNodeFailure(text)
+
+    return make
+
+
+TWO = [make_node("one", {"i": "request.x"}), make_node("two", {"i": "request.x"})]
+BOTH = {"a": "one.y", "b": "two.y"}
+
+
+async def test_independent_nodes_run_at_the_same_time() -> None:
+    """Each goes on only when the other has begun."""
+    begun = {"one": trio.Event(), "two": trio.Event()}
+
+    def meeting(name: str, other: str) -> NodeCall:
+        async def call(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+            del request
+            begun[name].set()
+            await begun[other].wait()
+            return {"y": inputs["i"]}
+
+        return call
+
+    with trio.fail_after(5):
+        found = await _run(TWO, BOTH, {"one": meeting("one", "two"), "two": meeting("two", "one")})
+    assert found.keys() == {"a", "b"}
+
+
+async def test_all_shards_run_at_the_same_time() -> None:
+    """A node behind a demultiplexer is called for each shard without waiting for another."""
+    nodes = Nodes()
+    there = [make_node("one", {"i": "request.x"})]
+    x = np.arange(40, dtype=np.float32).reshape(20, 1, 2)
+    found = await _run(there, {"y": "one.y"}, {"one": nodes.gives(lambda i: i + 1, 3)}, x, -1)
+    np.testing.assert_array_equal(found["y"], x + 1)
+    assert nodes.most == 20
+
+
+async def test_many_shards_wait_for_each_other_in_nested_demultiplexers_too() -> None:
+    """Only so many are under way at once; all come to be gathered, in their order."""
+    nodes = Nodes()
+    there = [
+        make_node("one", {"i": "request.x"}, demultiply_count=10),
+        make_node("two", {"i": "one.y"}, gather_from_node="one"),
+        make_node("three", {"i": "two.y"}),
+    ]
+    calls = {
+        "one": nodes.gives(lambda i: np.stack([i + shard for shard in range(10)]), 1),
+        "two": nodes.gives(lambda i: i.sum(axis=0), 2),
+        "three": nodes.gives(lambda i: i * 2),
+    }
+    x = np.arange(300, dtype=np.float32).reshape(300, 1, 1)
+    found = await _run(there, {"y": "three.y"}, calls, x, 300)
+    np.testing.assert_array_equal(found["y"], (x * 10 + 45) * 2)
+    assert (nodes.most, nodes.calls) == (MAX_TASKS, 900)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+async def test_a_request_of_many_shards_leaves_the_loop_to_others(steps: int) -> None:
+    """They get their turn all along, even if no node of it ever waits."""
+    nodes = Nodes()
+    x = np.zeros((2000, 1, 1), np.float32)
+    most = seen = 0
+    async with trio.open_nursery() as nursery:
+
+        async def watch() -> None:
+            nonlocal most, seen
+            while True:
+                most, seen = max(most, nodes.calls - seen), nodes.calls
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(watch)
+        await _run([TWO[0]], {"y": "one.y"}, {"one": nodes.gives(lambda i: i, steps)}, x, -1)
+        nursery.cancel_scope.cancel()
+    assert nodes.calls == 2000
+    assert most <= 2 * MAX_TASKS
+
+
+@pytest.mark.parametrize("first", ["one", "two"])
+async def test_the_first_failure_is_told_and_cancels_the_others(first: str) -> None:
+    """What fails later, or would go on for ever, is cancelled; nothing else runs after it."""
+    nodes = Nodes()
+    calls = {name: nodes.gives(_fail(name), 1 if name == first else 1000) for name in ("one", "two")}
+    calls["three"] = nodes.gives(lambda i: i, 10**9)
+    three = [*TWO, make_node("three", {"i": "request.x"})]
+    tasks = _tasks()
+    with pytest.raises(CustomNodeFailure, match=f"^{first}$"):
+        await _run(three, {**BOTH, "c": "three.y"}, calls)
+    assert (nodes.alive, _tasks()) == (0, tasks)
+    assert _runs() == 0
+
+
+async def test_a_failure_deep_inside_ends_all_shards() -> None:
+    """The one shard of six that fails is told, though a node that is behind others of them may run already."""
+    nodes = Nodes()
+    failed: list[float] = []
+
+    def fail_at_four(array: Array) -> Array:
+        if array[0, 0] == 4:
+            failed.append(4)
+            raise CustomNodeFailure("four")
+        return array
+
+    calls = {
+        "outer": nodes.gives(lambda i: np.stack([i + 0, i + 3])),
+        "inner": nodes.gives(lambda i: np.stack([i, i + 1, i + 2])),
+        "deep": nodes.gives(fail_at_four, 2),
+        "last": nodes.gives(lambda i: i.sum(axis=0), 10**9),
+    }
+    with pytest.raises(CustomNodeFailure, match="four"):
+        await _run(NESTED, {"y": "last.y"}, calls, np.zeros((1, 2), np.float32))
+    assert failed == [4]
+    assert (nodes.alive, _runs()) == (0, 0)
+
+
+NESTED = [
+    make_node("outer", {"i": "request.x"}, demultiply_count=2),
+    make_node("inner", {"i": "outer.y"}, demultiply_count=3),
+    make_node("deep", {"i": "inner.y"}),
+    make_node("last", {"i": "deep.y"}, gather_from_node="inner"),
+]
+
+
+async def test_a_client_may_leave_at_any_point_inside_nested_demultiplexers() -> None:
+    """Whatever has been done by then, every call is cancelled and nothing is left; the sweep ends with an answer."""
+    nodes = Nodes()
+    calls = {
+        "outer": nodes.gives(lambda i: np.stack([i, i + 10]), 2),
+        "inner": nodes.gives(lambda i: np.stack([i, i + 1, i + 2]), 3),
+        "deep": nodes.gives(lambda i: i * 2, 3),
+        "last": nodes.gives(lambda i: i.sum(axis=0), 2),
+    }
+    tasks = _tasks()
+    most = []
+    for leave_after in range(100):
+        nodes.most = 0
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+
+            async def leave(scope: trio.CancelScope = scope, steps: int = leave_after) -> None:
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+
+            nursery.start_soon(leave)
+            with scope:
+                found = await _run(NESTED, {"y": "last.y"}, calls)
+            nursery.cancel_scope.cancel()
+        assert (nodes.alive, _tasks()) == (0, tasks)
+        most.append(nodes.most)
+        if not scope.cancelled_caught:
+            break
+    assert _runs() == 0
+    np.testing.assert_array_equal(found["y"], [[[12, 18]], [[72, 78]]])
+    assert {1, 2, 6} <= set(most)
+    assert len(most) > 10
+
+
+async def test_who_else_has_a_tensor_keeps_it_from_being_written_to() -> None:
+    """What goes to one node alone is that node's own; what goes to two, or twice to one, is not."""
+    writeable: dict[str, list[bool]] = {}
+
+    def node(name: str) -> NodeCall:
+        async def call(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+            del request
+            writeable[name] = [tensor.array.flags.writeable for _, tensor in sorted(inputs.items())]
+            return {"y": _tensor("y", np.ones((2, 1, 2), np.float32)), "z": _tensor("z", np.ones((1, 2), np.float32))}
+
+        return call
+
+    nodes = [
+        make_node("source", {"i": "request.x"}, ("y", "z")),
+        make_node("alone", {"i": "source.y"}, ("y", "z")),
+        make_node("one", {"i": "source.z"}),
+        make_node("two", {"i": "source.z", "j": "alone.z"}),
+        make_node("twice", {"i": "alone.y", "j": "alone.y"}),
+    ]
+    outputs = {"a": "one.y", "b": "two.y", "c": "twice.y"}
+    await _run(nodes, outputs, {each.name: node(each.name) for each in nodes})
+    assert writeable == {
+        "source": [True],
+        "alone": [True],
+        "one": [False],
+        "two": [False, True],
+        "twice": [False, False],
+    }
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+async def test_shards_are_shared_as_what_they_are_parts_of(readers: int) -> None:
+    """A shard that one node alone gets is its own, and lies apart from the others."""
+    writeable: list[bool] = []
+
+    async def read(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        del request
+        (tensor,) = inputs.values()
+        writeable.append(tensor.array.flags.writeable)
+        if writeable[-1]:
+            array = tensor.array
+            array += 10
+        return {"y": tensor}
+
+    nodes = [make_node(f"n{number}", {"i": "request.x"}) for number in range(readers)]
+    outputs = {node.name: f"{node.name}.y" for node in nodes}
+    x = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
+    found = await _run(nodes, outputs, {node.name: read for node in nodes}, x.copy(), 3)
+    assert writeable == [readers == 1] * 3 * readers
+    np.testing.assert_array_equal(found["n0"], x + 10 * (readers == 1))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_nothing_waits_for_the_garbage_collector(fails: bool) -> None:
+    """What nodes gave is gone with the answer, or with the failure, for it may be memory of a library."""
+    given: list[weakref.ref[Array]] = []
+
+    def give(array: Array) -> Array:
+        given.append(weakref.ref(found := array + 1))
+        return found
+
+    nodes = Nodes()
+    calls = {"one": nodes.gives(give, 1), "two": nodes.gives(give, 2)}
+    three = [*TWO, make_node("three", {"i": "one.y", "j": "two.y"})]
+    calls["three"] = nodes.gives(_fail("three") if fails else lambda i, j: i + j)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(CustomNodeFailure) if fails else contextlib.nullcontext():
+            found = await _run(three, {**BOTH, "c": "three.y"}, calls)
+            assert found["c"].tolist() == [[4, 6]]
+            del found
+        await trio.lowlevel.checkpoint()
+        assert len(given) == 2
+        assert [each() for each in given] == [None, None]
+    finally:
+        gc.enable()
+
+
+WRONG: dict[str, tuple[int, list[tuple[int, ...]], str]] = {
+    "too few dimensions": (-1, [(2, 2)], r"Wrong number of dimensions .* node 'one' splits 'y' of shape \[2,2\]"),
+    "too many shards": (-1, [(MAX_SHARDS + 1, 1, 1)], r"Too large dimension size .* \[10001,1,1\], at most 10000"),
+    "another count": (3, [(2, 1, 2)], r"Wrong dimension size .* node 'one' is to be split into 3: 'y' of shape \[2,1,"),
+    "two counts": (-1, [(2, 1, 2), (3, 1, 2)], r"Wrong dimension size .* 'y' of shape \[2,1,2\], 'z' of .*\[3,1,2\]"),
+}
+
+
+def _splitting(shapes: Sequence[tuple[int, ...]]) -> NodeCall:
+    async def call(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        del inputs, request
+        return {name: _tensor(name, np.zeros(shape, np.float32)) for name, shape in zip("yz", shapes, strict=False)}
+
+    return call
+
+
+@pytest.mark.parametrize("case", WRONG)
+async def test_what_cannot_be_split_is_told_with_its_shape(case: str) -> None:
+    """Node, output and shape are named, beside what was expected."""
+    count, shapes, text = WRONG[case]
+    items = "yz"[: len(shapes)]
+    node = make_node("one", {"i": "request.x"}, tuple(items), demultiply_count=count)
+    with pytest.raises(PipelineFailure, match=text):
+        await _run([node], {item: f"one.{item}" for item in items}, {"one": _splitting(shapes)})
+
+
+async def test_the_most_shards_that_there_may_be() -> None:
+    """They are all there, in their order."""
+    x = np.arange(MAX_SHARDS, dtype=np.float32).reshape(MAX_SHARDS, 1, 1)
+    nodes = Nodes()
+    found = await _run([TWO[0]], {"y": "one.y"}, {"one": nodes.gives(lambda i: i + 1, 1)}, x, -1)
+    np.testing.assert_array_equal(found["y"], x + 1)
+
+
+async def test_a_request_that_cannot_be_split_is_told_as_the_pipelines() -> None:
+    """The entry is a demultiplexer like the others."""
+    with pytest.raises(PipelineFailure, match=r"the pipeline is to be split into 3: 'x' of shape \[2,1,2\]"):
+        await _run([TWO[0]], {"y": "one.y"}, {"one": _splitting([])}, np.zeros((2, 1, 2), np.float32), 3)
+
+
+async def test_nothing_to_split_ends_the_call_and_its_siblings() -> None:
+    """It is an answer of its own, which says who gave nothing."""
+    nodes = Nodes()
+    split = make_node("split", {"i": "request.x"}, demultiply_count=-1)
+    behind = make_node("behind", {"i": "split.y"})
+    calls = {
+        "split": _splitting([(0, 1, 2)]),
+        "behind": nodes.gives(_fail("never called")),
+        "one": nodes.gives(lambda i: i, 10**9),
+    }
+    with pytest.raises(NothingToGather, match="node 'split' gave nothing to split"):
+        await _run([split, behind, TWO[0]], {"y": "behind.y", "z": "one.y"}, calls)
+    assert nodes.alive == 0
+
+
+@pytest.mark.parametrize("other", [np.zeros((1, 3), np.float32), np.zeros((1, 2), np.int32)])
+async def test_shards_that_differ_are_not_gathered(other: Array) -> None:
+    """Both of what differs are named, be it the shape or the type."""
+    kinds = {dtype.numpy: dtype for dtype in BY_NAME.values() if dtype.name in ("FP32", "INT32")}
+
+    async def call(inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        del request
+        array = inputs["i"].array
+        given = other if array[0, 0] == 2 else array
+        return {"y": Tensor("y", kinds[given.dtype], given)}
+
+    x = np.arange(6, dtype=np.float32).reshape(3, 1, 2)
+    with pytest.raises(PipelineFailure, match=r"gathering 'y': shard 0 is FP32 \[1,2\], shard 1 is \w+ \[1,[23]\]"):
+        await _run([TWO[0]], {"y": "one.y"}, {"one": call}, x, -1)

@@ -1,0 +1,95 @@
+"""Connections on their way to another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from ovmstrio.server.workers.passing import ConnectionInbox
+from ovmstrio.work.processes import WorkRequests
+from ovmstrio.work.processes.message_channel import MessageChannel
+from ovmstrio.work.processes.packet_socket import packet_pair
+
+
+async def _connected() -> tuple[trio.SocketStream, trio.SocketStream]:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listeners[0] as listener:
+        client = await trio.open_tcp_stream(*listener.socket.getsockname())
+        return client, await listener.accept()
+
+
+class _Passing:
+    """The two ends of the way that connections take."""
+
+    def __init__(self, closed: Callable[[], None]) -> None:
+        ours, theirs = (MessageChannel(end) for end in packet_pair())
+        self.giver, self._taker = ours, theirs
+        self.inbox = ConnectionInbox(closed)
+
+    async def give(self, accepted: trio.SocketStream) -> None:
+        """Give a connection, and close it here."""
+        await self.giver.send([0, None], accepted.socket.fileno())
+        await accepted.aclose()
+
+    async def run(self) -> None:
+        """Take connections until none will follow."""
+        await WorkRequests(self._taker).handle_all(self.inbox.put)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.giver.packets.close()
+        self._taker.packets.close()
+
+
+@contextmanager
+def _passing(closed: Callable[[], None] = lambda: None) -> Iterator[_Passing]:
+    passing = _Passing(closed)
+    try:
+        yield passing
+    finally:
+        passing.close()
+
+
+async def test_a_connection_works_where_it_was_given_to() -> None:
+    """The giver may close its own end of it, and its end at the other place is told once."""
+    ended: list[str] = []
+    with _passing(lambda: ended.append("one")) as passing:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(passing.run)
+            client, accepted = await _connected()
+            await passing.give(accepted)
+            stream = await passing.inbox.accept()
+            await client.send_all(b"ping")
+            assert await stream.receive_some() == b"ping"
+            await stream.send_all(b"pong")
+            assert await client.receive_some() == b"pong"
+            assert not ended
+            await stream.aclose()
+            await stream.aclose()
+            assert await client.receive_some() == b""
+            await client.aclose()
+            passing.giver.packets.finish()
+        await passing.inbox.aclose()
+    assert ended == ["one"]
+
+
+async def test_what_nobody_took_is_closed() -> None:
+    """With the listener; its clients are told, not left waiting."""
+    with _passing() as passing:
+        client, accepted = await _connected()
+        await passing.give(accepted)
+        passing.giver.packets.finish()
+        await passing.run()
+        await passing.inbox.aclose()
+        assert await client.receive_some() == b""
+        await client.aclose()
+
+
+async def test_the_end_of_the_giver_is_the_end() -> None:
+    """Whether it said so or not."""
+    with _passing() as passing:
+        passing.giver.packets.close()
+        with trio.fail_after(5):
+            await passing.run()

@@ -1,0 +1,92 @@
+"""What the documentation names is there: files, folders, modules, and what is imported from elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_PATH = re.compile(r"(?<![\w/.])(?:ovmstrio|cli|compat|protos|samples|tests|benchmarks)(?:/[\w.]+)+/?")
+_MODULE = re.compile(r"\b(?:from|import) (ovmstrio(?:\.\w+)*)|(?<![\w.\"'])(ovmstrio(?:\.[a-z_]+)+)\b")
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
+_OWN = {"ovmstrio", "ovms_cli", "pyovms", "cortex_internal", "ovmstrio_samples"}
+_OWN |= {"paddle_serving_server", "paddle_serving_app"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_and_link_of_a_page_exists(page: Path) -> None:
+    """A file, folder or page that is named is there."""
+    text = page.read_text()
+    named = {found.rstrip(".") for found in _PATH.findall(text)}
+    missing = {path for path in named if not (ROOT / path).exists()}
+    missing |= {link for link in _LINK.findall(text) if not (page.parent / link).exists()}
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_of_a_page_can_be_found(page: Path) -> None:
+    """A module that is named, in a sentence or in code, is there."""
+    named = {first or second for first, second in _MODULE.findall(page.read_text())}
+    assert not {name for name in named if not _is_there(name)}
+
+
+def test_architecture_names_every_package() -> None:
+    """A package that the picture leaves out is one that nobody finds."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = [path.parent.name for path in (ROOT / "ovmstrio").glob("*/__init__.py")]
+    assert packages
+    assert not [name for name in packages if f"`ovmstrio/{name}/" not in text]
+
+
+def test_whatever_is_imported_is_declared_and_has_its_reason() -> None:
+    """A package that only another one brings may go with that one's next release."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    given = [*project["dependencies"], *(each for name, extra in extras.items() if name != "dev" for each in extra)]
+    declared = {_normal(re.split(r"[\[<>=~!; ]", each)[0]) for each in given}
+    rows = (ROOT / "docs" / "dependencies.md").read_text().splitlines()
+    named = {_normal(name) for row in rows if row.startswith("| ") for name in row.split("|")[1].split(",")}
+    brought = packages_distributions()
+    for module in sorted(set(_imported())):
+        names = {_normal(name) for name in brought.get(module, [module])}
+        assert names & declared, f"{module} is imported, and none of {sorted(names)} is declared in pyproject.toml"
+        assert names & declared & named, f"{module} is imported, and docs/dependencies.md does not say why"
+
+
+def _is_there(name: str) -> bool:
+    """Tell whether there is a module of a name, or whether its last part is something in its parent."""
+    parent, _, last = name.rpartition(".")
+    try:
+        if find_spec(name) is not None:
+            return True
+        found = find_spec(parent)
+    except ModuleNotFoundError:
+        return False
+    return found is not None and found.origin is not None and last in Path(found.origin).read_text()
+
+
+def _imported() -> Iterator[str]:
+    for folder in ("ovmstrio", "cli", "compat"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                names = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    names = [node.module]
+                tops = {name.split(".")[0] for name in names}
+                yield from tops - _OWN - set(sys.stdlib_module_names)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
