@@ -19,13 +19,13 @@ import trio
 
 from benchmarks.report import Row
 from ovmstrio.observability.logs import configure_logs
+from ovmstrio.ops import Op, WebService
 from ovmstrio.protocol.generated.inference import (
     ModelInferRequest,
     ModelInferRequestInferInputTensor,
     ModelInferRequestInferRequestedOutputTensor,
 )
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from ovmstrio.runtimes.ops import Op, WebService
 from ovmstrio.server.life import Hosting, serve_plan
 from ovmstrio.server.service_plan import plan_service, service_settings
 

@@ -33,7 +33,7 @@ SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
 _SERVICE = """
 import trio
-from ovmstrio.runtimes.ops import Op, WebService
+from ovmstrio.ops import Op, WebService
 
 
 class Trivial(Op):

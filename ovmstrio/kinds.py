@@ -3,8 +3,7 @@
 from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import Schema, check_members, is_whole
 from ovmstrio.config.findings import Findings
-from ovmstrio.config.located import Located
-from ovmstrio.config.places import Place
+from ovmstrio.config.located import Located, Place
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.datatypes import BY_NAME, Datatype
 from ovmstrio.core.errors import Problem

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 import trio
 
-from ovmstrio.config.node_libraries import find_library
+from ovmstrio.config.pipeline_entries import find_library
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node

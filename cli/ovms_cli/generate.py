@@ -32,7 +32,7 @@ def generate(
     from importlib.metadata import version
 
     from ovmstrio.runtimes.handlers.config.dockerfile import LOCAL_SERVER, make_dockerfile
-    from ovmstrio.runtimes.handlers.config.expanded import expanded
+    from ovmstrio.runtimes.handlers.config.project_file import expanded
 
     project = _read(config)
     context = output.resolve()

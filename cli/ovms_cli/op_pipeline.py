@@ -110,7 +110,7 @@ def show_service(config: Path, service: Path | None, picture: PictureFormat, out
 
 def _draw(config: Path, script: Path) -> Drawing:
     from ovmstrio.core.errors import ConfigError
-    from ovmstrio.runtimes.ops.drawing import draw
+    from ovmstrio.runtimes.ops.graph import draw
 
     service = _load_service(config, script)
     examined = _examine(config, service)

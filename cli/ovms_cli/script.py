@@ -15,7 +15,7 @@ from ovms_cli.console import fail
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ovmstrio.runtimes.ops import WebService
+    from ovmstrio.runtimes.ops.web_service import WebService
 
 __all__ = ["call_script", "compat_folder", "execute_script", "let_scripts_import"]
 

@@ -12,7 +12,7 @@ from ovms_cli.serving import run_to_the_end, set_up_logs, usage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.runtimes.ops import WebService
+    from ovmstrio.runtimes.ops.web_service import WebService
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["run_pipeline_service", "serve_script"]

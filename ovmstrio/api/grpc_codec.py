@@ -17,7 +17,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
-from ovmstrio.api.tensorflow.grpc.predict_decoding import PredictRequest, decode_predict
+from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, decode_predict
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import InferRequest
 from ovmstrio.protocol.descriptors import message_class

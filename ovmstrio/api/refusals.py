@@ -1,16 +1,83 @@
-"""What OVMS says to requests that nothing answers, in the form of every error of the server's own paths."""
+"""What OVMS says to requests that nothing answers, and to bodies that cannot be taken; and the document of states."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import zlib
+from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed
-from ovmstrio.wire.http.answers import error_answer
+from ovmstrio.api.doors import KSERVE_REST
+from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, ServerError
+from ovmstrio.wire.http.answers import error_answer, size_refusal
 
 if TYPE_CHECKING:
-    from ovmstrio.core.http import HttpAnswer
+    from collections.abc import Sequence
 
-__all__ = ["INVALID_URL", "UNSUPPORTED_METHOD", "OvmsRefusals"]
+    from ovmstrio.core.events import Door
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.registry import VersionStatus
+
+__all__ = ["INVALID_URL", "UNSUPPORTED_METHOD", "OvmsRefusals", "body_of_call", "inflated_body", "status_document"]
+
+_WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def body_of_call(
+    plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: Door = KSERVE_REST
+) -> bytes:
+    """Give the body of a call to a servable.
+
+    Raises:
+        InvalidRequest: its encoding is unknown or broken; the call has been counted then.
+        PayloadTooLarge: what comes out is larger than ``limit``; likewise.
+    """
+    try:
+        return inflated_body(request, limit)
+    except ServerError as error:
+        plane.count_unparsed(model, version, error, door, len(request.body))
+        raise
+
+
+def inflated_body(request: HttpRequest, limit: int) -> bytes:
+    """Undo a body's ``Content-Encoding``.
+
+    Raises:
+        InvalidRequest: the encoding is unknown, or the body is not encoded so.
+        PayloadTooLarge: what comes out is larger than ``limit``.
+    """
+    said = request.header("content-encoding")
+    return request.body if said is None else _inflated(request.body, said.strip().lower(), limit)
+
+
+def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
+    if encoding in {"", "identity"}:
+        return body
+    bits = _WINDOW_BITS.get(encoding)
+    if bits is None:
+        raise InvalidRequest(f"Content-Encoding {encoding[:40]!r} is not supported; use gzip, deflate or none")
+    inflater = zlib.decompressobj(bits)
+    try:
+        inflated = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is not {encoding}: {error}") from None
+    if len(inflated) > limit:
+        raise size_refusal(f"more than {limit}", limit)
+    if not inflater.eof or inflater.unused_data:
+        raise InvalidRequest(f"the body is not {encoding}: it {'goes on' if inflater.eof else 'ends too early'}")
+    return inflated
+
+
+def status_document(versions: Sequence[VersionStatus]) -> dict[str, Any]:
+    """Describe versions; the reason of a failure is an addition to OVMS's form."""
+    return {"model_version_status": [_entry(status) for status in versions]}
+
+
+def _entry(status: VersionStatus) -> dict[str, Any]:
+    said = {"error_code": status.error_code, "error_message": status.error_code}
+    if status.reason:
+        said["reason"] = status.reason
+    return {"version": str(status.version), "state": status.state.name, "status": said}
+
 
 INVALID_URL: Final = "Invalid request URL"
 UNSUPPORTED_METHOD: Final = "Unsupported method"

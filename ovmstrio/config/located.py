@@ -5,10 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
-__all__ = ["NO_LINE", "Document", "InvalidSyntax", "Located", "below", "locate"]
+from ovmstrio.core.errors import Problem
+
+__all__ = ["NO_LINE", "Document", "InvalidSyntax", "Located", "Place", "below", "locate"]
+
+
+class Place(NamedTuple):
+    """The file, and the settings in it."""
+
+    file: str
+    settings: Located
+
+    def of(self, problem: Problem) -> Problem:
+        """Point a problem, whose path is that of an option, at where the option is written."""
+        at = self.settings.find(*problem.path.split("."))
+        return replace(problem, file=self.file, line=at.line, path=at.path)
+
 
 NO_LINE: Final = 0
 """The line of what is in no file."""

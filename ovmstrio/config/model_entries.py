@@ -13,9 +13,8 @@ from pydantic import Field
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.graph_entries import is_graph
-from ovmstrio.config.located import Located
+from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_options import LAYOUT_DEPENDENT, check_base_path, check_name, read_model_options
-from ovmstrio.config.places import Place
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Problem
 

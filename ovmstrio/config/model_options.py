@@ -12,14 +12,21 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from ovmstrio.config.batching import batching_contradictions, parse_batching
-from ovmstrio.config.by_tensor import object_in_text
-from ovmstrio.config.findings import shown, wrong
-from ovmstrio.config.layouts import parse_layouts
-from ovmstrio.config.policies import parse_version_policy
+from pydantic import ValidationError
+
+from ovmstrio.config.documents import expected_by
+from ovmstrio.config.findings import did_you_mean, shown, wrong
 from ovmstrio.config.preprocessing import parse_color_formats, parse_mean, parse_precisions, parse_scale
-from ovmstrio.config.shapes import parse_batch_size, parse_shapes
-from ovmstrio.config.specs import BatchSpec, ShapeSpec
+from ovmstrio.config.shapes import format_batch_size, object_in_text, parse_batch_size, parse_layouts, parse_shapes
+from ovmstrio.config.specs import (
+    AllVersions,
+    BatchingSpec,
+    BatchSpec,
+    LatestVersions,
+    ShapeSpec,
+    SpecificVersions,
+    VersionPolicy,
+)
 from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = [
@@ -28,9 +35,154 @@ __all__ = [
     "check_base_path",
     "check_local_path",
     "check_name",
+    "format_version_policy",
+    "parse_batching",
     "parse_plugin_config",
+    "parse_version_policy",
     "read_model_options",
 ]
+
+_OPTION: Final = "model_version_policy"
+_POLICY_FORM: Final = '{"latest": {"num_versions": 2}}, {"all": {}} or {"specific": {"versions": [1, 3]}}'
+_MAX_VERSION: Final = 2**63 - 1
+
+
+def parse_version_policy(value: Any) -> VersionPolicy:
+    """Read the option ``model_version_policy``: an object, or a text that holds one (command line).
+
+    Raises:
+        ConfigError: it has another form.
+    """
+    if isinstance(value, str):
+        value = object_in_text(_OPTION, value)
+    if not isinstance(value, Mapping):
+        raise wrong(_OPTION, value, _POLICY_FORM)
+    if len(value) != 1:
+        raise wrong(_OPTION, value, _POLICY_FORM, message="exactly one policy must be named")
+    kind, details = next(iter(value.items()))
+    read = _KINDS.get(kind)
+    if read is None:
+        suggestion = did_you_mean(str(kind), _KINDS)
+        raise wrong(_OPTION, value, _POLICY_FORM, message=f"unknown policy {kind!r}", suggestion=suggestion)
+    if not isinstance(details, Mapping):
+        raise wrong(f"{_OPTION}.{kind}", details, "an object")
+    return read(details)
+
+
+def format_version_policy(policy: VersionPolicy) -> dict[str, Any]:
+    """Write a policy as :func:`parse_version_policy` reads it."""
+    if isinstance(policy, LatestVersions):
+        return {"latest": {"num_versions": policy.num_versions}}
+    return {"all": {}} if isinstance(policy, AllVersions) else {"specific": {"versions": list(policy.versions)}}
+
+
+def _latest(details: Mapping[str, Any]) -> VersionPolicy:
+    _refuse_others("latest", details, "num_versions")
+    number = details.get("num_versions", 1)
+    if not _is_positive(number):
+        raise wrong(f"{_OPTION}.latest.num_versions", number, "an integer of 1 or more")
+    return LatestVersions(num_versions=number)
+
+
+def _all(details: Mapping[str, Any]) -> VersionPolicy:
+    if details:
+        raise wrong(f"{_OPTION}.all", details, "an empty object")
+    return AllVersions()
+
+
+def _specific(details: Mapping[str, Any]) -> VersionPolicy:
+    _refuse_others("specific", details, "versions")
+    versions = details.get("versions")
+    if not isinstance(versions, list) or not versions or not all(map(_is_positive, versions)):
+        raise wrong(f"{_OPTION}.specific.versions", versions, "a list of integers of 1 or more, such as [1, 3]")
+    return SpecificVersions(versions=tuple(versions))
+
+
+_KINDS: Final[Mapping[str, Callable[[Mapping[str, Any]], VersionPolicy]]] = {
+    "latest": _latest,
+    "all": _all,
+    "specific": _specific,
+}
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_VERSION
+
+
+def _refuse_others(kind: str, details: Mapping[str, Any], known: str) -> None:
+    others = [str(key) for key in details if key != known]
+    if others:
+        raise _unknown_key(kind, others[0], known)
+
+
+def _unknown_key(kind: str, key: str, known: str) -> ConfigError:
+    option = f"{_OPTION}.{kind}.{key}"
+    return wrong(option, key, repr(known), message=f"unknown key {key!r}", suggestion=did_you_mean(key, [known]))
+
+
+_FORM: Final = 'an object such as {"max_batch_size": 16, "batch_timeout_ms": 5}'
+
+
+def parse_batching(value: Any) -> BatchingSpec:
+    """Read the option: an object, or a text that holds one (command line).
+
+    Raises:
+        ConfigError: with everything that is wrong with it.
+    """
+    settings = object_in_text("batching", value) if isinstance(value, str) else value
+    if not isinstance(settings, Mapping):
+        raise wrong("batching", value, _FORM)
+    try:
+        return BatchingSpec.model_validate(dict(settings), strict=True)
+    except ValidationError as error:
+        raise ConfigError([_problem(fault) for fault in error.errors(include_url=False)]) from None
+
+
+def batching_contradictions(fields: Mapping[str, Any]) -> list[Problem]:
+    """Tell which of the settings that were read cannot be had with batching, by fields of ``ModelSpec``."""
+    batching: BatchingSpec | None = fields.get("batching")
+    if batching is None:
+        return []
+    problems: list[Problem] = []
+    if fields.get("stateful", False):
+        message = "requests of a stateful model cannot be joined, as each sequence has a state of its own"
+        problems.append(Problem(message, path="batching", suggestion="leave batching or stateful out"))
+    batch: BatchSpec | None = fields.get("batch")
+    if batch is not None and not _takes(batch, batching.max_batch_size):
+        problems.append(
+            Problem(
+                "the batch size does not take every batch that may be joined",
+                path="batch_size",
+                expected=f"1 to {batching.max_batch_size}, because of batching",
+                found=format_batch_size(batch),
+                suggestion="leave batch_size out",
+            )
+        )
+    shapes: Mapping[str, ShapeSpec] = fields.get("shapes", {})
+    if any(shape.auto for shape in shapes.values()):
+        message = "a shape that follows each request cannot be had with batching"
+        problems.append(Problem(message, path="shape", found="auto", suggestion="write -1 for sizes that differ"))
+    return problems
+
+
+def _takes(batch: BatchSpec, largest: int) -> bool:
+    return batch.dim is not None and batch.dim.accepts(1) and batch.dim.accepts(largest)
+
+
+def _problem(fault: Any) -> Problem:
+    key = str(fault["loc"][0])
+    path = f"batching.{key}"
+    if fault["type"] == "missing":
+        return Problem(f"the key {key!r} is missing", path="batching", suggestion="add it")
+    if fault["type"] == "extra_forbidden":
+        known = f"known are {', '.join(BatchingSpec.model_fields)}"
+        return Problem(
+            f"unknown key {key!r}",
+            path=path,
+            suggestion=did_you_mean(key, BatchingSpec.model_fields, otherwise=known),
+        )
+    return Problem("the value cannot be used", path=path, expected=expected_by(fault), found=shown(fault["input"]))
+
 
 LAYOUT_DEPENDENT: Final = ("precision", "color_format", "mean", "scale")
 """Options that mean nothing without a layout."""

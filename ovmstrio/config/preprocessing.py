@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from ovmstrio.config.by_tensor import by_tensor
 from ovmstrio.config.findings import did_you_mean, wrong
+from ovmstrio.config.shapes import by_tensor
 from ovmstrio.core.datatypes import BY_NAME
 
 __all__ = [

@@ -5,16 +5,165 @@ A key without a value counts as not given; an unknown one is passed over with a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, Final
+from functools import cache
+from typing import Any, Final, get_type_hints
 
-from ovmstrio.config.findings import Findings, shown, suggest_key
+from ovmstrio.config.findings import Findings, did_you_mean, shown, suggest_key
 from ovmstrio.config.located import Located
-from ovmstrio.config.value_rules import Rules, Unusable
 
-__all__ = ["Section"]
+__all__ = [
+    "Rule",
+    "Rules",
+    "Section",
+    "Unusable",
+    "any_spelling",
+    "any_word",
+    "choice",
+    "flag",
+    "number",
+    "rules_of",
+    "text",
+    "texts",
+    "whole",
+    "written",
+]
+
+Rule = Callable[[Located], Any]
+"""Takes a member of a file, gives what the settings have, or raises Unusable."""
+
+Rules = Mapping[str, Rule | None]
+"""The keys that a mapping can have; those that hold mappings and lists of their own are there without a rule."""
+
+_FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class Unusable(ValueError):
+    """The value is none of those that the key can have; ``message`` says so."""
+
+    def __init__(self, expected: str, suggestion: str = "", *, message: str = "the value cannot be used") -> None:
+        super().__init__(expected)
+        self.message = message
+        self.expected = expected
+        self.suggestion = suggestion
+
+
+@cache
+def rules_of(settings: type) -> Mapping[str, Rule]:
+    """Give the keys that a class of settings declares, with their rules; fields without a rule are no keys."""
+    hints = get_type_hints(settings, include_extras=True)
+    metadata = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: rules[0] for name, rules in metadata.items() if rules}
+
+
+def whole(lowest: int | None = None, highest: int | None = None, *also: int) -> Rule:
+    """Take a whole number within bounds, or one of ``also``."""
+    bounds = "" if lowest is None else f" of {lowest} or more" if highest is None else f" of {lowest} to {highest}"
+    expected = " or ".join([f"a whole number{bounds}", *map(str, also)])
+
+    def read(node: Located) -> int:
+        value = node.value
+        if isinstance(value, bool) or not isinstance(value, int):
+            quoted = isinstance(value, str) and value.strip().lstrip("-").isdigit()
+            raise Unusable(expected, "remove the quotes" if quoted else "")
+        inside = (lowest is None or value >= lowest) and (highest is None or value <= highest)
+        if not inside and value not in also:
+            raise Unusable(expected)
+        return value
+
+    return read
+
+
+def number(above: float, what: str = "a number") -> Rule:
+    """Take a number above a bound; ``what`` is what it counts."""
+
+    def read(node: Located) -> float:
+        value = node.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < math.inf:
+            raise Unusable(f"{what} above {above:g}")
+        try:
+            return float(value)
+        except OverflowError:
+            raise Unusable(f"{what} above {above:g}") from None
+
+    return read
+
+
+def flag(node: Located) -> bool:
+    """Take a truth value."""
+    if not isinstance(node.value, bool):
+        quoted = str(node.value).lower() in {"true", "false"}
+        raise Unusable("true or false", "remove the quotes" if quoted else "")
+    return node.value
+
+
+def text(node: Located) -> str:
+    """Take a text."""
+    if not isinstance(node.value, str):
+        is_scalar = isinstance(node.value, int | float)
+        raise Unusable("a text", f'put it in quotes: "{node.value}"' if is_scalar else "")
+    return node.value
+
+
+def written(node: Located) -> str:
+    """Take a scalar of YAML as it is written, which is not empty."""
+    given = node.text.strip()
+    if isinstance(node.value, dict | list) or not given or "\0" in given:
+        raise Unusable("a text that is not empty")
+    return given
+
+
+def texts(node: Located) -> tuple[str, ...]:
+    """Take a list of texts."""
+    value = node.plain()
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise Unusable("a list of texts", f'write a list: ["{value}"]' if isinstance(value, str) else "")
+    return tuple(value)
+
+
+def choice(words: Sequence[str]) -> Rule:
+    """Take one of several words."""
+
+    def read(node: Located) -> str:
+        value = node.value
+        if not isinstance(value, str) or value not in words:
+            raise Unusable(" or ".join(words), did_you_mean(value, words) if isinstance(value, str) else "")
+        return value
+
+    return read
+
+
+def any_word(words: Sequence[str]) -> Rule:
+    """Take one of several words, whose case does not matter."""
+
+    def read(node: Located) -> str:
+        word = written(node)
+        if word.lower() not in words:
+            raise Unusable(" or ".join(words), did_you_mean(word, words))
+        return word.lower()
+
+    return read
+
+
+def any_spelling(rule: Rule) -> Rule:
+    """Take what a rule for numbers or truth values takes also as a text or another number, such as ``"8080"``."""
+
+    def read(node: Located) -> Any:
+        value = node.value
+        if isinstance(value, str) and value.lower() in _FLAGS:
+            value = _FLAGS[value.lower()]
+        elif isinstance(value, str | float):
+            with suppress(ValueError):
+                value = float(value)
+                value = int(value) if value.is_integer() else value
+        return rule(replace(node, value=value))
+
+    return read
+
 
 _MAPPING: Final = "a mapping of keys to values"
 

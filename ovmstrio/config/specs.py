@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ovmstrio.config.places import Place
+from ovmstrio.config.located import Place
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.tensor import Dim
 

@@ -124,7 +124,7 @@ class SequenceServable(Servable, Protocol):
 
 
 class LeasedServable(Protocol):
-    """A servable that stays open while it is held; of ``ovmstrio.registry.leases.Lease``'s shape."""
+    """A servable that stays open while it is held; of ``ovmstrio.registry.instances.Lease``'s shape."""
 
     @property
     def servable(self) -> Servable:

@@ -1,19 +1,164 @@
-"""Servables that have been replaced or retired, each closed once, when nobody uses it any more."""
+"""Loaded servables: who uses one, what is done for it, and that each is closed once, when nobody uses it any more."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
+from ovmstrio.core.errors import NotReady
+from ovmstrio.registry.states import ApplyResult
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
 
-    from ovmstrio.registry.leases import Instance
+    from ovmstrio.config.specs import ServableSpec
+    from ovmstrio.core.servable import Servable
+    from ovmstrio.registry.records import ServiceRecord
 
-__all__ = ["RetiredInstances"]
+__all__ = ["Instance", "Job", "JobQueue", "Lease", "RetiredInstances"]
+
+
+class Instance:
+    """One loaded servable with the number of calls in flight.
+
+    A version that is loaded again has a new instance; the old one lives until its last lease is given back.
+    ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, and ``takes`` the calls
+    that it takes.
+    """
+
+    __slots__ = ("_drained", "calls", "files", "in_flight", "name", "servable", "spec", "takes", "version")
+
+    def __init__(self, record: ServiceRecord, spec: ServableSpec, version: int, servable: Servable, files: str) -> None:
+        self.name = spec.name
+        self.version = str(version)
+        self.spec = spec
+        self.servable = servable
+        self.files = files
+        self.calls = frozenset(call.name for call in record.calls)
+        self.takes = record.kind.takes
+        self.in_flight = 0
+        self._drained: trio.Event | None = None
+
+    def release(self) -> None:
+        """Give back one lease; the last one wakes who waits to close the servable."""
+        self.in_flight -= 1
+        if self.in_flight == 0 and self._drained is not None:
+            self._drained.set()
+
+    async def wait_drained(self) -> None:
+        """Return once no call is in flight; whoever waits has seen to it that no new lease is given.
+
+        Cancellation: at once; nothing is held.
+        """
+        if self.in_flight:
+            self._drained = self._drained or trio.Event()
+            await self._drained.wait()
+
+
+class Lease:
+    """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block."""
+
+    __slots__ = ("_instance", "kind", "name", "servable", "takes", "version")
+
+    def __init__(self, instance: Instance) -> None:
+        instance.in_flight += 1
+        self._instance = instance
+        self.name = instance.name
+        self.version = instance.version
+        self.kind = instance.spec.kind
+        self.takes = instance.takes
+        self.servable = instance.servable
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._instance.release()
+
+    def release(self) -> None:
+        """Give the lease back, where no block does."""
+        self._instance.release()
+
+
+class Job:
+    """One change and those who wait for it; ``begun`` turns true when others may not join it any more."""
+
+    def __init__(self, work: Callable[[], Awaitable[ApplyResult]]) -> None:
+        self.begun = False
+        self._work = work
+        self._done = trio.Event()
+        self._result: ApplyResult | None = None
+
+    async def run(self) -> None:
+        """Do the work and wake who waits.
+
+        Cancellation: where the work has its checkpoints; who waits is told by :meth:`abandon`.
+        """
+        self.begun = True
+        self._result = await self._work()
+        self._done.set()
+
+    def abandon(self) -> None:
+        """Wake who waits for work that will not be done."""
+        self._done.set()
+
+    async def wait(self) -> ApplyResult:
+        """Return the result once the work is done.
+
+        Raises:
+            NotReady: the registry has stopped.
+
+        Cancellation: at once; the work goes on.
+        """
+        await self._done.wait()
+        if self._result is None:
+            raise NotReady("the server is shutting down")
+        return self._result
+
+
+class JobQueue:
+    """The changes that are asked for and not done."""
+
+    def __init__(self) -> None:
+        self._sender, self._receiver = trio.open_memory_channel[Job](math.inf)
+        self._open: set[Job] = set()
+        self._closed = False
+
+    def put(self, work: Callable[[], Awaitable[ApplyResult]]) -> Job:
+        """Queue a change; once the queue has been closed, it is abandoned at once."""
+        job = Job(work)
+        if self._closed:
+            job.abandon()
+        else:
+            self._open.add(job)
+            self._sender.send_nowait(job)
+        return job
+
+    async def run(self) -> None:
+        """Do the changes, for ever.
+
+        Cancellation: at any checkpoint; changes that are not done are abandoned, and later ones refused at once.
+        """
+        try:
+            async for job in self._receiver:
+                await job.run()
+                self._open.remove(job)
+        finally:
+            self._closed = True
+            for job in self._open:
+                job.abandon()
+
 
 log = structlog.get_logger(__name__)
 

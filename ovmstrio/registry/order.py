@@ -8,22 +8,107 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
 from ovmstrio.config.findings import did_you_mean
+from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import Problem
-from ovmstrio.registry.circles import callers_first, find_circles
+from ovmstrio.registry.records import DEFAULT_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection
+    from pathlib import Path
 
     from ovmstrio.registry.records import ServiceRecord
+    from ovmstrio.repository.versions import Listing
     from ovmstrio.runtimes.kind import Dependency
 
-__all__ = ["callers_before", "find_calls", "in_order"]
+__all__ = ["Marks", "callers_before", "find_calls", "find_circles", "in_order"]
+
+
+class Marks:
+    """Looks at files and at what is loaded.
+
+    Args:
+        services: everything that the registry knows, by name.
+    """
+
+    def __init__(self, services: Mapping[str, ServiceRecord]) -> None:
+        self.services = services
+
+    async def list(self, record: ServiceRecord, spec: ServableSpec) -> Listing:
+        """List the versions that could be loaded.
+
+        Raises:
+            ConfigError: the settings cannot be used, or the versions cannot be listed.
+
+        Cancellation: once the files have been looked at; nothing is held.
+        """
+        listing = await trio.to_thread.run_sync(record.kind.list_versions, spec)
+        return replace(listing, mark=listing.mark + self._called(record))
+
+    async def of(self, record: ServiceRecord, spec: ServableSpec, directory: Path) -> str:
+        """Give the mark that a version has if it is loaded now.
+
+        Cancellation: once the files have been looked at; nothing is held.
+        """
+        called = self._called(record)
+        return await trio.to_thread.run_sync(record.kind.files_mark, spec, directory) + called
+
+    def _called(self, record: ServiceRecord) -> str:
+        """Tell which loads of which versions answer the calls of what is loaded again with them."""
+        return "".join(f"\n{call.name}:{call.version}:{self._loaded(call)}" for call in record.calls if call.reloads)
+
+    def _loaded(self, call: Dependency) -> str:
+        service = self.services.get(call.name)
+        return "" if service is None else service.loaded(int(call.version or DEFAULT_VERSION))
+
+
+def find_circles(specs: Iterable[ServableSpec], calls: Mapping[str, Sequence[str]]) -> dict[str, Problem]:
+    """Give a problem for each service that calls itself through others, by its name.
+
+    This cannot be left to their loading: while another configuration is taken over, each finds the others as they were.
+    """
+    found = {}
+    for spec in specs:
+        way = _way_back(spec.name, calls)
+        if way:
+            code = f"{spec.kind.replace(' ', '_').upper()}_CALLS_ITSELF"
+            message = f"{code}: it calls itself through others: {' -> '.join(way)}"
+            found[spec.name] = spec.placed(Problem(message, suggestion="have one of them call a model instead"))
+    return found
+
+
+def callers_first(calls: Mapping[str, Sequence[str]]) -> list[str]:
+    """Order names so that each comes before what it calls, except within circles."""
+    acyclic = {
+        name: () if _way_back(name, calls) else [each for each in called if each in calls]
+        for name, called in calls.items()
+    }
+    return list(reversed(tuple(TopologicalSorter(acyclic).static_order())))
+
+
+def _way_back(start: str, calls: Mapping[str, Iterable[str]]) -> Sequence[str]:
+    """Give the shortest way from a service to itself; empty if there is none."""
+    ways: deque[tuple[str, ...]] = deque([(start,)])
+    seen = {start}
+    while ways:
+        way = ways.popleft()
+        for callee in calls.get(way[-1], ()):
+            if callee == start:
+                return (*way, start)
+            if callee not in seen:
+                seen.add(callee)
+                ways.append((*way, callee))
+    return ()
+
 
 log = structlog.get_logger(__name__)
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.registry.leases import Instance
-    from ovmstrio.registry.marks import Marks
+    from ovmstrio.registry.instances import Instance
+    from ovmstrio.registry.order import Marks
     from ovmstrio.registry.records import ServiceRecord, VersionRecord
     from ovmstrio.registry.version_loader import VersionLoader
     from ovmstrio.repository.versions import Listing

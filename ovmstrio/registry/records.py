@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import ServerError
-    from ovmstrio.registry.leases import Instance
+    from ovmstrio.registry.instances import Instance
     from ovmstrio.runtimes.kind import Dependency, Kind
     from ovmstrio.work.backoff import Backoff
 

@@ -19,15 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
-from ovmstrio.registry.instances import RetiredInstances
-from ovmstrio.registry.jobs import Job, JobQueue
-from ovmstrio.registry.leases import Instance, Lease
-from ovmstrio.registry.marks import Marks
-from ovmstrio.registry.order import callers_before, find_calls, in_order
-from ovmstrio.registry.readiness import readiness_at_start, readiness_of
+from ovmstrio.registry.instances import Instance, Job, JobQueue, Lease, RetiredInstances
+from ovmstrio.registry.order import Marks, callers_before, find_calls, in_order
 from ovmstrio.registry.reconcile import Reconciler
 from ovmstrio.registry.records import DEFAULT_VERSION, ServiceRecord
-from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
+from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus, readiness_at_start, readiness_of
 from ovmstrio.registry.version_loader import VersionLoader
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext

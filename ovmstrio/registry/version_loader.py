@@ -9,22 +9,57 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
-from ovmstrio.registry.grpc_names import check_grpc_names
-from ovmstrio.registry.leases import Instance
+from ovmstrio.protocol.descriptors import OWN_SERVICES
+from ovmstrio.registry.instances import Instance
 from ovmstrio.registry.records import Failure
+from ovmstrio.runtimes.kind import Takes
 from ovmstrio.work.backoff import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.core.servable import Servable, Service
-    from ovmstrio.registry.marks import Marks
+    from ovmstrio.core.servable import GrpcDeclaration, GrpcServices, Servable, Service
+    from ovmstrio.registry.order import Marks
     from ovmstrio.registry.records import ServiceRecord, VersionRecord
     from ovmstrio.runtimes.kind import Kind, LoadContext
 
-__all__ = ["VersionLoader", "describe", "problems_of"]
+__all__ = ["VersionLoader", "declaration_of", "describe", "problems_of"]
+
+
+def check_grpc_names(name: str, kind: Kind[Any], service: Service, records: Iterable[ServiceRecord]) -> None:
+    """See to it that nothing else has the gRPC services of what is loaded for an entry; what is about to go does not.
+
+    Raises:
+        ConfigError: another entry or the server has one of them.
+    """
+    brought = declaration_of(kind, service)
+    if brought is None:
+        return
+    owners = dict.fromkeys(OWN_SERVICES, "the server itself")
+    for record in records:
+        found = record.serving.get("") if record.name != name and record.spec is not None else None
+        other = None if found is None else declaration_of(record.kind, found.servable)
+        if other is not None:
+            owners |= dict.fromkeys(other.names, other.source)
+    problems = [
+        Problem(
+            f"the service {each} is already served by {owners[each]}",
+            file=brought.source,
+            suggestion="give it another name or package",
+        )
+        for each in brought.names
+        if each in owners
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def declaration_of(kind: Kind[Any], service: Service) -> GrpcDeclaration | None:
+    """Give the gRPC services that a service brings, None for none."""
+    return cast("GrpcServices", service).declaration if Takes.GRPC in kind.takes else None
+
 
 log = structlog.get_logger(__name__)
 

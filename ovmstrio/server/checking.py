@@ -21,7 +21,7 @@ from ovmstrio.config.ovms_json import examine_config
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.registry import Registry
-from ovmstrio.registry.circles import find_circles
+from ovmstrio.registry.order import find_circles
 from ovmstrio.repository.versions import scan
 from ovmstrio.runtimes.handlers.config.project_file import find_project_file, read_project
 from ovmstrio.runtimes.handlers.trial import try_handler

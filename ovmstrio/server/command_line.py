@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from ovmstrio.config.config_file import Subconfigs
 from ovmstrio.config.documents import expected_by
 from ovmstrio.config.findings import did_you_mean, shown
 from ovmstrio.config.graph_entries import GRAPH_SUFFIX, GraphFiles, find_graph
 from ovmstrio.config.model_options import check_base_path, check_name, read_model_options
 from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
-from ovmstrio.config.subconfigs import Subconfigs
 from ovmstrio.core.errors import Problem
 from ovmstrio.server.settings import IGNORED, MODEL, ServerSettings
 

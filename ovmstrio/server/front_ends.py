@@ -8,7 +8,7 @@ from ovmstrio.api.paddle.http.pipeline_routes import metrics_router
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
-from ovmstrio.wire.http.cors import Cors
+from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 
 if TYPE_CHECKING:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.grpc_standard.endless_calls import EndlessCalls
-from ovmstrio.api.grpc_standard.health import HealthService, PlaneHealth
+from ovmstrio.api.grpc_standard.health import EndlessCalls, HealthService, PlaneHealth
 from ovmstrio.api.grpc_standard.hosted_services import HostedServices
 from ovmstrio.api.grpc_standard.reflection import ReflectionService
 from ovmstrio.api.kserve.grpc.inference_service import InferenceService
-from ovmstrio.api.tensorflow.grpc import ModelService, PredictionService
+from ovmstrio.api.tensorflow.grpc.prediction_service import ModelService, PredictionService
 from ovmstrio.wire.grpc.server import GrpcServer
 from ovmstrio.wire.listeners import open_listeners
-from ovmstrio.wire.status_mapping import map_error
+from ovmstrio.wire.statuses import map_error
 
 if TYPE_CHECKING:
     import ssl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
-from ovmstrio.api.handlers.http.handler_kind import HandlerMountKind
+from ovmstrio.api.handlers.http.handler_routes import HandlerMountKind
 from ovmstrio.api.kserve.rest.generate import generate_rules
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
 from ovmstrio.api.mounts import ServiceItself, ServiceMounts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.api.mounts import MountKind
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.wire.http.cors import Cors
+    from ovmstrio.wire.http.answers import Cors
 
 __all__ = ["RestFrontEnd", "make_router"]
 

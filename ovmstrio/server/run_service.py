@@ -15,7 +15,7 @@ from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves, reason_of
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.ops import WebService
+    from ovmstrio.runtimes.ops.web_service import WebService
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["run_script_service", "serve_service"]

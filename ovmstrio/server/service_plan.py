@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.runtimes.ops.config.pipeline_file import choose_ports
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import NAMELESS
-from ovmstrio.runtimes.ops.ports import choose_ports
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.process_info import record_process
 from ovmstrio.runtimes.table import KINDS
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from ovmstrio.runtimes.ops import WebService
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
-    from ovmstrio.runtimes.ops.ports import Ports
+    from ovmstrio.runtimes.ops.config.pipeline_file import Ports
+    from ovmstrio.runtimes.ops.web_service import WebService
     from ovmstrio.server.life import Running
     from ovmstrio.server.settings import ServerSettings
 

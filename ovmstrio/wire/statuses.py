@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 
 from ovmstrio.core import errors
+from ovmstrio.core.errors import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["STATUS_OF", "StatusPair", "status_of"]
+__all__ = ["STATUS_OF", "StatusPair", "map_error", "status_of"]
 
 
 class StatusPair(NamedTuple):
@@ -68,3 +70,10 @@ def status_of(error: errors.ServerError) -> StatusPair:
         if row is not None:
             return row
     return STATUS_OF[errors.ServerError]
+
+
+def map_error(error: Exception) -> GRPCError | None:
+    """Give the status and the text of an error that is meant for the caller, None for any other."""
+    if isinstance(error, ServerError):
+        return GRPCError(status_of(error).grpc, error.message)
+    return None

@@ -13,7 +13,7 @@ from ovms_cli.run import _command, _take_config
 from ovms_cli.script import compat_folder, execute_script
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
-from ovmstrio.runtimes.ops import WebService
+from ovmstrio.ops import WebService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.server.command_line import listen_addresses
 

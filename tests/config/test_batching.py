@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.batching import parse_batching
-from ovmstrio.config.model_options import read_model_options
+from ovmstrio.config.model_options import parse_batching, read_model_options
 from ovmstrio.config.specs import BatchingSpec
 from ovmstrio.core.errors import ConfigError
 

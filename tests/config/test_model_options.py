@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.config.layouts import format_layout, parse_layout, parse_layouts
-from ovmstrio.config.model_options import check_base_path, parse_plugin_config, read_model_options
-from ovmstrio.config.policies import format_version_policy, parse_version_policy
+from ovmstrio.config.model_options import (
+    check_base_path,
+    format_version_policy,
+    parse_plugin_config,
+    parse_version_policy,
+    read_model_options,
+)
 from ovmstrio.config.preprocessing import (
     format_numbers,
     parse_color_formats,
@@ -18,7 +22,16 @@ from ovmstrio.config.preprocessing import (
     parse_precisions,
     parse_scale,
 )
-from ovmstrio.config.shapes import format_batch_size, format_shape, parse_batch_size, parse_shape, parse_shapes
+from ovmstrio.config.shapes import (
+    format_batch_size,
+    format_layout,
+    format_shape,
+    parse_batch_size,
+    parse_layout,
+    parse_layouts,
+    parse_shape,
+    parse_shapes,
+)
 from ovmstrio.config.specs import (
     AllVersions,
     BatchSpec,

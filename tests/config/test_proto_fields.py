@@ -4,8 +4,7 @@ import pytest
 
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.located import InvalidSyntax, Located
-from ovmstrio.config.proto_fields import fit_message
-from ovmstrio.config.proto_text import parse_proto
+from ovmstrio.config.proto_fields import fit_message, parse_proto
 from ovmstrio.protocol.descriptors import POOL
 
 _GRAPH = POOL.FindMessageTypeByName("mediapipe.CalculatorGraphConfig")

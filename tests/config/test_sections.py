@@ -7,10 +7,10 @@ import pytest
 
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.located import locate
-from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import (
+from ovmstrio.config.sections import (
     Rule,
     Rules,
+    Section,
     Unusable,
     any_spelling,
     any_word,

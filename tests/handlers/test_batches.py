@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import NotReady, UserCodeError
 from ovmstrio.handlers import HTTPError
+from ovmstrio.runtimes.handlers.batches import in_log
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.request_ids import in_log
 from tests.support.handlers import opened
 
 BATCHED = """

@@ -5,8 +5,7 @@ from typing import Any
 
 from ovmstrio.core.drawing import DrawnEdge, to_mermaid
 from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
-from ovmstrio.runtimes.ops.drawing import draw
-from ovmstrio.runtimes.ops.graph import build
+from ovmstrio.runtimes.ops.graph import build, draw
 from ovmstrio.runtimes.ops.op import Op, RequestOp, ResponseOp
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ovmstrio.runtimes.ops import Op
+from ovmstrio.ops import Op
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 from ovmstrio.runtimes.ops.examining import examine_pipeline
 from ovmstrio.runtimes.ops.graph import OpGraph

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp
+from ovmstrio.ops import Op, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.graph import OpGraph, build
 
 

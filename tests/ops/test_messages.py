@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from ovmstrio.ops import PipelineResponse, PipelineTensor
 from ovmstrio.protocol.pipeline_messages import REQUEST
-from ovmstrio.runtimes.ops import PipelineResponse, PipelineTensor
 from ovmstrio.runtimes.ops.messages import from_message, tensor_from_message, to_message
 
 TENSOR = PipelineTensor("x", 1, [1, 2], [0, 1], float_data=[0.5, 1.5])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops import (
+from ovmstrio.ops import (
     CustomException,
     CustomExceptionCode,
     Op,
@@ -15,12 +15,12 @@ from ovmstrio.runtimes.ops import (
     RequestOp,
     ResponseOp,
 )
-from ovmstrio.runtimes.ops.codes import product_number
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.config.precedence import settings_of
+from ovmstrio.runtimes.ops.config.overrides import settings_of
 from ovmstrio.runtimes.ops.executor import open_executor
+from ovmstrio.runtimes.ops.executor.op_instance import Hook
 from ovmstrio.runtimes.ops.graph import build
-from ovmstrio.runtimes.ops.hooks import Hook
+from ovmstrio.runtimes.ops.values import product_number
 from tests.support.ops import asking, settings
 
 

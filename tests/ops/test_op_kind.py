@@ -15,8 +15,8 @@ from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.servable import Servable
+from ovmstrio.ops import WebService
 from ovmstrio.runtimes.kind import LoadContext, Takes
-from ovmstrio.runtimes.ops import WebService
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService
@@ -30,7 +30,7 @@ import os
 import sys
 
 import dictionary
-from ovmstrio.runtimes.ops import Op, WebService
+from ovmstrio.ops import Op, WebService
 
 SEEN = [__name__, sys.modules["__main__"].__dict__ is globals(), sys.argv, os.environ.get("OVMS_PIPELINE_CONFIG")]
 

@@ -12,8 +12,7 @@ from ovmstrio.core.request import InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_service import OpService
-from ovmstrio.runtimes.ops.packing import pack
-from ovmstrio.runtimes.ops.tensors import ArrayTensor, from_array, unpack
+from ovmstrio.runtimes.ops.tensors import ArrayTensor, from_array, pack, unpack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 
 

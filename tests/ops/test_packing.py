@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ovmstrio.protocol.pipeline_messages import RESPONSE
-from ovmstrio.runtimes.ops.packing import as_response, holds_arrays, pack
+from ovmstrio.runtimes.ops.tensors import as_response, holds_arrays, pack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineResponse
 
 ARRAYS = ChannelDataType.CHANNEL_NPDATA.value

@@ -12,7 +12,7 @@ from ovmstrio.runtimes.ops.scripts import run_as_main
 
 SCRIPT = """
 import sys
-from ovmstrio.runtimes.ops import Op, WebService
+from ovmstrio.ops import Op, WebService
 
 
 class Service(WebService):

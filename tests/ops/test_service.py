@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops import Op, ResponseOp, WebService
+from ovmstrio.ops import Op, ResponseOp, WebService
 from ovmstrio.runtimes.ops.web_service import set_service_runner
 
 

@@ -18,7 +18,7 @@ import trustme
 from google.protobuf.wrappers_pb2 import StringValue
 from structlog.testing import capture_logs
 
-from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
+from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.life import Hosting, Running, serve_plan
 from ovmstrio.server.project_plan import plan_project
 from tests.support.projects import make_project

@@ -13,8 +13,9 @@ import trio
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.grpc import GrpcProject, UserService, open_grpc_project
-from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
+from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
+from ovmstrio.runtimes.handlers.grpc.services import UserService
+from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from tests.support.protos import written

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 import numpy as np
 import trio
 
-from ovmstrio.runtimes.ops import Op, PipelineResponse, RequestOp, ResponseOp
+from ovmstrio.ops import Op, PipelineResponse, RequestOp, ResponseOp
 
 __all__ = ["ASYNC_DEEDS", "DEEDS", "AsyncHostile", "Hostile", "Release", "StubbornRequest", "StubbornResponse"]
 

@@ -12,8 +12,7 @@ from ovmstrio.config.specs import OpPipelineSpec, ServerSpec
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService, PipelineExecutor
-from ovmstrio.runtimes.ops.packing import holds_arrays, pack
-from ovmstrio.runtimes.ops.tensors import unpack
+from ovmstrio.runtimes.ops.tensors import holds_arrays, pack, unpack
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
 from ovmstrio.runtimes.resident import host
 from ovmstrio.runtimes.table import KINDS

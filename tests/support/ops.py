@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from ovmstrio.runtimes.ops import Op, PipelineRequest, RequestOp, ResponseOp
+from ovmstrio.ops import Op, PipelineRequest, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.graph import OpGraph, build
 

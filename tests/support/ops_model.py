@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 import numpy as np
 import trio
 
-from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp
+from ovmstrio.ops import Op, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.metrics import ChannelState, OpHooks, Span, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 
 __all__ = ["EPSILON", "LIMIT", "Fault", "ModelOp", "OpPlan", "Plan", "RequestPlan", "Watcher", "graph_of", "outcomes"]

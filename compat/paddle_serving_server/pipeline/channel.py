@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ovmstrio.runtimes.ops import ChannelData, ChannelDataType
-from ovmstrio.runtimes.ops import CustomExceptionCode as ChannelDataErrcode
+from ovmstrio.ops import ChannelData, ChannelDataType
+from ovmstrio.ops import CustomExceptionCode as ChannelDataErrcode
 
 __all__ = [
     "ChannelData",

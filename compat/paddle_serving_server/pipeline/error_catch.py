@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from ovmstrio.runtimes.ops import CustomException, CustomExceptionCode, PipelineResponse, ProductErrCode
+from ovmstrio.ops import CustomException, CustomExceptionCode, PipelineResponse, ProductErrCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.api.refusals import INVALID_URL
-from ovmstrio.api.status_document import status_document
+from ovmstrio.api.refusals import INVALID_URL, status_document
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
-from grpclib.const import Cardinality, Handler
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.errors import NotFound
 from ovmstrio.protocol.generated.grpc.health.v1 import (
@@ -18,11 +20,46 @@ from ovmstrio.protocol.generated.grpc.health.v1 import (
 from ovmstrio.registry import VersionState
 
 if TYPE_CHECKING:
-    from ovmstrio.api.grpc_standard.endless_calls import EndlessCalls
+    from collections.abc import Iterator
+
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
 
-__all__ = ["HealthService", "HealthSource", "PlaneHealth", "ServiceOwners", "ServingStatus"]
+__all__ = ["EndlessCalls", "HealthService", "HealthSource", "PlaneHealth", "ServiceOwners", "ServingStatus"]
+
+
+class EndlessCalls:
+    """The open calls of one server that have no end of their own: health watches and reflection streams."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        self._ended = False
+
+    @contextmanager
+    def hold(self, call: Call) -> Iterator[None]:
+        """Count a call among these while the block runs.
+
+        Raises:
+            GRPCError: UNAVAILABLE, when :meth:`end` has been called.
+        """
+        if self._ended:
+            raise _shutting_down()
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
+    def end(self) -> None:
+        """Cancel all of them with UNAVAILABLE and let no other begin."""
+        self._ended = True
+        for call in list(self._calls):
+            call.cancel(_shutting_down())
+
+
+def _shutting_down() -> GRPCError:
+    return GRPCError(Status.UNAVAILABLE, "the server is shutting down")
+
 
 _SERVER: Final = frozenset({"", "inference.GRPCInferenceService"})
 """Names that stand for the server as a whole; any other is a servable's."""

@@ -22,8 +22,8 @@ from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.protocol.descriptors import Descriptors
 from ovmstrio.registry import VersionState
-from ovmstrio.registry.grpc_names import declaration_of
 from ovmstrio.registry.states import OK
+from ovmstrio.registry.version_loader import declaration_of
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class HostedServices:
         self._root = root
         # What they bring is not known before they are loaded.
         self._bring = {name for name, kind in plane.registry.kinds.items() if Takes.GRPC in kind.takes}
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _HostedEntry] = {}
         self._owners: dict[str, str] = {}
         self._loading: set[str] = set()
         self._pipelines: Mapping[str, Handler] = {}
@@ -106,7 +106,7 @@ class HostedServices:
                 self._entries[status.name] = found
             self._owners = {path: name for name, entry in self._entries.items() for path in entry.handlers}
 
-    def _find(self, name: str) -> _Entry | None:
+    def _find(self, name: str) -> _HostedEntry | None:
         try:
             service = self._registry.peek(name)
         except ServerError:
@@ -115,14 +115,14 @@ class HostedServices:
         if declaration is None:
             return None
         known = self._entries.get(name)
-        return known if known is not None and known.service is service else _Entry(service, declaration)
+        return known if known is not None and known.service is service else _HostedEntry(service, declaration)
 
     def _follow_pipelines(self) -> None:
         if not self._registry.names_of(OpPipelineSpec.kind):
             self._pipelines = {}
         elif not self._pipelines:
             # What only pipelines need is left alone by those who serve none.
-            from ovmstrio.api.paddle.grpc import PipelineService  # noqa: PLC0415
+            from ovmstrio.api.paddle.grpc.pipeline_service import PipelineService  # noqa: PLC0415 - for these alone
 
             self._pipelines = PipelineService(self._plane, self._root).__mapping__()
 
@@ -175,12 +175,12 @@ class HostedServices:
         raise _unknown(path)
 
 
-class _Entry:
+class _HostedEntry:
     """A loaded service with what it brings."""
 
     def __init__(self, service: Service, declaration: GrpcDeclaration) -> None:
         # As with pipelines.
-        from ovmstrio.api.handlers.grpc.handler_rpcs import handlers_of  # noqa: PLC0415
+        from ovmstrio.api.handlers.grpc.handler_rpcs import handlers_of  # noqa: PLC0415 - for these alone
 
         self.service = service
         self.declaration = declaration

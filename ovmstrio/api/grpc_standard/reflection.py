@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from ovmstrio.api.grpc_standard.endless_calls import EndlessCalls
+    from ovmstrio.api.grpc_standard.health import EndlessCalls
     from ovmstrio.wire.grpc.server import Service
     from ovmstrio.wire.grpc.stream import Call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.registry import VersionState
@@ -12,7 +13,18 @@ if TYPE_CHECKING:
 
     from ovmstrio.registry import VersionStatus
 
-__all__ = ["IndexEntry", "repository_index"]
+__all__ = ["EXTENSIONS", "SERVER_NAME", "IndexEntry", "repository_index", "server_version"]
+
+SERVER_NAME: Final = "OpenVINO Model Server"
+"""The name that clients of OVMS see and some of them check."""
+EXTENSIONS: Final = ("binary_tensor_data", "generate")
+"""Those of KServe v2 that the server has."""
+
+
+def server_version() -> str:
+    """Give the version of this server."""
+    return version("ovmstrio")
+
 
 _STATES: Final = {
     VersionState.START: "LOADING",

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from structlog.contextvars import bound_contextvars, get_contextvars
+
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching
+from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
-from ovmstrio.runtimes.handlers.methods import HandlerMethod
-from ovmstrio.runtimes.handlers.request_ids import in_log
 from ovmstrio.work.batching import BatchOptions
 
-__all__ = ["BatchItem", "BatchedMethod", "batch_options"]
+__all__ = ["BatchItem", "BatchedMethod", "batch_options", "current_request_id", "in_log", "request_id_for"]
+
+_KEY: Final = "request_id"
+_BYTES: Final = 8
+_ACCEPTABLE: Final = re.compile(r"[!-~]{1,128}")
+
+
+def request_id_for(sent: str | None) -> str:
+    """Give the id of a request: what its client sent, if that can stand in a log and a header, or a new one."""
+    return sent if sent is not None and _ACCEPTABLE.fullmatch(sent) else secrets.token_hex(_BYTES)
+
+
+def in_log(*request_ids: str) -> AbstractContextManager[Any]:
+    """Have every line that is logged within the block tell of these requests, in threads that it calls, too."""
+    return bound_contextvars(**{_KEY: _joined(request_ids)})
+
+
+def current_request_id() -> str:
+    """Give the id of the request that is answered here, nothing if there is none."""
+    return str(get_contextvars().get(_KEY, ""))
+
+
+def _joined(request_ids: Iterable[str]) -> str:
+    return ", ".join(filter(None, request_ids))
+
 
 # How many requests may wait is for max_concurrency to say.
 _UNBOUNDED: Final = 2**31 - 1

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import structlog
 import trio
 
 from ovmstrio.core.http import Callback
-from ovmstrio.runtimes.handlers.handler_calls import call_handler_code
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
+from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.work.threads.worker_threads import WorkerThreads
-from ovmstrio.work.user_code.calls import UserCodeRaisedError
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
 
-__all__ = ["DRAIN_SECONDS", "Callbacks"]
+__all__ = ["DRAIN_SECONDS", "Callbacks", "call_handler_code"]
 
 DRAIN_SECONDS: Final = 10.0
 """How long what runs for a handler that is closed may go on."""
@@ -83,3 +83,15 @@ class Callbacks:
                 await call_handler_code(self._threads, callback)
             except UserCodeRaisedError as raised:
                 self._code.report(raised.error, _STEP)
+
+
+async def call_handler_code(threads: WorkerThreads, function: Callable[..., Any], /, **arguments: Any) -> Any:
+    """Call a function of the user's, which holds its models for as long as it runs, though its caller may have left.
+
+    Raises:
+        UserCodeRaisedError: it raised.
+
+    Cancellation: a plain function that waits for a thread is not called; one that runs keeps its thread until it ends,
+    and its result is dropped; a coroutine is cancelled where it waits.
+    """
+    return await call_user_code(threads, function, (), arguments, around=lease_models, may_leave=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.config.handler_entries import HANDLERS, read_handlers
+from ovmstrio.config.mounted_entries import HANDLERS, read_handlers
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.repository.handler_files import handler_mark
@@ -64,7 +64,7 @@ class HandlerKind(Kind[HandlerSpec]):
 
         del version, directory
         if context.is_trial:
-            from ovmstrio.runtimes.handlers.trial import try_mounted  # noqa: PLC0415
+            from ovmstrio.runtimes.handlers.trial import try_mounted  # noqa: PLC0415 - checks alone need it
 
             project = await trio.to_thread.run_sync(read_mounted, spec, abandon_on_cancel=True)
             return await try_mounted(project, spec.name)

@@ -3,30 +3,121 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
 
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.handlers.clients import open_clients
+from ovmstrio.core.request import ServableMetadata
+from ovmstrio.core.servable import GrpcDeclaration
 from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
-from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
-from ovmstrio.runtimes.resident import host
+from ovmstrio.runtimes.resident import ResidentService, host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
-    from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+    from ovmstrio.core.limits import ConcurrencyLimit
+    from ovmstrio.runtimes.handlers.grpc.services import UserProto
+    from ovmstrio.runtimes.handlers.handler import LoadedHandler
     from ovmstrio.runtimes.kind import LoadContext
 
-__all__ = ["examine_mounted", "load_handler", "load_project", "read_mounted"]
+__all__ = [
+    "HandlerServable",
+    "Models",
+    "examine_mounted",
+    "load_handler",
+    "load_project",
+    "open_clients",
+    "read_mounted",
+]
+
+_PLATFORM: Final = "handler"
+
+
+class HandlerServable(ResidentService):
+    """A loaded project as the registry has it.
+
+    Args:
+        name: that it is served under.
+        handler: the user's object.
+        limit: how many requests may be in flight.
+        grpc: its services; None if it is called over HTTP.
+        models: of the project.
+
+    Attributes:
+        declaration: the services that it brings, None if it is called over HTTP.
+    """
+
+    def __init__(
+        self, name: str, handler: LoadedHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: Models
+    ) -> None:
+        super().__init__()
+        self.handler = handler
+        self.models = models
+        self.limit = limit
+        self.grpc = grpc
+        self.declaration = None if grpc is None else declaration_of(grpc.proto)
+        self._metadata = ServableMetadata(name, _PLATFORM, (), ())
+
+    @property
+    def metadata(self) -> ServableMetadata:
+        """What it tells of itself, which has neither inputs nor outputs."""
+        return self._metadata
+
+
+def declaration_of(proto: UserProto) -> GrpcDeclaration:
+    """Give what the server has to know of the services of a project."""
+    return GrpcDeclaration(tuple(service.name for service in proto.services), str(proto.source), proto.files)
+
+
+class Models(Protocol):
+    """The models of a project, as its server needs them."""
+
+    @property
+    def clients(self) -> Mapping[str, Any]:
+        """What the handler's constructor may ask for, by name."""
+        ...
+
+    def info(self) -> dict[str, Any]:
+        """Tell of all models, as ``/info`` does; blocking."""
+        ...
+
+
+class _NoModels:
+    clients: Mapping[str, Any] = {}
+
+    def info(self) -> dict[str, Any]:
+        return {}
+
+
+@asynccontextmanager
+async def open_clients(project: ProjectSpec) -> AsyncIterator[Models]:
+    """Keep a project's models while the block lasts; it is entered after the first look at their storages.
+
+    Raises:
+        ConfigError: a storage cannot be used.
+        ExceptionGroup: of what the block raises.
+
+    Ownership: the tasks that follow the storages, and the copies of models.
+    Cancellation: at any checkpoint.
+    """
+    if project.models is None:
+        yield _NoModels()
+        return
+    # OpenVINO and the libraries of storages are left alone by those who have no models.
+    from ovmstrio.runtimes.handlers.models.opening import open_models  # noqa: PLC0415 - few need models
+
+    async with open_models(project) as models:
+        yield models
+
 
 log = structlog.get_logger(__name__)
 

@@ -18,9 +18,8 @@ from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.handler import LoadedHandler, invoke
-from ovmstrio.runtimes.handlers.handler_class import import_folders, on_sys_path
+from ovmstrio.runtimes.handlers.handler_class import HandlerMethod, import_folders, on_sys_path
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
-from ovmstrio.runtimes.handlers.methods import HandlerMethod
 from ovmstrio.work.batching import Batcher
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 

@@ -5,31 +5,3 @@
     request ──> RequestOp ──> Op ──┬──> Op ──┬──> Op ──> ResponseOp ──> response
                                    └──> Op ──┘
 """
-
-from ovmstrio.runtimes.ops.op import Op, RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.values import (
-    ChannelData,
-    ChannelDataType,
-    CustomException,
-    CustomExceptionCode,
-    PipelineRequest,
-    PipelineResponse,
-    PipelineTensor,
-    ProductErrCode,
-)
-from ovmstrio.runtimes.ops.web_service import WebService
-
-__all__ = [
-    "ChannelData",
-    "ChannelDataType",
-    "CustomException",
-    "CustomExceptionCode",
-    "Op",
-    "PipelineRequest",
-    "PipelineResponse",
-    "PipelineTensor",
-    "ProductErrCode",
-    "RequestOp",
-    "ResponseOp",
-    "WebService",
-]

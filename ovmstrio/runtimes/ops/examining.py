@@ -11,8 +11,8 @@ from dataclasses import replace
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
+from ovmstrio.runtimes.ops.config.overrides import settings_of
 from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
-from ovmstrio.runtimes.ops.config.precedence import settings_of
 from ovmstrio.runtimes.ops.executor.op_instance import hooks_of
 from ovmstrio.runtimes.ops.executor.opening import refuse_unpredictable
 from ovmstrio.runtimes.ops.graph import OpGraph

@@ -7,12 +7,50 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING
 
+from ovmstrio.core.drawing import Drawing, DrawnBox, DrawnEdge, arrange
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.jumps import unsatisfiable_join
+from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
+from ovmstrio.runtimes.ops.config.overrides import settings_of
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 
-__all__ = ["OpGraph", "build"]
+if TYPE_CHECKING:
+    from ovmstrio.runtimes.ops.config.op_settings import OpSettings
+
+__all__ = ["OpGraph", "build", "draw"]
+
+_Edges = Mapping[str, tuple[str, ...]]
+
+
+def reach(names: Iterable[str], edges: _Edges) -> set[str]:
+    """Give the names and everything that edges lead to from them."""
+    found = list(dict.fromkeys(names))
+    for name in found:
+        found.extend(one for one in edges.get(name, ()) if one not in found)
+    return set(found)
+
+
+def unsatisfiable_join(jumper: str, targets: Iterable[str], inputs: _Edges, consumers: _Edges) -> str | None:
+    """Tell what could go wrong after ``jumper`` has put its output in the place of that of ``targets``.
+
+    An Op that has run before the jump and runs again needs all its inputs again; and none needs what the Ops that are
+    jumped over would have made.  An Op that loops beside the one that jumps could run in two rounds at once.
+    """
+    targets = set(targets)
+    before, after = reach([jumper], inputs), reach([jumper], consumers)
+    again = reach((one for target in targets for one in consumers[target]), consumers)
+    given = again | targets
+    for name in inputs:
+        if name not in again:
+            continue
+        missing = [one for one in inputs[name] if one not in given and (name in before or one in after)]
+        if missing:
+            return f"{name} would never get the output of {', '.join(missing)}"
+    beside = [name for name in inputs if name in again and name not in before | after]
+    if beside and again & before:
+        return f"{', '.join(beside)} would run beside the loop"
+    return None
 
 
 @dataclass(frozen=True)
@@ -147,3 +185,44 @@ def _bad_jumps(
             if join is not None:
                 problems.append(Problem(f"Op {name} jumps to {_named(targets)}: {join}"))
     return problems
+
+
+def draw(graph: OpGraph, settings: PipelineSettings | None = None) -> Drawing:
+    """Arrange a pipeline, with the settings that hold for its Ops; jumps lead up."""
+    settings = settings or PipelineSettings()
+    keys = {name: f"n{number}" for number, name in enumerate(graph.ops)} | {graph.request.name: "i0"}
+    boxes = [_box(keys[name], settings_of(op, settings), settings) for name, op in graph.ops.items()]
+    edges = [
+        DrawnEdge(keys[producer], keys[name], "") for name, producers in graph.inputs.items() for producer in producers
+    ]
+    edges += [
+        DrawnEdge(keys[name], keys[target], "jump", is_back=True)
+        for name, targets in graph.jumps.items()
+        for target in targets
+    ]
+    edges.append(DrawnEdge(keys[graph.last], "o0", ""))
+    return arrange([DrawnBox("i0", "input", "request")], boxes, [DrawnBox("o0", "output", "response")], edges)
+
+
+def _box(key: str, op: OpSettings, settings: PipelineSettings) -> DrawnBox:
+    return DrawnBox(key, "node", op.name, _runs(op), tuple(_notes(op, settings)))
+
+
+def _runs(op: OpSettings) -> str:
+    """Say what an Op calls."""
+    if op.server_endpoints:
+        return f"{op.client_type or 'remote'} at {', '.join(op.server_endpoints)}"
+    model = op.local_service_conf.model_config
+    return "no model" if model is None else f"model {model}"
+
+
+def _notes(op: OpSettings, settings: PipelineSettings) -> list[str]:
+    """Say what is not as it is by default."""
+    kind = "thread" if settings.dag.is_thread_op else "process"
+    notes = [f"{op.concurrency} {kind}{'' if op.concurrency == 1 else 'es' if kind == 'process' else 's'}"]
+    if op.batch_size > 1:
+        wait = f", at most {op.auto_batching_timeout} ms" if op.batch_timeout_seconds else ""
+        notes.append(f"batches of {op.batch_size}{wait}")
+    if op.timeout_seconds:
+        notes.append(f"times out after {op.timeout} ms{f', {op.retry} attempts' if op.retry > 1 else ''}")
+    return notes

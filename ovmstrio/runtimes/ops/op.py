@@ -12,11 +12,9 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.codes import CustomException, CustomExceptionCode
-from ovmstrio.runtimes.ops.packing import pack
 from ovmstrio.runtimes.ops.predictor.protocol import Prediction, Predictor
-from ovmstrio.runtimes.ops.tensors import unpack
-from ovmstrio.runtimes.ops.values import ChannelData, PipelineRequest
+from ovmstrio.runtimes.ops.tensors import pack, unpack
+from ovmstrio.runtimes.ops.values import ChannelData, CustomException, CustomExceptionCode, PipelineRequest
 from ovmstrio.work.user_code.calls import is_async
 
 __all__ = ["EXECUTOR_NAME", "Op", "RequestOp", "ResponseOp"]

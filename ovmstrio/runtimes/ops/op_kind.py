@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import structlog
 import trio
 
-from ovmstrio.config.op_entries import OP_PIPELINES, read_op_pipelines
+from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.repository.fingerprints import paths_mark
@@ -16,8 +16,8 @@ from ovmstrio.repository.graph_files import python_files
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Kind, Takes
 from ovmstrio.runtimes.ops.executor.opening import open_executor
+from ovmstrio.runtimes.ops.observing.figures import PIPELINE
 from ovmstrio.runtimes.ops.observing.observing import open_observing
-from ovmstrio.runtimes.ops.observing.samples import PIPELINE
 from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService
 from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.scripts import run_beside_others

@@ -2,25 +2,163 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
 import structlog
 
-from ovmstrio.core.request import ServableMetadata
-from ovmstrio.runtimes.ops.codes import CustomExceptionCode
-from ovmstrio.runtimes.ops.kserve_values import infer_response, pipeline_request
-from ovmstrio.runtimes.ops.observing.samples import PIPELINE
-from ovmstrio.runtimes.ops.values import PipelineResponse
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelFailure,
+    NotReady,
+    NotSupported,
+    Overloaded,
+    ServerError,
+)
+from ovmstrio.core.request import InferResponse, ServableMetadata
+from ovmstrio.core.tensor import Dim, Tensor, TensorSpec
+from ovmstrio.runtimes.models.contents import to_array
+from ovmstrio.runtimes.models.strings import elements_of
+from ovmstrio.runtimes.ops.observing.figures import PIPELINE
+from ovmstrio.runtimes.ops.tensors import STRINGS, ArrayTensor
+from ovmstrio.runtimes.ops.tensors import to_array as array_of
+from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
+from ovmstrio.runtimes.ops.values import CustomExceptionCode as Code
 from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ovmstrio.core.request import InferRequest, InferResponse
+    from ovmstrio.core.request import Buffer, InferInput, InferRequest
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
-    from ovmstrio.runtimes.ops.values import PipelineRequest
 
-__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "PipelineFigures"]
+__all__ = ["NAMELESS", "OpService", "PipelineExecutor", "PipelineFigures", "wrong_name"]
+
+_VERSION: Final = "1"
+
+_ERRORS: Final[Mapping[int, type[ServerError]]] = {
+    Code.NOT_IMPLEMENTED.value: NotSupported,
+    Code.CLOSED_ERROR.value: NotReady,
+    Code.INIT_ERROR.value: NotReady,
+    Code.INPUT_PARAMS_ERROR.value: InvalidRequest,
+    Code.TIMEOUT.value: DeadlineExceeded,
+    Code.RPC_PACKAGE_ERROR.value: InvalidRequest,
+}
+"""What an ``err_no`` is to the callers of other protocols; all others are failures of the pipeline."""
+
+
+def pipeline_request(request: InferRequest) -> PipelineRequest:
+    """Give a call as a request; arrays stay arrays, over the call's buffers where these have their elements.
+
+    Raises:
+        InvalidRequest: an input is not what it says it is.
+    """
+    made = PipelineRequest(name=request.model_name, method="infer", logid=_log_id(request), keeps_arrays=True)
+    for index, given in enumerate(request.inputs):
+        raw = request.raw_inputs[index] if index < len(request.raw_inputs) else None
+        if given.datatype != BYTES.name:
+            made.tensors.append(ArrayTensor(given.name, _array(given, raw)))
+            continue
+        texts = _texts(given, raw)
+        if len(texts) == 1:
+            made.keys.append(given.name)
+            made.values.append(texts[0])
+        else:
+            made.tensors.append(PipelineTensor(given.name, STRINGS, list(given.shape), str_data=texts))
+    return made
+
+
+def infer_response(name: str, request: InferRequest, response: PipelineResponse) -> InferResponse:
+    """Give a pipeline's answer as that of a call.
+
+    Raises:
+        InvalidRequest: the call wants an output that the answer does not have, or the pipeline refused it.
+        ServerError: of the kind that the pipeline's ``err_no`` stands for.
+    """
+    if response.is_overload:
+        raise Overloaded(response.err_msg)
+    if response.err_no:
+        error = _ERRORS.get(response.err_no, ModelFailure)
+        raise error(f"{name}: err_no {response.err_no}: {response.err_msg}")
+    outputs = _outputs(response)
+    wanted = [output.name for output in request.outputs]
+    unknown = [one for one in wanted if one not in outputs]
+    if unknown:
+        raise InvalidRequest(f"outputs: expected some of {', '.join(outputs) or 'none'}, got {', '.join(unknown)}")
+    chosen: list[Any] = [outputs[one] for one in wanted or outputs]
+    return InferResponse(name, _VERSION, chosen, request.id)
+
+
+def _log_id(request: InferRequest) -> int:
+    given = request.parameters.get("log_id", 0)
+    if not isinstance(given, int):
+        raise InvalidRequest(f"parameter log_id: expected a whole number, got {given!r}")
+    return given
+
+
+def _texts(given: InferInput, raw: Buffer | None) -> list[str]:
+    elements = elements_of(given, raw, _spec(given))
+    if len(elements) != prod(given.shape):
+        shape = list(given.shape)
+        raise InvalidRequest(
+            f"input {given.name}: expected {prod(shape)} elements of shape {shape}, got {len(elements)}"
+        )
+    try:
+        return [element.decode() for element in elements]
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"input {given.name}: its BYTES are not UTF-8; send base64, or a UINT8 tensor") from None
+
+
+def _array(given: InferInput, raw: Buffer | None) -> np.ndarray[Any, Any]:
+    spec = _spec(given)
+    count = prod(given.shape)
+    if raw is None:
+        return to_array(given.contents, given.shape, count, spec)
+    expected = count * spec.datatype.itemsize
+    if len(raw) != expected:
+        raise InvalidRequest(f"input {given.name}: expected {expected} bytes for {spec}, got {len(raw)}")
+    return np.ndarray(given.shape, spec.datatype.numpy, raw)
+
+
+def _spec(given: InferInput) -> TensorSpec:
+    datatype = BY_NAME.get(given.datatype)
+    if datatype is None or min(given.shape, default=0) < 0:
+        raise InvalidRequest(
+            f"input {given.name}: expected one of {', '.join(BY_NAME)} and sizes of at least 0, "
+            f"got {given.datatype} {list(given.shape)}"
+        )
+    return TensorSpec(given.name, datatype, tuple(map(Dim.fixed, given.shape)))
+
+
+def _outputs(response: PipelineResponse) -> dict[str, Tensor]:
+    """Give the outputs by name, in the order in which they are shown."""
+    texts = zip(response.keys, response.values, strict=False)
+    outputs = {name: _bytes_tensor(name, [value]) for name, value in texts}
+    for tensor in response.tensors:
+        outputs[tensor.name] = _tensor(tensor)
+        if tensor.lod:
+            lod = f"{tensor.name}.lod"
+            outputs[lod] = Tensor(lod, BY_NAME["INT32"], np.array(tensor.lod, np.int32))
+    return outputs
+
+
+def _tensor(tensor: PipelineTensor) -> Tensor:
+    if tensor.elem_type == STRINGS:
+        return _bytes_tensor(tensor.name, tensor.str_data)
+    array = tensor.array if isinstance(tensor, ArrayTensor) else array_of(tensor)
+    dtype = array.dtype.newbyteorder("<")
+    datatype = next(known for known in BY_NAME.values() if known.numpy == dtype)
+    return Tensor(tensor.name, datatype, array)
+
+
+def _bytes_tensor(name: str, texts: list[str]) -> Tensor:
+    array = np.empty(len(texts), object)
+    array[:] = [text.encode() for text in texts]
+    return Tensor(name, BYTES, array)
+
 
 NAMELESS: Final = "pipeline"
 """What KServe v2 calls a service without a name."""
@@ -119,8 +257,7 @@ class OpService(ResidentService):
         Cancellation: at any checkpoint; the pipeline gives back what the request held.
         """
         if request.name and request.name != self.own_name:
-            log.error("service name error", log_id=request.logid, asked=request.name[:80], name=self.own_name)
-            return PipelineResponse(CustomExceptionCode.NO_SERVICE.value, _WRONG_NAME)
+            return wrong_name(request, name=self.own_name)
         if self._is_closed:
             return PipelineResponse(CustomExceptionCode.CLOSED_ERROR.value, _CLOSED)
         return await self._run(request, deadline)
@@ -138,3 +275,9 @@ class OpService(ResidentService):
         """Answer what waits for its turn, and all that comes, with 3001; what is worked on goes on."""
         self._is_closed = True
         self._executor.close()
+
+
+def wrong_name(request: PipelineRequest, **known: str) -> PipelineResponse:
+    """Answer a request that asks for a pipeline that is not there; ``known`` is logged."""
+    log.error("service name error", log_id=request.logid, asked=request.name[:80], **known)
+    return PipelineResponse(CustomExceptionCode.NO_SERVICE.value, _WRONG_NAME)

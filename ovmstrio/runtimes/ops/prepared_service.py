@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.core.errors import Problem
-    from ovmstrio.runtimes.ops import WebService
     from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
     from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor, Predictor
+    from ovmstrio.runtimes.ops.web_service import WebService
 
 __all__ = ["PreparedService", "load_in_worker"]
 

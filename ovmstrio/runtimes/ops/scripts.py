@@ -22,7 +22,7 @@ from ovmstrio.work.user_code.importing import HandlerPackage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ovmstrio.runtimes.ops import WebService
+    from ovmstrio.runtimes.ops.web_service import WebService
 
 __all__ = ["MAIN", "find_service", "run_as_main", "run_beside_others"]
 

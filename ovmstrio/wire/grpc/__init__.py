@@ -8,10 +8,9 @@
 ``core`` is synchronous and free of I/O. ``connection`` gives it a stream and tasks, ``server`` listeners and an end.
 """
 
-from ovmstrio.wire.grpc.call_failures import ErrorMapper
 from ovmstrio.wire.grpc.limits import TransportLimits
-from ovmstrio.wire.grpc.server import GrpcServer, Service
-from ovmstrio.wire.grpc.services import TrioService
+from ovmstrio.wire.grpc.replies import ErrorMapper
+from ovmstrio.wire.grpc.server import GrpcServer, Service, TrioService
 from ovmstrio.wire.grpc.stream import Call, Metadata, current_call
 
 __all__ = [

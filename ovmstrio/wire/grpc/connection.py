@@ -18,9 +18,10 @@ from grpclib.const import Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.wire.grpc.call_failures import FailureTranslator
 from ovmstrio.wire.grpc.core import Http2Core
-from ovmstrio.wire.grpc.events import (
+from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
+from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.grpc.messages import (
     DataReceived,
     Event,
     PeerLeaving,
@@ -29,11 +30,8 @@ from ovmstrio.wire.grpc.events import (
     StreamReset,
     WindowOpened,
 )
-from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
-from ovmstrio.wire.grpc.limits import TransportLimits
-from ovmstrio.wire.grpc.replies import trailers_only_block
+from ovmstrio.wire.grpc.replies import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.wire.grpc.stream import Call
-from ovmstrio.wire.grpc.wakeups import Wakeup
 from ovmstrio.wire.listeners import Peer
 
 __all__ = ["NO_ROUTES", "Connection", "Routes", "close_stream"]

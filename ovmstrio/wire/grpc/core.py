@@ -10,15 +10,6 @@ from collections.abc import Callable
 from typing import Final
 
 from ovmstrio.wire.grpc import frames
-from ovmstrio.wire.grpc.events import (
-    DataReceived,
-    Event,
-    PeerLeaving,
-    PingAcknowledged,
-    RequestStarted,
-    StreamReset,
-    WindowOpened,
-)
 from ovmstrio.wire.grpc.frames import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
@@ -33,9 +24,17 @@ from ovmstrio.wire.grpc.frames import (
     Setting,
 )
 from ovmstrio.wire.grpc.headers import HeaderDecoder, MalformedRequest, RequestHead, read_trailers
-from ovmstrio.wire.grpc.limits import TransportLimits
-from ovmstrio.wire.grpc.messages import MessageBuffer
-from ovmstrio.wire.grpc.rates import RateLimit
+from ovmstrio.wire.grpc.limits import RateLimit, TransportLimits
+from ovmstrio.wire.grpc.messages import (
+    DataReceived,
+    Event,
+    MessageBuffer,
+    PeerLeaving,
+    PingAcknowledged,
+    RequestStarted,
+    StreamReset,
+    WindowOpened,
+)
 from ovmstrio.wire.grpc.replies import TABLE_SIZE_ZERO
 
 __all__ = ["Http2Core", "StreamState"]

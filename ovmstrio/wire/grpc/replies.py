@@ -6,22 +6,125 @@ usual ones are made once, whatever the connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
 
+import structlog
+import trio
 from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.metadata import encode_bin_value, encode_grpc_message
 
 __all__ = [
     "OK_TRAILERS",
     "RESPONSE_HEADERS",
     "TABLE_SIZE_ZERO",
+    "ErrorMapper",
+    "FailureTranslator",
+    "Wakeup",
     "http_refusal_block",
     "metadata_block",
     "trailers_block",
     "trailers_only_block",
 ]
+
+log = structlog.get_logger(__name__)
+
+ErrorMapper = Callable[[Exception], GRPCError | None]
+
+
+def single_error(error: Exception) -> Exception:
+    """Unwrap groups that hold one error only, as nurseries make them."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+class FailureTranslator:
+    """Turns what a handler raised into a gRPC error.
+
+    Args:
+        map_error: the application's translation of its own errors; ``None`` from it means that it knows nothing
+            about the error.
+    """
+
+    __slots__ = ("_map_error",)
+
+    def __init__(self, map_error: ErrorMapper | None = None) -> None:
+        self._map_error = map_error
+
+    def translate(self, error: Exception, path: str) -> GRPCError:
+        """Find the answer for any error of a handler; unforeseen ones are logged and become INTERNAL."""
+        error = single_error(error)
+        known = self._known(error)
+        if known is not None:
+            return known
+        if isinstance(error, StreamTerminatedError):
+            return GRPCError(Status.CANCELLED, str(error))
+        log.error("rpc handler failed", path=path, error=repr(error), exc_info=error)
+        return GRPCError(Status.INTERNAL, f"{path}: the server failed on this call ({type(error).__name__})")
+
+    def undecodable(self, error: Exception, message_type: type) -> GRPCError:
+        """Find the answer for bytes that the codec could not read."""
+        known = self._known(error)
+        if known is not None:
+            return known
+        return GRPCError(
+            Status.INVALID_ARGUMENT, f"request is not a valid {message_type.__name__}: {type(error).__name__}: {error}"
+        )
+
+    def no_reply(self, path: str) -> GRPCError:
+        """Find the answer for a unary call whose handler returned without one."""
+        log.error("rpc handler sent no reply", path=path)
+        return GRPCError(Status.INTERNAL, f"{path}: the server sent no reply")
+
+    def _known(self, error: Exception) -> GRPCError | None:
+        if isinstance(error, GRPCError):
+            return error
+        return self._map_error(error) if self._map_error is not None else None
+
+
+class Wakeup:
+    """A place where one task at a time waits until another task wakes it.
+
+    Nothing is remembered: the waiter checks its condition, waits, and checks again, with no checkpoint between the
+    check and the wait.
+    """
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a task waits here."""
+        return self._task is not None
+
+    async def wait(self) -> None:
+        """Wait for the next ``wake``.
+
+        Raises:
+            trio.BusyResourceError: another task waits here already.
+        """
+        if self._task is not None:
+            raise trio.BusyResourceError("another task is waiting here already")
+        self._task = trio.lowlevel.current_task()
+
+        def give_up(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(give_up)
+
+    def wake(self) -> None:
+        """Let the waiting task, if there is one, go on."""
+        task = self._task
+        if task is not None:
+            self._task = None
+            trio.lowlevel.reschedule(task)
+
 
 TABLE_SIZE_ZERO: Final = b"\x20"
 """The HPACK instruction by which this side says that it uses no dynamic table."""

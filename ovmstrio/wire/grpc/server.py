@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Final, Protocol
 
 import structlog
 import trio
 from grpclib.const import Handler
 from grpclib.encoding.base import CodecBase
 
-from ovmstrio.wire.grpc.call_failures import ErrorMapper, FailureTranslator
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.wire.grpc.replies import ErrorMapper, FailureTranslator
 from ovmstrio.wire.listeners import Listener, address_of, peer_of
 
-__all__ = ["GrpcServer", "Service"]
+__all__ = ["GrpcServer", "Service", "TrioService"]
+
+
+class TrioService:
+    """Mix-in for services that betterproto2 generates, placed before the generated base.
+
+    A response generator is closed as soon as its call ends. The generated code would leave a cancelled one to the
+    garbage collector, and with it whatever the generator has open.
+    """
+
+    async def _call_rpc_handler_server_stream(self, handler: Callable[..., Any], stream: Any, request: Any) -> None:
+        responses = handler(request)
+        if not isinstance(responses, AsyncGenerator):
+            async for response in responses:
+                await stream.send_message(response)
+            return
+        async with aclosing(responses):
+            async for response in responses:
+                await stream.send_message(response)
+
 
 log = structlog.get_logger(__name__)
 

@@ -26,15 +26,15 @@ from ovmstrio.wire.grpc.messages import (
 from ovmstrio.wire.grpc.replies import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
+    Wakeup,
     metadata_block,
     trailers_block,
     trailers_only_block,
 )
-from ovmstrio.wire.grpc.wakeups import Wakeup
 from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
-    from ovmstrio.wire.grpc.call_failures import FailureTranslator
+    from ovmstrio.wire.grpc.replies import FailureTranslator
 
 __all__ = ["Call", "CallHost", "Metadata", "Peer", "current_call"]
 

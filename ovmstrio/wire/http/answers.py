@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -20,7 +21,36 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import Headers
 
-__all__ = ["JSON", "JSON_TYPE", "answer_head", "error_answer", "json_answer", "retry_after", "size_refusal"]
+__all__ = ["JSON", "JSON_TYPE", "Cors", "answer_head", "error_answer", "json_answer", "retry_after", "size_refusal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cors:
+    """What browsers of other origins may do; ``origins`` are separated by commas, or ``*``."""
+
+    origins: str
+    methods: str = "*"
+    headers: str = "*"
+    credentials: bool = False
+
+    def response_headers(self, origin: str) -> Headers:
+        """Give the headers that go with an answer to a page of this origin, which may be empty.
+
+        Browsers take one origin or ``*``, so of several the one that asks is named.
+        """
+        is_any = self.origins == "*"
+        vary: Headers = () if is_any else (("vary", "Origin"),)
+        if not is_any and origin not in {each.strip() for each in self.origins.split(",")}:
+            return vary
+        credentials: Headers = (("access-control-allow-credentials", "true"),) if self.credentials else ()
+        return (
+            *vary,
+            ("access-control-allow-origin", "*" if is_any else origin),
+            ("access-control-allow-methods", self.methods),
+            ("access-control-allow-headers", self.headers),
+            *credentials,
+        )
+
 
 JSON: Final = "application/json"
 JSON_TYPE: Final[Headers] = (("content-type", JSON),)

@@ -1,6 +1,6 @@
 """The short way over HTTP/1.1: read the request, have it answered, write the answer, without any framework.
 
-Only plain requests (:mod:`ovmstrio.wire.http.lane_head`) whose routes are hot go this way.  At the first request that
+Only plain requests whose routes are hot go this way.  At the first request that
 is anything else, the connection leaves the lane for good, with every byte that has been read, so that all judging of
 odd input is done by one careful parser.
 
@@ -15,19 +15,82 @@ request that was complete before that is answered.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 from ovmstrio.core.http import HttpAnswer, HttpRequest
-from ovmstrio.wire.http.lane_head import MAX_HEAD_BYTES, METHODS, Head, read_head
-from ovmstrio.wire.http.sending import send_answer
+from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
     from ovmstrio.wire.http.router import Route, Router
 
-__all__ = ["FastLane"]
+__all__ = ["FastLane", "read_head"]
+
+METHODS: Final = ("POST", "GET", "PUT", "PATCH", "DELETE")
+
+MAX_HEAD_BYTES: Final = 16 * 1024
+
+_CACHED_HEAD_BYTES: Final = 1024
+_HEAD: Final = re.compile(
+    rb"(%b) (/[^#\x00-\x20\x7f-\xff]*) HTTP/1\.1\r\n"
+    rb"((?:[!#$%%&'*+\-.^_`|~0-9A-Za-z]+:[^\r\n\x00\x0b\x0c\x7f]*\r\n)+)\r\n" % "|".join(METHODS).encode()
+)
+"""What is taken is a part of what the application's parser takes."""
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+_UNUSUAL: Final = frozenset({"transfer-encoding", "content-encoding", "expect", "upgrade", "trailer", "te"})
+_SINGLE: Final = frozenset({"host", "content-length", "connection", "content-type", "inference-header-content-length"})
+_WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
+"""Verbs that need not say the length of a body, having none as a rule."""
+
+
+class Head(NamedTuple):
+    """A request without its body; the names of ``headers`` are in small letters, ``target`` is as it was sent."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body_length: int
+    keep_alive: bool
+
+
+def _read_head(head: bytes) -> Head | None:
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        return None
+    lines = (line.partition(":") for line in match[3].decode("latin-1").split("\r\n")[:-1])
+    headers = tuple((name.lower(), value.strip(" \t")) for name, _, value in lines)
+    found = dict(headers)
+    if not _UNUSUAL.isdisjoint(found) or "host" not in found:
+        return None
+    if len(found) < len(headers) and any(name in _SINGLE for name in _repeated(headers)):
+        return None
+    method, target = match[1].decode(), match[2].decode("latin-1")
+    length = found.get("content-length", "0" if method in _WITHOUT_BODY else "")
+    connection = found.get("connection", "keep-alive").lower()
+    if not _LENGTH.fullmatch(length) or connection not in {"keep-alive", "close"}:
+        return None
+    return Head(method, target, headers, int(length), connection == "keep-alive")
+
+
+def _repeated(headers: tuple[tuple[str, str], ...]) -> set[str]:
+    names = [name for name, _ in headers]
+    return {name for name in names if names.count(name) > 1}
+
+
+_read_small_head = lru_cache(maxsize=1024)(_read_head)
+
+
+def read_head(head: bytes) -> Head | None:
+    """Read a head, blank line included; None for one that is not plain.
+
+    A client sends the same head again and again, so small ones are remembered.
+    """
+    return _read_small_head(head) if len(head) <= _CACHED_HEAD_BYTES else _read_head(head)
+
 
 _BEGINNINGS: Final = tuple(f"{method} /".encode() for method in METHODS)
 _LONGEST: Final = max(map(len, _BEGINNINGS))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.wire.http.cors import Cors
+    from ovmstrio.wire.http.answers import Cors
 
 __all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
 

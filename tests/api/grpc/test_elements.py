@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.api.kserve.grpc.elements import read_elements
+from ovmstrio.api.kserve.grpc.request_decoding import read_elements
 from ovmstrio.protocol.descriptors import message_class
 
 FIELDS: list[tuple[str, str, bool, st.SearchStrategy[Any]]] = [

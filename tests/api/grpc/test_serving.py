@@ -12,7 +12,7 @@ from ovmstrio.core.errors import InvalidRequest, NotFound, Overloaded, ServerErr
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.wire.status_mapping import map_error
+from ovmstrio.wire.statuses import map_error
 from tests.support.grpc_clients import TIMEOUT_SECONDS, call
 from tests.support.pass_through import load_pass_through
 from tests.support.stub_registry import registry_of

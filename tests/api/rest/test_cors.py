@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ovmstrio.wire.http.cors import Cors
+from ovmstrio.wire.http.answers import Cors
 from tests.api.rest.servers import BODY, Serving, serving_rest
 
 PAGE = {"Origin": "https://page.example"}

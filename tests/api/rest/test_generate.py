@@ -15,7 +15,7 @@ import trio.testing
 
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.observability.metrics import Metrics
-from ovmstrio.wire.http.cors import Cors
+from ovmstrio.wire.http.answers import Cors
 from tests.api.rest.servers import PATIENCE_SECONDS, Peer, Serving, serving_rest
 from tests.support.streaming_servables import FIRST_TIMESTAMP, GRAPH, ScriptedServable, load_scripted
 

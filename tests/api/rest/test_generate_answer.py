@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from ovmstrio.api.kserve.rest.generate_answer import error_event, event, generate_document
+from ovmstrio.api.kserve.rest.generate import error_event, event, generate_document
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.request import InferResponse

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ovmstrio.api.kserve.rest.generate_request import read_generate_request
+from ovmstrio.api.kserve.rest.generate import read_generate_request
 from ovmstrio.core.datatypes import BY_NAME, INVALID
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.request import Contents, InferRequest

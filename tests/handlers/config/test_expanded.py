@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ovmstrio.runtimes.handlers.config.expanded import expanded
-from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.project_file import expanded, read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from tests.support.project_files import PYTHON, TENSORFLOW, good, write
 

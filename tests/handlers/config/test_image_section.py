@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from ovmstrio.runtimes.handlers.config.image_section import log_image_only_keys
-from ovmstrio.runtimes.handlers.config.image_versions import python_for, system_for, tensorflow_for
+from ovmstrio.runtimes.handlers.config.image_section import log_image_only_keys, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, GpuVersion
 from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write

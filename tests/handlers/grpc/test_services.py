@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.handlers.grpc import open_proto
+from ovmstrio.runtimes.handlers.grpc.services import open_proto
 from tests.support.protos import FOUR_KINDS, PRIMES, written
 
 

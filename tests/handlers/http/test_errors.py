@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ovmstrio.core.errors import MalformedPayload, NotReady, UserCodeError
-from ovmstrio.runtimes.handlers.http.errors import error_answer, wants_json
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.runtimes.handlers.http.values import error_answer, wants_json
 
 TEXT = ("content-type", "text/plain; charset=utf-8")
 

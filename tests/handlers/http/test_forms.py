@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.runtimes.handlers.http import forms
-from ovmstrio.runtimes.handlers.http.payload import parse_payload
-from ovmstrio.runtimes.handlers.http.uploads import UploadFile
-from ovmstrio.runtimes.handlers.http.values import FormData
+from ovmstrio.runtimes.handlers.http.forms import parse_payload
+from ovmstrio.runtimes.handlers.http.values import FormData, UploadFile
 
 TYPE = "multipart/form-data; boundary=Edge7"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ovmstrio.core.errors import MalformedPayload
-from ovmstrio.runtimes.handlers.http.payload import parse_payload
+from ovmstrio.runtimes.handlers.http.forms import parse_payload
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.runtimes.handlers.http.arguments import http_arguments
+from ovmstrio.runtimes.handlers.http.forms import http_arguments
 from ovmstrio.runtimes.handlers.http.values import QueryParams, RequestHeaders
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.runtimes.handlers.models.retention import keep_latest
 from ovmstrio.runtimes.handlers.models.tree import ModelKey
+from ovmstrio.runtimes.handlers.models.watching import keep_latest
 
 _KEYS = st.frozensets(st.builds(ModelKey, st.sampled_from("ab"), st.integers(1, 12).map(str)), max_size=12)
 

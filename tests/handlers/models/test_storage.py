@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import ConfigError, StorageFailure
-from ovmstrio.runtimes.handlers.models.copies import CopyMaker
-from ovmstrio.runtimes.handlers.models.sources import ModelSource, open_sources, problem_of_saved_model
+from ovmstrio.runtimes.handlers.models.sources import CopyMaker, ModelSource, open_sources, problem_of_saved_model
 from ovmstrio.runtimes.handlers.models.storage import LocalStorage, open_storage
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, StoredFile, VersionFiles, versions_of
 from tests.support.model_projects import CountingStorage, several_models, write_model

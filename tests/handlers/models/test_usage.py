@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ovmstrio.runtimes.handlers.models.usage import RecentlyUsed
+from ovmstrio.runtimes.handlers.models.shelf import RecentlyUsed
 
 _KEYS = st.sampled_from("abcdef")
 _MEMORY, _DISK = 2, 3

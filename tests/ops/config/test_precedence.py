@@ -7,8 +7,8 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
+from ovmstrio.runtimes.ops.config.overrides import settings_of
 from ovmstrio.runtimes.ops.config.pipeline_file import read_pipeline_config
-from ovmstrio.runtimes.ops.config.precedence import settings_of
 
 
 @dataclass

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.config.value_rules import rules_of
+from ovmstrio.config.sections import rules_of
 from ovmstrio.runtimes.ops.config.op_settings import (
     DagSettings,
     LocalServiceConf,

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops import (
+from ovmstrio.ops import (
     Op,
     PipelineRequest,
     PipelineResponse,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from ovmstrio.runtimes.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
+from ovmstrio.ops import Op, PipelineRequest, PipelineResponse, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.graph import build
 from ovmstrio.runtimes.ops.tensors import from_array

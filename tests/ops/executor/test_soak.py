@@ -14,11 +14,10 @@ import pytest
 import structlog
 import trio
 
-from ovmstrio.runtimes.ops import Op, PipelineRequest
+from ovmstrio.ops import Op, PipelineRequest
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.executor.channel import Ticket
-from ovmstrio.runtimes.ops.executor.samples import Sample
+from ovmstrio.runtimes.ops.executor.channel import Sample, Ticket
 from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import settings, text_graph
 

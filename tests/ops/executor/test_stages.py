@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from ovmstrio.runtimes.ops import (
+from ovmstrio.ops import (
     CustomException,
     CustomExceptionCode,
     Op,
@@ -22,7 +22,7 @@ from ovmstrio.runtimes.ops import (
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.graph import build
-from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch
+from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch
 from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import Model, TextOp, asking, settings, single, text_graph, with_model
 

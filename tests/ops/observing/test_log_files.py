@@ -13,8 +13,8 @@ import structlog
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
+from ovmstrio.runtimes.ops.observing.figures import working_on
 from ovmstrio.runtimes.ops.observing.log_files import join_log_files, open_log_files
-from ovmstrio.runtimes.ops.observing.samples import working_on
 
 _STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
 

@@ -16,11 +16,10 @@ import structlog
 import trio
 
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.ops import Op, PipelineResponse
+from ovmstrio.ops import Op, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings, OpSettings, PipelineSettings, TracerSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.executor.processes import PipelineSource
-from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.analyst import Analyst
 from ovmstrio.runtimes.ops.observing.observing import Observing, open_observing

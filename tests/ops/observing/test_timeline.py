@@ -9,8 +9,8 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops.observing.analyst import Analyst
-from ovmstrio.runtimes.ops.observing.hooks import Stage
-from ovmstrio.runtimes.ops.observing.timeline import Timelines
+from ovmstrio.runtimes.ops.observing.metrics import Stage
+from ovmstrio.runtimes.ops.observing.tracer import Timelines
 
 _TIMES: list[tuple[str, Stage, float, float]] = [
     ("@DAGExecutor", "prepack", 10.0, 10.001),

@@ -9,8 +9,8 @@ import pytest
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
-from ovmstrio.runtimes.ops.predictor.feeding import check_fetch, prepare
+from ovmstrio.runtimes.ops.predictor.model_config import check_fetch, prepare
+from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError
 
 ROWS = TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE, Dim.fixed(3)))
 TEXTS = TensorSpec("text", BY_NAME["BYTES"], (ANY_SIZE,))

@@ -13,10 +13,9 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError, FailedPrecondition
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf, OpSettings
-from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
 from ovmstrio.runtimes.ops.predictor.local_predict import LocalPredictor
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
-from ovmstrio.runtimes.ops.predictor.protocol import Predictor
+from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from tests.support.paddle_files import layers, write_described, write_model, write_prototxt
 
 X = np.array([[1, 2, 3], [0.5, 0, -1]])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.ops.predictor.aliases import map_aliases
+from ovmstrio.runtimes.ops.predictor.local_model import map_aliases
 from ovmstrio.runtimes.ops.predictor.model_config import CONFIG_FILE, ModelConfig, Variable, read_model_config
 
 WHOLE = """

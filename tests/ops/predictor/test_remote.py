@@ -20,10 +20,9 @@ from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import Unreachable
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
-from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
+from ovmstrio.runtimes.ops.predictor.kserve import PipelinePredictor
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
-from ovmstrio.runtimes.ops.predictor.pipeline import PipelinePredictor
-from ovmstrio.runtimes.ops.predictor.protocol import Predictor
+from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError, Predictor
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support import ir
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline

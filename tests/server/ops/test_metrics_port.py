@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from ovmstrio.config.findings import by_line
-from ovmstrio.runtimes.ops import Op, WebService
+from ovmstrio.ops import Op, WebService
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 from ovmstrio.server.service_plan import plan_service, service_settings
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline

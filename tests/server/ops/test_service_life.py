@@ -17,9 +17,9 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.ops import Op, RequestOp, ResponseOp, WebService
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.kind import LoadContext
-from ovmstrio.runtimes.ops import Op, RequestOp, ResponseOp, WebService
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.ops.op_service import OpService

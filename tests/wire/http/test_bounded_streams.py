@@ -8,8 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from ovmstrio.wire.http.prefixed_stream import LINGER_SECONDS, PrefixedStream
-from ovmstrio.wire.http.sending import STALLED_SECONDS, send_bounded
+from ovmstrio.wire.http.prefixed_stream import LINGER_SECONDS, STALLED_SECONDS, PrefixedStream, send_bounded
 
 Pair = tuple[trio.SocketStream, trio.SocketStream]
 

@@ -12,8 +12,7 @@ import trio
 import trio.testing
 
 from ovmstrio.server.rest_front_end import make_router
-from ovmstrio.wire.http.fast_lane import HEAD_SECONDS, IDLE_SECONDS, RECEIVE_SECONDS, FastLane
-from ovmstrio.wire.http.lane_head import read_head
+from ovmstrio.wire.http.fast_lane import HEAD_SECONDS, IDLE_SECONDS, RECEIVE_SECONDS, FastLane, read_head
 from tests.api.rest.servers import BODY, HttpAnswer, Peer, Serving, infer_head, infer_post, serving_rest, stack
 
 GET_METADATA = b"GET /v2/models/echo HTTP/1.1\r\nHost: h\r\n\r\n"

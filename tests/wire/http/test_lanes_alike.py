@@ -14,7 +14,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ovmstrio.wire.http.cors import Cors
+from ovmstrio.wire.http.answers import Cors
 from tests.api.rest.handlers.servers import serving_handler
 from tests.api.rest.servers import BODY, serving_rest
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline

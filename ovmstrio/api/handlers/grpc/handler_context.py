@@ -14,11 +14,25 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import encode_metadata
 
-from ovmstrio.api.handlers.grpc.status_codes import status_of_code
-from ovmstrio.runtimes.handlers.grpc import CallEndedError
+from ovmstrio.runtimes.handlers.grpc.project import CallEndedError
 from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["HandlerContext", "Metadatum"]
+
+
+def status_of_code(code: Any) -> Status:
+    """Translate a ``grpc.StatusCode``, its number or its name.
+
+    Raises:
+        ValueError: there is no such status.
+    """
+    value = getattr(code, "value", code)
+    number = value[0] if isinstance(value, tuple) else value
+    try:
+        return Status[number.upper()] if isinstance(number, str) else Status(number)
+    except (KeyError, ValueError):
+        raise ValueError(f"{code!r} is no status of gRPC; expected one of grpc.StatusCode") from None
+
 
 log = structlog.get_logger(__name__)
 

@@ -3,32 +3,173 @@
 from __future__ import annotations
 
 import inspect
+import queue
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
+import structlog
 import trio
+from google.protobuf.message import EncodeError
 from grpclib.const import Cardinality, Handler, Status
-from grpclib.exceptions import GRPCError
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.handlers.grpc.handler_context import HandlerContext
-from ovmstrio.api.handlers.grpc.reply_bytes import WRONG_REPLY, serialised
-from ovmstrio.api.handlers.grpc.request_iterators import AsyncRequests, BlockingRequests, Requests
 from ovmstrio.core.errors import UserCodeError
-from ovmstrio.runtimes.handlers.grpc import CallEndedError, WrongReplyError
+from ovmstrio.runtimes.handlers.grpc.project import CallEndedError, WrongReplyError
+from ovmstrio.runtimes.handlers.grpc.services import Rpc
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
-from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.runtimes.handlers.mounting import HandlerServable
+from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.work.user_code.calls import is_async
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.core.servable import Service
-    from ovmstrio.runtimes.handlers.grpc import GrpcProject, Rpc
+    from ovmstrio.runtimes.handlers.grpc.project import GrpcProject
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
-    from ovmstrio.wire.grpc.stream import Call
 
-__all__ = ["handlers_of"]
+__all__ = ["BlockingRequests", "handlers_of"]
+
+_AHEAD: Final = 4
+"""Requests that may wait, parsed, for a handler in a thread; behind them the client's window fills."""
+
+
+class Requests:
+    """What both kinds have in common.
+
+    Attributes:
+        failure: why no more requests can be read, when that is the client's fault.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.failure: GRPCError | None = None
+
+    async def feed(self) -> None:
+        """Receive what has to be received ahead of the handler.
+
+        Cancellation: while the client sends nothing.
+        """
+
+    def stop(self) -> None:
+        """Let a handler that waits for a request go on: there will be none."""
+
+    async def _receive(self) -> Any:
+        """Give the next request, None after the last.
+
+        Raises:
+            CallEndedError: no more can be read.
+        """
+        try:
+            return await self._call.recv_message()
+        except GRPCError as error:
+            self.failure = error
+        except StreamTerminatedError:
+            pass
+        raise CallEndedError
+
+
+class AsyncRequests(Requests):
+    """For handlers on the event loop: nothing is read before it is asked for."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Give the next request.
+
+        Raises:
+            StopAsyncIteration: that was the last.
+            CallEndedError: no more can be read.
+
+        Cancellation: while the client sends nothing.
+        """
+        message = await self._receive()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+
+class BlockingRequests(Requests):
+    """For handlers in threads: a few requests are read ahead, so that few steps wait for the event loop."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._loop = trio.lowlevel.current_trio_token()
+        self._slots = trio.Semaphore(_AHEAD, max_value=_AHEAD)
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._ended: type[Exception] | None = None
+
+    async def feed(self) -> None:
+        """Receive requests as fast as the handler takes them, until the last or until none can be read.
+
+        Cancellation: while the client sends nothing, or the handler takes nothing.
+        """
+        message = object()
+        while message is not None:
+            await self._slots.acquire()
+            try:
+                message = await self._receive()
+            except CallEndedError:
+                self._queue.put(CallEndedError)
+                return
+            self._queue.put(StopIteration if message is None else message)
+
+    def stop(self) -> None:
+        """Let a handler that waits for a request go on: there will be none."""
+        self._ended = CallEndedError
+        self._queue.put(CallEndedError)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """Give the next request, waiting for it; only in threads.
+
+        Raises:
+            StopIteration: that was the last.
+            CallEndedError: no more can be read.
+        """
+        if self._ended is not None:
+            raise self._ended
+        message = self._queue.get()
+        if message is StopIteration or message is CallEndedError:
+            self._ended = message
+            raise message
+        self._loop.run_sync_soon(self._slots.release)
+        return message
+
+
+log = structlog.get_logger(__name__)
+
+WRONG_REPLY: Final = "Failed to serialize response!"
+"""What the caller is told when a handler gives back something else than the RPC declares."""
+
+
+def serialised(rpc: Rpc, reply: Any) -> bytes:
+    """Serialise a reply, in whatever thread it was made; the handler may change the message afterwards.
+
+    Raises:
+        WrongReplyError: it is not a message of the type that the RPC declares, or lacks required fields.
+    """
+    expected = rpc.reply_class.DESCRIPTOR.full_name
+    if not isinstance(reply, rpc.reply_class):
+        log.error("a handler's reply is of the wrong type", rpc=rpc.path, expected=expected, found=_kind(reply))
+        raise WrongReplyError
+    try:
+        data: bytes = reply.SerializeToString()
+    except EncodeError as error:
+        log.error("a handler's reply cannot be serialised", rpc=rpc.path, expected=expected, error=str(error))  # noqa: TRY400 - the traceback is the server's own
+        raise WrongReplyError from None
+    return data
+
+
+def _kind(reply: Any) -> str:
+    descriptor = getattr(reply, "DESCRIPTOR", None)
+    return getattr(descriptor, "full_name", None) or type(reply).__name__
+
 
 _CALLBACK_SECONDS: Final = 2.0
 """How long the callbacks of a call that has ended are waited for."""

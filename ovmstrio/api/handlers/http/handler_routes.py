@@ -2,39 +2,94 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from contextvars import copy_context
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import structlog
 import trio
 
-from ovmstrio.api.handlers.http.handler_access_log import log_access
-from ovmstrio.api.handlers.http.handler_cors import PREFLIGHT, with_cors
-from ovmstrio.api.handlers.http.handler_refusals import refuse, text_to_send
+from ovmstrio.api.doors import HANDLERS_HTTP
 from ovmstrio.api.handlers.http.held_stream import HeldStream
 from ovmstrio.core.errors import ServerError, TooManyRequests
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.runtimes.handlers.batches import current_request_id, in_log, request_id_for
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
-from ovmstrio.runtimes.handlers.http.arguments import http_arguments
-from ovmstrio.runtimes.handlers.http.errors import error_answer, plain_error, wants_json
+from ovmstrio.runtimes.handlers.http.forms import http_arguments
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 from ovmstrio.runtimes.handlers.http.results import to_answer
-from ovmstrio.runtimes.handlers.request_ids import current_request_id, in_log, request_id_for
-from ovmstrio.wire.http.answers import JSON_TYPE
+from ovmstrio.runtimes.handlers.http.values import error_answer, plain_error, text_answer, wants_json
+from ovmstrio.wire.http.answers import JSON_TYPE, retry_after
 from ovmstrio.wire.statuses import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.http import Headers, HttpRequest
     from ovmstrio.core.limits import ConcurrencyLimit
+    from ovmstrio.core.servable import HttpRoutes
     from ovmstrio.runtimes.handlers.handler import LoadedHandler
-    from ovmstrio.runtimes.handlers.methods import HandlerMethod
+    from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
 
-__all__ = ["HandlerRoutes"]
+__all__ = ["HandlerMountKind", "HandlerRoutes", "refuse", "text_to_send"]
+
+_CORS: Final[Headers] = (
+    ("access-control-allow-origin", "*"),
+    ("access-control-allow-methods", "POST, GET, PUT, PATCH, DELETE, OPTIONS"),
+    ("access-control-allow-headers", "*"),
+    ("access-control-expose-headers", "Content-Length,Content-Range"),
+)
+_NAMES: Final = frozenset(name for name, _ in _CORS)
+
+PREFLIGHT: Final[Headers] = (
+    *_CORS,
+    ("access-control-max-age", "1728000"),
+    ("content-type", "text/plain; charset=utf-8"),
+)
+"""The headers of the answer to ``OPTIONS``."""
+
+
+def with_cors(headers: Headers) -> Headers:
+    """Give headers with those of CORS added; a handler that sets any of them has the say over that one."""
+    given = {name for name, _ in headers}
+    if _NAMES.isdisjoint(given):
+        return (*headers, *_CORS)
+    return (*headers, *((name, value) for name, value in _CORS if name not in given))
+
+
+def text_to_send(status: int, text: str) -> HttpAnswer:
+    """Answer with a line of text."""
+    answer = text_answer(status, text)
+    return HttpAnswer(status, with_cors(answer.headers), answer.body)
+
+
+def refuse(error: Exception) -> HttpAnswer:
+    """Answer for an error; of one that nobody foresaw nothing is told."""
+    if not isinstance(error, ServerError):
+        return text_to_send(500, HIDDEN)
+    answer = error_answer(error, status_of(error).http)
+    return HttpAnswer(answer.status, with_cors((*answer.headers, *retry_after(error))), answer.body)
+
+
+_LOGGER: Final = logging.getLogger("uvicorn.access")
+_TEXTS: Final = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
+
+
+def log_access(client: str, verb: str, target: str, status: int, request_id: str = "") -> None:
+    """Log that a request has been answered; ``client`` is who asked, if that is known, as ``request_id`` is."""
+    if not _LOGGER.isEnabledFor(logging.INFO):
+        return
+    code = _TEXTS.get(status, str(status))
+    path = target.partition("?")[0]
+    extra = {"method": verb, "path": path, "status_code": code}
+    if request_id:
+        extra["request_id"] = request_id
+    _LOGGER.info('%s - "%s %s HTTP/1.1" %s', client or "-", verb, target, code, extra=extra)
+
 
 log = structlog.get_logger(__name__)
 
@@ -178,3 +233,44 @@ def _fault(answer: HttpAnswer) -> str | None:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             return f"the header {name!r} with the value {value!r} is not one of HTTP"
     return None
+
+
+class HandlerMountKind:
+    """How handlers are mounted.
+
+    Args:
+        shows_details: whether callers may see what a handler's code raised.
+    """
+
+    door = HANDLERS_HTTP
+
+    def __init__(self, *, shows_details: bool = False) -> None:
+        self._shows_details = shows_details
+
+    def routes(self, name: str, service: Any, *, is_root: bool) -> HttpRoutes:
+        """Give the paths of a handler, whose requests are logged where it has the port for itself."""
+        if service.grpc is not None:
+            return _CalledOverGrpc(name)
+        return HandlerRoutes(
+            service.handler,
+            service.limit,
+            info=service.models.info,
+            shows_details=self._shows_details,
+            logs_access=is_root,
+        )
+
+    def refuse(self, error: Exception) -> HttpAnswer:
+        """Answer for an error in text, which pages of any origin may read."""
+        return refuse(error)
+
+
+class _CalledOverGrpc:
+    """The paths of a handler that has a gRPC service instead."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def answer_http(self, request: HttpRequest) -> HttpAnswer:
+        """Say how it is called."""
+        del request
+        return text_to_send(404, f"{self._name} is called over gRPC")

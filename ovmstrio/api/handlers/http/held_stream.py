@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 import trio
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.runtimes.handlers.batches import in_log
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
-from ovmstrio.runtimes.handlers.request_ids import in_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

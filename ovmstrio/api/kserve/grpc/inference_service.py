@@ -8,24 +8,74 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import trio
 from grpclib.const import Cardinality, Handler
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
-from ovmstrio.api.kserve.grpc.stream_exchange import exchange
-from ovmstrio.api.kserve.repository_index import repository_index
-from ovmstrio.api.kserve.server_metadata import EXTENSIONS, SERVER_NAME, server_version
+from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
 from ovmstrio.core.errors import InvalidRequest, ServerError
-from ovmstrio.core.request import InferRequest
+from ovmstrio.core.request import InferRequest, StreamProblem
 from ovmstrio.protocol.generated import inference as pb
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.dataplane.open_stream import OpenStream
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["InferenceService"]
+
+
+async def exchange(call: Call, stream: OpenStream) -> None:
+    """Receive requests and send replies until there are no more replies.
+
+    Requests are not read ahead of the stream: one that takes none fills the client's flow-control window.
+
+    Raises:
+        GRPCError: a message of the client cannot be read, or a reply is too large.
+        StreamTerminatedError: the call is over.
+
+    Ownership: the task that receives, which has ended when this returns.
+    Cancellation: at any checkpoint; a reply may have been sent in part.
+    """
+    failure: GRPCError | StreamTerminatedError | None = None
+
+    async def receive() -> None:
+        nonlocal failure
+        try:
+            async for request in call:
+                await stream.send(request)
+            stream.end()
+        except trio.BrokenResourceError:
+            # It has ended by itself, and the sender will see that.
+            pass
+        except GRPCError as error:
+            failure = error
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        try:
+            await _send_replies(call, stream)
+        except (GRPCError, StreamTerminatedError) as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _send_replies(call: Call, stream: OpenStream) -> None:
+    async for reply in stream:
+        if isinstance(reply, StreamProblem):
+            data = encode_stream_response(StreamInferResponse(reply.message))
+        else:
+            data = encode_stream_response(StreamInferResponse("", reply))
+        await call.send_message(data)
+        stream.note_sent(len(data))
+
 
 _SERVICE: Final = "/inference.GRPCInferenceService"
 

@@ -12,31 +12,215 @@ first event; what fails before it has a status of its own.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import orjson
 import structlog
 import trio
 
-from ovmstrio.api.bodies import body_of_call
 from ovmstrio.api.doors import KSERVE_REST
-from ovmstrio.api.kserve.rest.generate_answer import error_event, event, generate_document
-from ovmstrio.api.kserve.rest.generate_request import read_generate_request
-from ovmstrio.api.kserve.rest.infer_route import check_version
+from ovmstrio.api.kserve.rest.infer_answer import check_version, json_values
+from ovmstrio.api.kserve.rest.infer_request import parse_document, read_contents, read_id
 from ovmstrio.api.kserve.rest.kserve_routes import model_paths
+from ovmstrio.api.raw_contents import raw_contents
+from ovmstrio.api.refusals import body_of_call
+from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.request import StreamProblem
-from ovmstrio.wire.http.answers import JSON_TYPE
+from ovmstrio.core.request import InferInput, InferRequest, StreamProblem
+from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.wire.http.answers import JSON_TYPE, error_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.core.http import Headers, HttpRequest
-    from ovmstrio.core.request import InferRequest, InferResponse, StreamReply
+    from ovmstrio.core.request import Buffer, InferResponse, StreamReply
+    from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
 
-__all__ = ["generate_rules"]
+__all__ = ["error_event", "event", "generate_document", "generate_rules", "read_generate_request"]
+
+_PARAMETERS: Final = "parameters"
+_ID: Final = "id"
+_INT64: Final = range(-(2**63), 2**63)
+_UINT64: Final = range(2**64)
+
+Array = np.ndarray[Any, Any]
+
+
+def read_generate_request(model: str, version: str, body: Buffer, inputs: Sequence[TensorSpec]) -> InferRequest:
+    """Read a whole body.
+
+    Args:
+        model: the name in the path.
+        version: the version in the path, or empty.
+        body: the JSON object.
+        inputs: what the servable takes.
+
+    Raises:
+        MalformedJson: the body is not JSON.
+        InvalidRequest: anything else that the body should not be.
+    """
+    document = parse_document(body)
+    specs = {spec.name: spec for spec in inputs}
+    request = InferRequest(model, version, "" if _ID in specs else read_id(document))
+    nested = document.get(_PARAMETERS, {})
+    if _PARAMETERS not in specs:
+        if not isinstance(nested, dict):
+            raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {nested!r:.80}")
+        document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
+    for name, value in document.items():
+        if name in specs:
+            _add_input(request, specs[name], value)
+        elif name != _ID:
+            _add_parameter(request, name, value, specs)
+    return request
+
+
+def _add_parameter(request: InferRequest, name: str, value: Any, specs: dict[str, TensorSpec]) -> None:
+    if not isinstance(value, str | bool | int | float):
+        known = ", ".join(specs) or "none"
+        raise InvalidRequest(
+            f"{name[:80]}: expected a text, number or boolean for a parameter, got {_kind(value)}; inputs are: {known}"
+        )
+    request.parameters[name] = value
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    return "a list" if isinstance(value, list) else "null"
+
+
+def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
+    if spec.datatype is not INVALID:
+        request.inputs.append(_typed(spec, value))
+        return
+    if isinstance(value, str):
+        raw: Buffer = value.encode()
+        given = InferInput(spec.name, BYTES.name, (len(raw),))
+    else:
+        tensor = _guessed(spec.name, _elements(spec.name, value))
+        raw = raw_contents(tensor)
+        given = InferInput(spec.name, tensor.datatype.name, tensor.shape)
+    request.inputs.append(given)
+    request.raw_inputs.append(raw)
+
+
+def _elements(name: str, value: Any) -> Array:
+    """Give a value, of which a single one is a list of one, as an array of objects."""
+    array = np.array(value if isinstance(value, list) else [value], object)
+    if not array.size:
+        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
+    for element in array.flat:
+        if isinstance(element, list):
+            raise InvalidRequest(f"input {name}: expected lists of one length on each level, got lists of several")
+        if not isinstance(element, str | int | float):
+            raise InvalidRequest(f"input {name}: expected texts, numbers or booleans, got {_kind(element)}")
+    return array
+
+
+def _typed(spec: TensorSpec, value: Any) -> InferInput:
+    array = _elements(spec.name, value)
+    shape = (1,) * (len(spec.shape) - array.ndim) + array.shape
+    given = InferInput(spec.name, spec.datatype.name, shape)
+    given.contents = read_contents(given, array.ravel().tolist())
+    return given
+
+
+def _guessed(name: str, array: Array) -> Tensor:
+    """Make a tensor of the narrowest datatype that has all the elements."""
+    kinds = set(map(type, array.flat))
+    if kinds == {str}:
+        array[...] = np.vectorize(str.encode, otypes=[object])(array)
+        return Tensor(name, BYTES, array)
+    if kinds == {bool}:
+        datatype = "BOOL"
+    elif kinds == {int}:
+        datatype = _integers(name, array)
+    elif kinds <= {int, float}:
+        datatype = "FP64"
+    else:
+        raise InvalidRequest(f"input {name}: expected elements of one type, got {_names(kinds)}")
+    return Tensor(name, BY_NAME[datatype], array.astype(BY_NAME[datatype].numpy))
+
+
+def _integers(name: str, array: Array) -> str:
+    smallest, largest = min(array.flat), max(array.flat)
+    if smallest in _INT64 and largest in _INT64:
+        return "INT64"
+    if smallest in _UINT64 and largest in _UINT64:
+        return "UINT64"
+    raise InvalidRequest(f"input {name}: {smallest} and {largest} fit no integer type together")
+
+
+def _names(kinds: set[type]) -> str:
+    words = {str: "texts", bool: "booleans", int: "numbers", float: "numbers"}
+    return " and ".join(sorted({words[kind] for kind in kinds}))
+
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+"""Characters that no text has; bytes that hold one are numbers."""
+
+
+def generate_document(response: InferResponse) -> dict[str, Any]:
+    """Give what a response says: each output under its name, as one value or a flat list of them.
+
+    Raises:
+        InvalidRequest: JSON cannot carry an output.
+    """
+    document: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if response.id:
+        document["id"] = response.id
+    if response.parameters:
+        document["parameters"] = response.parameters
+    for tensor in response.outputs:
+        document[tensor.name] = _value(tensor)
+    return document
+
+
+def event(response: InferResponse) -> bytes:
+    """Write a response as an event.
+
+    Raises:
+        InvalidRequest: JSON cannot carry an output.
+    """
+    return b"data: %b\n\n" % orjson.dumps(generate_document(response), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def error_event(error: Exception) -> bytes:
+    """Write an error as the last event."""
+    return b"event: error\ndata: %b\n\n" % error_answer(error).content
+
+
+def _value(tensor: Tensor | RawTensor) -> Any:
+    if isinstance(tensor, RawTensor):
+        text = _text(tensor)
+        if text is not None:
+            return text
+    values = json_values(tensor)
+    if len(values) != 1:
+        return values
+    return values[0].item() if isinstance(values, np.ndarray) else values[0]
+
+
+def _text(tensor: RawTensor) -> str | None:
+    """Read the bytes that Python nodes give for a text, which have the datatype ``UINT8`` unless they say another."""
+    if tensor.datatype == "BYTES" and not len(tensor.data):
+        return ""
+    if tensor.datatype != "UINT8" or len(tensor.shape) != 1:
+        return None
+    try:
+        text = bytes(tensor.data).decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL.search(text) else text
+
 
 log = structlog.get_logger(__name__)
 

@@ -7,24 +7,63 @@ shortest text that reads back as the same number; NaN and infinities, which JSON
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
 
-from ovmstrio.api.kserve.rest.raw_values import read_raw
-from ovmstrio.api.raw_contents import raw_contents
-from ovmstrio.core.datatypes import from_bf16
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.api.doors import KSERVE_REST, VERSION_MISSING
+from ovmstrio.api.kserve.rest.infer_request import read_infer_request
+from ovmstrio.api.raw_contents import raw_contents, split_elements
+from ovmstrio.core.datatypes import BY_NAME, BYTES, from_bf16
+from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.tensor import RawTensor
+from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
-    from ovmstrio.core.request import InferRequest, InferResponse
-    from ovmstrio.core.tensor import Tensor
+    from ovmstrio.core.request import Buffer, InferRequest, InferResponse
+    from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["HEAD_LENGTH", "json_values", "render_infer_answer"]
+__all__ = ["HEAD_LENGTH", "answer_infer", "check_version", "json_values", "read_raw", "render_infer_answer"]
+
+_NUMBERS: Final = {name: row for name, row in BY_NAME.items() if row.contents_field and row is not BYTES}
+_WAY_OUT: Final = "ask for it as a binary tensor"
+
+
+def read_raw(tensor: RawTensor) -> Tensor:
+    """Give a raw tensor's elements, flat.
+
+    ``BYTES`` are taken apart where each element stands behind its length; any other content is one element.
+
+    Raises:
+        InvalidRequest: it is of a datatype that JSON has nothing for, or its bytes do not fill its shape.
+    """
+    data = raw_contents(tensor)
+    if tensor.datatype == BYTES.name:
+        elements = split_elements(data)
+        return Tensor(tensor.name, BYTES, _objects([bytes(data)] if elements is None else elements))
+    datatype = _NUMBERS.get(tensor.datatype)
+    if datatype is None:
+        raise InvalidRequest(
+            f"output {tensor.name}: its datatype {tensor.datatype!r} cannot be written as JSON, only"
+            f" {', '.join(_NUMBERS)} and BYTES; {_WAY_OUT}"
+        )
+    if len(data) != prod(tensor.shape) * datatype.itemsize:
+        raise InvalidRequest(
+            f"output {tensor.name}: its {len(data)} bytes are not {tensor.datatype} elements of shape"
+            f" {list(tensor.shape)}; {_WAY_OUT}"
+        )
+    array = np.frombuffer(data, datatype.numpy) if data else np.empty(0, datatype.numpy)
+    return Tensor(tensor.name, datatype, array)
+
+
+def _objects(elements: list[bytes]) -> np.ndarray[Any, Any]:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
+
 
 HEAD_LENGTH: Final = "inference-header-content-length"
 
@@ -113,3 +152,44 @@ def _text(element: bytes, tensor: Tensor) -> str:
         raise InvalidRequest(
             f"output {tensor.name}: its BYTES are not UTF-8, which JSON cannot carry; ask for it as a binary tensor"
         ) from None
+
+
+_MAX_VERSION: Final = 2**63 - 1
+
+
+def check_version(version: str) -> str:
+    """Give a version of a path back if it may name one; an empty one is the default.
+
+    Raises:
+        InvalidRequest: it is not a whole number.
+        NotFound: it is larger than any version can be.
+    """
+    if version and not (version.isascii() and version.isdigit()):
+        raise InvalidRequest(f'Model version must be an integer, got "{version[:40]}"')
+    if version and (len(version) > len(str(_MAX_VERSION)) or int(version) > _MAX_VERSION):
+        raise NotFound(VERSION_MISSING)
+    return version
+
+
+async def answer_infer(plane: DataPlane, model: str, version: str, body: Buffer, head_length: str | None) -> HttpAnswer:
+    """Read the body, infer, and render the answer.
+
+    Raises:
+        ServerError: the refusal.
+
+    Ownership: ``body`` must stay unchanged until this returns.
+    Cancellation: at any checkpoint of the servable.
+    """
+    try:
+        request = read_infer_request(model, version, body, head_length)
+    except ServerError as error:
+        plane.count_unparsed(model, version, error, KSERVE_REST, len(body))
+        raise
+    check_version(version)
+    request.received = len(body)
+
+    def render(response: InferResponse) -> tuple[HttpAnswer, int]:
+        answer = render_infer_answer(request, response)
+        return answer, len(answer.content)
+
+    return await plane.infer(request, KSERVE_REST, render)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ovmstrio.api.bodies import body_of_call
 from ovmstrio.api.doors import KSERVE_REST, NOT_LOADED
-from ovmstrio.api.kserve.repository_index import repository_index
-from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH
-from ovmstrio.api.kserve.rest.infer_route import answer_infer, check_version
-from ovmstrio.api.kserve.server_metadata import EXTENSIONS, SERVER_NAME, server_version
+from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
+from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, answer_infer, check_version
+from ovmstrio.api.refusals import body_of_call
 from ovmstrio.core.errors import MalformedJson, NotReady, VersionLoading
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer

@@ -1,5 +1,1 @@
-"""The gRPC service of Paddle Serving's pipelines."""
-
-from ovmstrio.api.paddle.grpc.pipeline_service import PipelineService
-
-__all__ = ["PipelineService"]
+"""The gRPC way into Paddle Serving's pipelines."""

@@ -2,24 +2,99 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from grpclib.const import Cardinality, Handler
 
 from ovmstrio.api.doors import PADDLE_GRPC
-from ovmstrio.api.paddle.pipeline_entries import PipelineEntries, answer_of, wrong_name
-from ovmstrio.core.errors import InvalidRequest, Overloaded
+from ovmstrio.config.specs import OpPipelineSpec
+from ovmstrio.core.errors import InvalidRequest, NotSupported, Overloaded, ServerError
+from ovmstrio.core.servable import Service
 from ovmstrio.protocol.pipeline_messages import METHOD, decode_request
 from ovmstrio.runtimes.ops.messages import from_message, to_message
+from ovmstrio.runtimes.ops.op_service import wrong_name
+from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.runtimes.ops.values import PipelineRequest, PipelineResponse
+    from ovmstrio.registry import Registry
+    from ovmstrio.runtimes.ops.values import PipelineRequest
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["PipelineService", "host_of"]
+
+
+@runtime_checkable
+class AnsweringService(Service, Protocol):
+    """A loaded pipeline; ``name`` is what its configuration calls it."""
+
+    name: str
+
+    async def answer(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        """Answer one request, whatever comes of it; raises nothing but cancellation."""
+        ...
+
+
+class PipelineEntries:
+    """Finds pipelines by the names that requests give.
+
+    Args:
+        registry: has them.
+        root: the entry that answers nameless requests where there are several; empty for none.
+    """
+
+    def __init__(self, registry: Registry, root: str = "") -> None:
+        self._registry = registry
+        self._root = root
+
+    def find(self, asked: str) -> str | None:
+        """Give the entry that has a name, or whose service has it; None if there is none."""
+        entries = self._registry.names_of(OpPipelineSpec.kind)
+        if asked in entries:
+            return asked
+        if not asked:
+            return self._root if self._root in entries else _only(entries)
+        return _only({entry for entry in entries if self._service_name(entry) == asked})
+
+    def _service_name(self, entry: str) -> str:
+        try:
+            service = self._registry.peek(entry)
+        except ServerError:
+            return ""
+        return service.name if isinstance(service, AnsweringService) else ""
+
+
+async def answer_of(call: ObservedCall, request: PipelineRequest, deadline: float) -> PipelineResponse:
+    """Have a pipeline answer a request, and note in the call's event how that ended.
+
+    Raises:
+        NotSupported: it is no pipeline any more.
+
+    Cancellation: at any checkpoint; the pipeline gives back what the request held.
+    """
+    service = call.service
+    if not isinstance(service, AnsweringService):
+        raise NotSupported(f'"{call.event.name}" is no pipeline of Ops')
+    response = await service.answer(request, deadline)
+    if response.err_no and not response.is_overload:
+        call.event.code = _code_of(response.err_no)
+    return response
+
+
+def _code_of(number: int) -> str:
+    """Name an error; those that services define themselves have one name together."""
+    try:
+        return CustomExceptionCode(number).name
+    except ValueError:
+        return CustomExceptionCode.PRODUCT_ERROR.name
+
+
+def _only(names: frozenset[str] | set[str]) -> str | None:
+    return next(iter(names)) if len(names) == 1 else None
+
 
 _INFERENCE = METHOD.rpartition("/")[2]
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.api.bodies import inflated_body
 from ovmstrio.api.doors import PADDLE_HTTP
-from ovmstrio.api.paddle.http.pipeline_reading import read_request
-from ovmstrio.api.paddle.http.pipeline_writing import error_answer, render, status_of_code, text_answer
+from ovmstrio.api.paddle.http.pipeline_json import error_answer, read_request, render, status_of_code, text_answer
+from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.errors import PayloadTooLarge, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Final
 from grpclib.const import Cardinality, Handler
 
 from ovmstrio.api.doors import TENSORFLOW_GRPC
-from ovmstrio.api.tensorflow.grpc.predict_decoding import PredictRequest
-from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse, encode_predict
-from ovmstrio.api.tensorflow.grpc.signatures import describe_signature
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, PredictResponse, encode_predict
+from ovmstrio.api.tensorflow.tensorflow_types import describe_signature
+from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.protocol.generated.google import protobuf
+from ovmstrio.protocol.generated.tensorflow import error
 from ovmstrio.protocol.generated.tensorflow import serving as pb
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.registry import VersionStatus
     from ovmstrio.wire.grpc.stream import Call
 
-__all__ = ["PredictionService"]
+__all__ = ["ModelService", "PredictionService"]
 
 _PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
 _SIGNATURE_DEF: Final = "signature_def"
@@ -96,3 +97,39 @@ class PredictionService(pb.PredictionServiceBase):
         return pb.GetModelMetadataResponse(
             pb.ModelSpec(name=model.name, version=int(model.serving)), {_SIGNATURE_DEF: signature}
         )
+
+
+class ModelService(pb.ModelServiceBase):
+    """The service, hosted by a transport that maps the domain's errors to statuses."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    async def get_model_status(self, message: pb.GetModelStatusRequest) -> pb.GetModelStatusResponse:
+        """Tell the state of one version, or of every version ever seen.  Does not block.
+
+        Raises:
+            NotFound: the name or version is unknown.
+        """
+        spec = message.model_spec or pb.ModelSpec()
+        statuses = self._plane.model_status(spec.name, spec.version or 0, TENSORFLOW_GRPC)
+        return pb.GetModelStatusResponse([_describe(status) for status in statuses])
+
+    async def handle_reload_config_request(self, _: pb.ReloadConfigRequest) -> pb.ReloadConfigResponse:
+        """Refuse settings, which this server takes from its configuration file alone.  Does not block.
+
+        Raises:
+            NotSupported: always.
+        """
+        raise NotSupported(
+            "settings are taken from the configuration file only; change it, and POST /v1/config/reload over REST "
+            "if the server does not watch it"
+        )
+
+
+def _describe(status: VersionStatus) -> pb.ModelVersionStatus:
+    return pb.ModelVersionStatus(
+        version=status.version,
+        state=pb.ModelVersionStatusState(status.state),
+        status=pb.StatusProto(error.Code[status.error_code], status.error_code),
+    )

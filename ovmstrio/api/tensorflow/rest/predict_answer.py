@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from ovmstrio.api.kserve.rest.raw_values import read_raw
+from ovmstrio.api.kserve.rest.infer_answer import read_raw
 from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.http import HttpAnswer

@@ -2,25 +2,134 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ovmstrio.api.bodies import body_of_call
 from ovmstrio.api.doors import MODEL_MISSING, TENSORFLOW_REST
-from ovmstrio.api.status_document import status_document
-from ovmstrio.api.tensorflow.rest.metadata_document import metadata_document
-from ovmstrio.api.tensorflow.rest.predict_route import answer_predict
-from ovmstrio.api.tensorflow.rest.targets import read_target
-from ovmstrio.core.errors import NotFound
+from ovmstrio.api.kserve.rest.infer_answer import check_version
+from ovmstrio.api.refusals import INVALID_URL, UNSUPPORTED_METHOD, body_of_call, status_document
+from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
+from ovmstrio.api.tensorflow.rest.predict_request import read_predict_body
+from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
+from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, NotFound, ServerError
+from ovmstrio.core.request import InferRequest
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
-    from ovmstrio.api.tensorflow.rest.targets import Target
+    from collections.abc import Sequence
+
     from ovmstrio.core.http import HttpAnswer, HttpRequest
-    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.core.request import InferResponse
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.dataplane.plane import DataPlane, ModelMetadata
     from ovmstrio.wire.http.router import Rule
 
-__all__ = ["tensorflow_rules"]
+__all__ = ["Target", "read_target", "tensorflow_rules"]
+
+
+async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes) -> HttpAnswer:
+    """Look for the servable before looking at the body, as OVMS does; infer, and render the answer.
+
+    Raises:
+        ServerError: the refusal.
+
+    Ownership: none beyond the call; ``body`` is not kept.
+    Cancellation: while the servable is being loaded, and at any checkpoint of its.
+    """
+    check_version(version)
+    described = await plane.describe(model, version, TENSORFLOW_REST)
+    if described.has_streams:
+        # JSON has no datatypes, and graphs tell none either.
+        raise NotFound(MODEL_MISSING)
+    try:
+        read = read_predict_body(body, described.inputs)
+    except ServerError as error:
+        plane.count_unparsed(model, version, error, TENSORFLOW_REST, len(body))
+        raise
+
+    def render(response: InferResponse) -> tuple[HttpAnswer, int]:
+        answer = render_predict_answer(response, by_rows=read.by_rows)
+        return answer, len(answer.content)
+
+    asked = InferRequest(model, version, inputs=read.inputs, received=len(body))
+    return await plane.infer(asked, TENSORFLOW_REST, render)
+
+
+Operation = Literal["predict", "status", "metadata"]
+
+NO_RESOURCE: Final = "Requested REST resource not found"
+
+_SERVABLE: Final = r"(?P<model>[^/]+?)(?:/versions/(?P<version>[0-9]+)|/labels/[^/:]+)?"
+_CALL: Final = re.compile(rf"{_SERVABLE}:(?P<verb>predict|classify|regress)")
+_QUESTION: Final = re.compile(rf"{_SERVABLE}(?P<metadata>/metadata)?/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a path asks for; ``version`` is empty for the default one."""
+
+    operation: Operation
+    model: str
+    version: str
+
+
+def read_target(method: str, path: str) -> Target:
+    """Read what stands behind ``/v1/models/``.
+
+    Raises:
+        InvalidRequest: it is no path of this API.
+        MethodNotAllowed: it is one, for another method.
+        NotFound: it is an operation that OpenVINO models do not have, or a version larger than any can be.
+    """
+    match, wanted = _CALL.fullmatch(path), "POST"
+    if match is None:
+        match, wanted = _QUESTION.fullmatch(path), "GET"
+    if match is None:
+        raise InvalidRequest(f"{INVALID_URL} - {method} /v1/models/{path}")
+    if (method == "POST") != (wanted == "POST"):
+        raise MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} /v1/models/{path}; use {wanted}")
+    operation = _operation(match.groupdict())
+    return Target(operation, match["model"], check_version(match["version"] or ""))
+
+
+def _operation(found: dict[str, str | None]) -> Operation:
+    verb = found.get("verb")
+    if verb is None:
+        return "metadata" if found["metadata"] else "status"
+    if verb != "predict":
+        raise NotFound(f"{NO_RESOURCE} - {verb} is not supported; use predict")
+    return "predict"
+
+
+_TYPE: Final = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
+
+
+def metadata_document(known: ModelMetadata, version: str) -> dict[str, Any]:
+    """Describe one version; clients index into every key, so those of default values are there too."""
+    signature = {
+        "inputs": _tensors(known.inputs),
+        "outputs": _tensors(known.outputs),
+        "methodName": "",
+        "defaults": {},
+    }
+    definitions = {"@type": _TYPE, "signatureDef": {"serving_default": signature}}
+    return {
+        "modelSpec": {"name": known.name, "signatureName": "", "version": version},
+        "metadata": {"signature_def": definitions},
+    }
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> dict[str, Any]:
+    return {spec.name: _tensor(spec) for spec in specs}
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    sizes = [{"size": str(size), "name": ""} for size in spec.reported_shape]
+    row = BY_DATATYPE.get(spec.datatype.name)
+    dtype = "DT_INVALID" if row is None else row.name
+    return {"dtype": dtype, "tensorShape": {"dim": sizes, "unknownRank": False}, "name": spec.name}
 
 
 def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:

@@ -18,8 +18,7 @@ from google.protobuf import text_format
 
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.located import InvalidSyntax, Located
-from ovmstrio.config.proto_fields import fit_message
-from ovmstrio.config.proto_text import parse_proto
+from ovmstrio.config.proto_fields import fit_message, parse_proto
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.protocol.descriptors import POOL, message_class
 from ovmstrio.runtimes.graphs.config.executors import check_executors

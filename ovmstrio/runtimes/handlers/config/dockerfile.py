@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.runtimes.handlers.config.image_versions import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
+from ovmstrio.runtimes.handlers.config.image_section import DEFAULT_PYTHON, python_for, system_for, tensorflow_for
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
 __all__ = ["LOCAL_SERVER", "make_dockerfile"]

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, any_spelling, number, rules_of, whole, written
-from ovmstrio.runtimes.handlers.config.local_paths import is_folder, local_path
-from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
+from ovmstrio.config.sections import Rules, Section, any_spelling, number, rules_of, whole, written
+from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec, is_folder, local_path
 
 __all__ = ["find_models_section", "read_models"]
 

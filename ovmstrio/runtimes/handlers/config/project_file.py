@@ -7,19 +7,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from ovmstrio.config.documents import load_yaml
 from ovmstrio.config.findings import Findings, shown
 from ovmstrio.config.located import Document
-from ovmstrio.config.sections import Section
-from ovmstrio.config.value_rules import Rules, any_spelling, any_word, flag, number, whole, written
+from ovmstrio.config.sections import Rules, Section, any_spelling, any_word, flag, number, whole, written
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.handlers.config.dotenv import parse_dotenv
 from ovmstrio.runtimes.handlers.config.image_section import IMAGE_KEYS, read_image
-from ovmstrio.runtimes.handlers.config.local_paths import is_file, is_folder, local_path
 from ovmstrio.runtimes.handlers.config.models_section import find_models_section, read_models
-from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec, ProjectBatching, ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import (
+    ModelEntry,
+    ModelsSpec,
+    ProjectBatching,
+    ProjectSpec,
+    is_file,
+    is_folder,
+    local_path,
+)
 
-__all__ = ["find_project_file", "read_project"]
+__all__ = ["expanded", "find_project_file", "read_project"]
 
 _NAMES: Final = ("nucleus.yaml", "nucleus.yml")
 _SUFFIXES: Final = (".yaml", ".yml")
@@ -218,3 +226,65 @@ class _ProjectReader:
                 key, "there is no such file", expected=" or ".join(f"the file {each}" for each in candidates)
             )
         return found
+
+
+def expanded(project: ProjectSpec) -> str:
+    """Give the project as YAML; keys that are off by default and not given are left out."""
+    image = project.image
+    values: dict[str, Any] = {
+        "type": project.type,
+        "py_version": image.py_version,
+        "tfs_version": image.tfs_version if project.type == "tensorflow" else None,
+        "gpu": image.gpu,
+        "gpu_version": image.gpu_version.model_dump() if image.gpu_version else None,
+        "dependencies": image.dependencies.model_dump(),
+        "serve_port": project.serve_port,
+        "env": project.env,
+        "config": project.config,
+        "python_path": _below(project.python_path, project.directory),
+        "path": _below(project.handler_path, project.directory),
+        "protobuf_path": _below(project.protobuf_path, project.directory) if project.protobuf_path else None,
+        **_models(project.models),
+        "processes": project.processes,
+        "threads_per_process": project.threads_per_process,
+        "max_concurrency": project.max_concurrency,
+        "server_side_batching": _batching(project),
+        "tfs_container_dns": (project.tfs_container_dns or "localhost") if project.type == "tensorflow" else None,
+        "log_level": project.log_level,
+        "use_local_cortex_libs": image.use_local_cortex_libs,
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    text: str = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _below(path: Path, directory: Path) -> str:
+    return str(path.relative_to(directory) if path.is_relative_to(directory) else path)
+
+
+def _batching(project: ProjectSpec) -> dict[str, Any] | None:
+    batching = project.batching
+    if batching is None:
+        return None
+    values = {"max_batch_size": batching.max_batch_size, "batch_interval_seconds": batching.interval_seconds}
+    return values | ({"retry_singly": True} if batching.retry_singly else {})
+
+
+def _models(models: ModelsSpec | None) -> dict[str, Any]:
+    if models is None:
+        return {}
+    values: dict[str, Any] = {
+        "path": models.entries[0].path if models.kind == "path" else None,
+        "paths": [_entry(entry) for entry in models.entries] if models.kind == "paths" else None,
+        "dir": models.dir or None,
+        "signature_key": models.signature_key,
+        "cache_size": models.cache_size,
+        "disk_cache_size": models.disk_cache_size,
+        "latest_versions": models.latest_versions,
+        "reload_interval_seconds": models.reload_interval_seconds,
+    }
+    return {models.section: {key: value for key, value in values.items() if value is not None}}
+
+
+def _entry(entry: ModelEntry) -> dict[str, str]:
+    return entry.model_dump(exclude_none=True)

@@ -6,13 +6,15 @@ filled in, and aliases of keys have become the one meaning that they have.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ovmstrio.config.value_rules import any_spelling, flag, written
-from ovmstrio.runtimes.handlers.config.local_paths import path_inside
+from ovmstrio.config.located import Located
+from ovmstrio.config.sections import Unusable, any_spelling, flag, written
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -25,7 +27,39 @@ __all__ = [
     "ProjectBatching",
     "ProjectSpec",
     "ProjectType",
+    "is_file",
+    "is_folder",
+    "local_path",
 ]
+
+
+def local_path(directory: Path, text: str) -> Path:
+    """Give the path that leads on from a directory, without ``..``; links stay, for they may lead elsewhere later."""
+    return Path(os.path.normpath(directory / text))
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether there is a file that can be seen; no path is too strange to ask."""
+    with suppress(OSError):
+        return path.is_file()
+    return False
+
+
+def is_folder(path: Path) -> bool:
+    """Tell whether there is a folder that can be seen; no path is too strange to ask."""
+    with suppress(OSError):
+        return path.is_dir()
+    return False
+
+
+def path_inside(node: Located) -> str:
+    """Take a path that leads nowhere but into the project's folder."""
+    text = written(node)
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts:
+        raise Unusable("a path below the project's folder", message="only the project's folder is in the image")
+    return text
+
 
 DEFAULT_MODEL: Final = "_cortex_default"
 """The name of the only model of a project that gives a ``path`` instead of names."""

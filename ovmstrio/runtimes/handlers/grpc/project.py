@@ -5,17 +5,31 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from ovmstrio.runtimes.handlers.grpc.endings import PASSING
 from ovmstrio.runtimes.handlers.grpc.services import UserProto, open_proto
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.project import open_handler
 
-__all__ = ["GrpcProject", "open_grpc_project"]
+__all__ = ["PASSING", "CallEndedError", "GrpcProject", "WrongReplyError", "open_grpc_project"]
+
+
+class CallEndedError(Exception):
+    """Leaves the handler's code when it has aborted its call, or reads requests of a call that is over.
+
+    It is not logged: the call's status has been said elsewhere.
+    """
+
+
+class WrongReplyError(Exception):
+    """A handler gave back what is not a reply of its RPC; that has been logged."""
+
+
+PASSING: Final = (CallEndedError, WrongReplyError)
+"""What passes through a handler's methods as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from io import BytesIO
@@ -12,11 +14,11 @@ from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
 
 from ovmstrio.core.errors import MalformedPayload
-from ovmstrio.core.http import Headers
-from ovmstrio.runtimes.handlers.http.uploads import UploadFile
-from ovmstrio.runtimes.handlers.http.values import FormData
+from ovmstrio.core.http import Headers, HttpRequest
+from ovmstrio.runtimes.handlers.http.values import FormData, QueryParams, RequestHeaders, UploadFile
 
-__all__ = ["multipart_form", "urlencoded_form"]
+__all__ = ["http_arguments", "multipart_form", "parse_payload", "urlencoded_form"]
+
 
 _DEFAULT_CHARSET: Final = "utf-8"
 
@@ -93,3 +95,69 @@ def _starlette() -> Any:
     except ImportError:
         return None
     return classes
+
+
+def http_arguments(wanted: frozenset[str], request: HttpRequest) -> dict[str, Any]:
+    """Make the arguments that a method wants.
+
+    Raises:
+        MalformedPayload: it wants the payload, which is not what its content type says.
+    """
+    made: dict[str, Any] = {}
+    if "payload" in wanted:
+        made["payload"] = parse_payload(request.header("content-type"), request.body)
+    if "headers" in wanted:
+        made["headers"] = RequestHeaders(request.headers)
+    if "query_params" in wanted:
+        made["query_params"] = QueryParams(request.query)
+    return made
+
+
+_CHARSET: Final = re.compile(r"charset=\s*[\"']?([^\s;\"']+)")
+
+
+def parse_payload(content_type: str | None, body: bytes) -> Any:
+    """Give what a handler gets as ``payload``.
+
+    ===================================== ==========================================
+    content type begins with              payload
+    ===================================== ==========================================
+    ``application/json``                  any JSON value; ``NaN`` and infinities, too
+    ``text/plain``                        text, in UTF-8 or the ``charset`` given
+    ``multipart/form``                    a form of text and uploaded files
+    ``application/x-www-form-urlencoded`` a form of text
+    anything else, or nothing             the bytes
+    ===================================== ==========================================
+
+    Raises:
+        MalformedPayload: the body is not what its content type says.
+    """
+    given = content_type or ""
+    kind = given.lower()
+    if kind.startswith("application/json"):
+        return _parsed_json(body)
+    if kind.startswith("text/plain"):
+        return _decoded(kind, body)
+    if kind.startswith("multipart/form"):
+        return multipart_form(given, body)
+    if kind.startswith("application/x-www-form-urlencoded"):
+        return urlencoded_form(body)
+    return body
+
+
+def _parsed_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise MalformedPayload(str(error), is_json=True) from error
+    except RecursionError as error:
+        raise MalformedPayload("the JSON is nested too deeply", is_json=True) from error
+
+
+def _decoded(kind: str, body: bytes) -> str:
+    charsets = _CHARSET.findall(kind)
+    charset = charsets[-1] if charsets else _DEFAULT_CHARSET
+    try:
+        return body.decode(charset)
+    except (LookupError, ValueError) as error:
+        raise MalformedPayload(f"the text is not in {charset}: {error}") from error

@@ -5,15 +5,89 @@ They have the names that handlers know from Starlette's classes, which are not n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, TypeVar
+from io import BytesIO
+from typing import BinaryIO, Final, Generic, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from ovmstrio.runtimes.handlers.http.uploads import UploadFile
+import trio
 
-__all__ = ["FormData", "MultiDict", "QueryParams", "RequestHeaders"]
+from ovmstrio.core.errors import MalformedPayload, ServerError, UserCodeError
+from ovmstrio.core.http import Headers, HttpAnswer
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
+
+__all__ = [
+    "FormData",
+    "MultiDict",
+    "QueryParams",
+    "RequestHeaders",
+    "UploadFile",
+    "error_answer",
+    "plain_error",
+    "text_answer",
+    "wants_json",
+]
 
 _V = TypeVar("_V")
+
+
+class UploadFile:
+    """A file of a form, in memory.
+
+    ``file`` is for plain handlers; the ``async`` methods do the same for ``async def`` ones.
+
+    Attributes:
+        filename: as the client named it.
+        file: its content, open for reading from the start.
+        size: of the content in bytes.
+        headers: of its part of the form.
+    """
+
+    def __init__(self, content: bytes, filename: str, headers: Headers = ()) -> None:
+        self.filename = filename
+        self.file: BinaryIO = BytesIO(content)
+        self.size = len(content)
+        self.headers = dict(headers)
+
+    @property
+    def content_type(self) -> str | None:
+        """What the client says the content is."""
+        return self.headers.get("content-type")
+
+    def __repr__(self) -> str:
+        return f"UploadFile(filename={self.filename!r}, size={self.size}, content_type={self.content_type!r})"
+
+    async def read(self, size: int = -1) -> bytes:
+        """Read up to ``size`` bytes, all by default.
+
+        Cancellation: before anything is read.
+        """
+        await trio.lowlevel.checkpoint()
+        return self.file.read(size)
+
+    async def seek(self, offset: int) -> None:
+        """Go to a place in the content.
+
+        Cancellation: before that.
+        """
+        await trio.lowlevel.checkpoint()
+        self.file.seek(offset)
+
+    async def write(self, data: bytes) -> None:
+        """Change the content at the place where it is read.
+
+        Cancellation: before that.
+        """
+        await trio.lowlevel.checkpoint()
+        self.file.write(data)
+
+    async def close(self) -> None:
+        """Forget the content.
+
+        Cancellation: nowhere.
+        """
+        self.file.close()
 
 
 class MultiDict(Mapping[str, _V], Generic[_V]):
@@ -112,3 +186,55 @@ class RequestHeaders(Mapping[str, str]):
     def raw(self) -> list[tuple[bytes, bytes]]:
         """All names and values as bytes."""
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._pairs]
+
+
+_TEXT: Final = ("content-type", "text/plain; charset=utf-8")
+_JSON: Final = ("content-type", "application/json")
+_NO_BODY: Final = frozenset({204, 304})
+
+
+def text_answer(status: int, text: str) -> HttpAnswer:
+    """Make an answer of a line of text."""
+    return HttpAnswer(status, (_TEXT,), text.encode("utf-8", "replace"))
+
+
+def wants_json(accept: str | None) -> bool:
+    """Tell whether a client wants errors in JSON: it says that it takes JSON, and not that it takes text."""
+    return accept is not None and _JSON[1] in accept and "text/" not in accept
+
+
+def plain_error(status: int, text: str, *, as_json: bool) -> HttpAnswer:
+    """Make the answer of an error that the server itself tells."""
+    if as_json:
+        return HttpAnswer(status, (_JSON,), json.dumps({"error": text}).encode())
+    return text_answer(status, text)
+
+
+def error_answer(
+    error: ServerError | HTTPError, status: int, *, shows_details: bool = False, as_json: bool = False
+) -> HttpAnswer:
+    """Make the answer to a request that failed.
+
+    Args:
+        error: what the handler, or the server before it, raised.
+        status: what the front end's table has for errors of the server; an ``HTTPError`` brings its own.
+        shows_details: whether the client may see what the handler's code raised, and where.
+        as_json: whether the client wants it in JSON; what the handler chose to say is sent as it says it.
+    """
+    if isinstance(error, HTTPError):
+        return _chosen(error)
+    if isinstance(error, MalformedPayload) and error.is_json:
+        as_json = True
+    text = error.message
+    if isinstance(error, UserCodeError) and shows_details and error.detail:
+        text = f"{text}: {error.detail}"
+    return plain_error(status, text, as_json=as_json)
+
+
+def _chosen(error: HTTPError) -> HttpAnswer:
+    extra = tuple((name.lower(), value) for name, value in error.headers.items())
+    # Statuses below 200 and these have no body, whatever the handler says.
+    if error.status_code in _NO_BODY:
+        return HttpAnswer(error.status_code, extra)
+    kind = () if any(name == "content-type" for name, _ in extra) else (_TEXT,)
+    return HttpAnswer(error.status_code, (*kind, *extra), error.detail.encode("utf-8", "replace"))

@@ -14,10 +14,9 @@ import trio
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.client import ModelClient, ModelNames
-from ovmstrio.runtimes.handlers.models.copies import CopyMaker
 from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
-from ovmstrio.runtimes.handlers.models.sources import ModelSource, open_sources
+from ovmstrio.runtimes.handlers.models.sources import CopyMaker, ModelSource, open_sources
 from ovmstrio.runtimes.handlers.models.storage import OpenStorage, open_storage
 from ovmstrio.runtimes.handlers.models.watching import StorageSync, Validate, WatchOptions
 from ovmstrio.work.backoff import Backoff

@@ -10,8 +10,8 @@ import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import StorageFailure
-from ovmstrio.runtimes.handlers.models.copies import Copy, CopyMaker
 from ovmstrio.runtimes.handlers.models.shelf import LoadedModel, Shelf
+from ovmstrio.runtimes.handlers.models.sources import Copy, CopyMaker
 from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, VersionFiles
 
 __all__ = ["LoadModel", "ModelLoader"]

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.config.located import Located
-from ovmstrio.config.value_rules import Unusable, choice, flag, number, text, texts, whole
+from ovmstrio.config.sections import Unusable, choice, flag, number, text, texts, whole
 
 __all__ = [
     "ANY_PORT",

@@ -8,6 +8,6 @@
 
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.opening import GRACE_SECONDS, open_executor
-from ovmstrio.runtimes.ops.executor.processes import LoadedPipeline, PipelineSource
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource
 
 __all__ = ["GRACE_SECONDS", "Executor", "LoadedPipeline", "PipelineSource", "open_executor"]

@@ -9,11 +9,128 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any, Protocol
 
 import trio
 
-__all__ = ["Channel", "Ticket"]
+from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.observing.metrics import Span, Stage
+
+__all__ = ["Channel", "ReportStage", "Result", "Sample", "StallDetector", "Ticket", "Worker"]
+
+
+class StallDetector:
+    """Counts what moves.
+
+    Args:
+        room: how many requests the pipeline has room for.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._moving = 0
+        self._stalled = trio.Event()
+        self._remedies: list[Callable[[], None]] = []
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether there is no room for more requests and none of those that are there moves."""
+        return not self._moving and not self._room
+
+    def when_stalled(self, remedy: Callable[[], None]) -> None:
+        """Have something called when nothing moves."""
+        self._remedies.append(remedy)
+
+    async def watch(self) -> None:
+        """Apply the remedies whenever nothing moves, until cancelled.
+
+        Cancellation: at once.
+        """
+        while True:
+            await self._stalled.wait()
+            self._stalled = trio.Event()
+            if self.is_stalled:
+                for remedy in self._remedies:
+                    remedy()
+
+    def enter(self) -> None:
+        """Note that a request has come in, and moves."""
+        self._room -= 1
+        self._moving += 1
+
+    def leave(self) -> None:
+        """Note that a request that moves has gone."""
+        self._room += 1
+        self._moving -= 1
+
+    def go(self) -> None:
+        """Note that one more part of a request moves."""
+        self._moving += 1
+
+    def stop(self) -> None:
+        """Note that a part waits for a batch, or has ended."""
+        self._moving -= 1
+        if self.is_stalled:
+            self._stalled.set()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """What an Op gets of one request: its numbers, and the outputs of the Op's inputs by their names."""
+
+    data_id: int
+    log_id: int
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an Op made of a sample: its output or its failure, and whether that output jumps."""
+
+    output: dict[str, Any] | None = None
+    failure: OpFailure | None = None
+    jumps: bool = False
+
+
+ReportStage = Callable[[Stage, Sequence[int], Span], None]
+"""Is told of a stage, the data ids that it concerned, and when it began and ended."""
+
+
+class Worker(Protocol):
+    """Works on one batch at a time, with a copy of the Op of its own.
+
+    Attributes:
+        index: its number among the workers of the Op.
+    """
+
+    index: int
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether it must recover before it can work again."""
+        ...
+
+    async def run(self, samples: Sequence[Sample]) -> list[Result]:
+        """Work on samples, and give the result of each.
+
+        Ownership: the samples until it returns.
+
+        Cancellation: at once; the worker may be spoiled then.
+        """
+        ...
+
+    async def recover(self) -> None:
+        """Make the worker fit for work again.
+
+        Raises:
+            ConfigError: it cannot be started again.
+
+        Cancellation: at once.
+        """
+        ...
 
 
 class _State(Enum):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.runtimes.ops.codes import CustomException, CustomExceptionCode, product_number
-from ovmstrio.runtimes.ops.predictor.feed_failures import FeedMismatch, FeedTypeError
+from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError
+from ovmstrio.runtimes.ops.values import CustomException, CustomExceptionCode, product_number
 from ovmstrio.work.threads.worker_threads import Refusal
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, text_of
 

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
-from ovmstrio.runtimes.ops.config.precedence import settings_of
+from ovmstrio.runtimes.ops.config.overrides import settings_of
+from ovmstrio.runtimes.ops.executor.channel import StallDetector, Worker
 from ovmstrio.runtimes.ops.executor.executor import Executor
 from ovmstrio.runtimes.ops.executor.op_instance import init_failed
-from ovmstrio.runtimes.ops.executor.processes import PipelineSource, ProcessWorker
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
+from ovmstrio.runtimes.ops.executor.processes.process_worker import ProcessWorker
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
-from ovmstrio.runtimes.ops.executor.samples import Worker
-from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
-from ovmstrio.runtimes.ops.executor.state import kept_by_preprocess
 from ovmstrio.runtimes.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.runtimes.ops.graph import OpGraph
-from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
+from ovmstrio.runtimes.ops.observing.metrics import NULL, OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_on_loop, is_async
 
-__all__ = ["GRACE_SECONDS", "open_executor", "refuse_unpredictable"]
+__all__ = ["GRACE_SECONDS", "kept_by_preprocess", "open_executor", "refuse_unpredictable"]
+
+
+def kept_by_preprocess(op: Op) -> list[str]:
+    """Give the names of the attributes that an Op's ``preprocess`` sets, as far as its own code shows."""
+    method: Any = inspect.unwrap(type(op).preprocess)
+    code = getattr(method, "__code__", None)
+    if code is None or not code.co_argcount:
+        return []
+    owner, names, loaded = code.co_varnames[0], [], ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR" and loaded == owner:
+            names.append(str(instruction.argval))
+        loaded = _loaded(instruction)
+    return list(dict.fromkeys(names))
+
+
+def _loaded(instruction: dis.Instruction) -> str:
+    """Tell which variable an instruction leaves on top of the stack; empty for none."""
+    if "LOAD_FAST" not in instruction.opname:
+        return ""
+    # One instruction may load or store two of them.
+    value = instruction.argval
+    return str(value[-1] if isinstance(value, tuple) else value)
+
 
 GRACE_SECONDS = 5.0
 """How long requests may go on when the pipeline is closed."""

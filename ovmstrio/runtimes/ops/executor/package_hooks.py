@@ -11,14 +11,18 @@ import numpy as np
 import structlog
 import trio
 
-from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.op import RequestOp, ResponseOp
-from ovmstrio.runtimes.ops.packing import as_response
-from ovmstrio.runtimes.ops.tensors import ArrayTensor
-from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, PipelineRequest, PipelineResponse
+from ovmstrio.runtimes.ops.tensors import ArrayTensor, as_response
+from ovmstrio.runtimes.ops.values import (
+    ChannelData,
+    ChannelDataType,
+    CustomExceptionCode,
+    PipelineRequest,
+    PipelineResponse,
+)
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.calls import call_in_thread, is_async, text_of
 from ovmstrio.work.user_code.loop_calls import LoopCalls

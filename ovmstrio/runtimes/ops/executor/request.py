@@ -10,16 +10,14 @@ from typing import Any, Final
 import structlog
 import trio
 
-from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.channel import Ticket
+from ovmstrio.runtimes.ops.executor.channel import Result, Sample, StallDetector, Ticket
 from ovmstrio.runtimes.ops.executor.copying import Copier
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
-from ovmstrio.runtimes.ops.executor.samples import Result, Sample
-from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
+from ovmstrio.runtimes.ops.values import CustomExceptionCode
 
 __all__ = ["MOST_JUMPS", "RequestRun"]
 

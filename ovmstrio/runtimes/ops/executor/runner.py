@@ -13,10 +13,8 @@ import trio
 from ovmstrio.core.errors import NotReady
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.channel import Channel
+from ovmstrio.runtimes.ops.executor.channel import Channel, ReportStage, Result, Sample, StallDetector
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
-from ovmstrio.runtimes.ops.executor.stall_detector import StallDetector
 from ovmstrio.runtimes.ops.executor.workers import WorkerPool
 from ovmstrio.work.batching import Batcher, BatchOptions
 

@@ -9,16 +9,15 @@ from typing import Any
 import structlog
 import trio
 
-from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.executor import op_failures as failures
+from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.op_instance import OpInstance
 from ovmstrio.runtimes.ops.executor.processing import Feed, process_all
-from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
-from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
-from ovmstrio.runtimes.ops.observing.samples import is_working_on, working_on
-from ovmstrio.runtimes.ops.packing import holds_arrays
-from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType
+from ovmstrio.runtimes.ops.observing.figures import is_working_on, working_on
+from ovmstrio.runtimes.ops.observing.metrics import Span, Stage
+from ovmstrio.runtimes.ops.tensors import holds_arrays
+from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, CustomExceptionCode
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
 
 __all__ = ["channel_data", "run_batch"]

@@ -11,16 +11,16 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.codes import CustomExceptionCode
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
+from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample, Worker
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.op_instance import OpInstance, start_instance
-from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample, Worker
 from ovmstrio.runtimes.ops.executor.stages import run_batch
-from ovmstrio.runtimes.ops.observing.hooks import OpHooks
+from ovmstrio.runtimes.ops.observing.metrics import OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
+from ovmstrio.runtimes.ops.values import CustomExceptionCode
 from ovmstrio.work.backoff import Backoff
 
 __all__ = ["GRACE_SECONDS", "InstanceWorker", "WorkerPool"]

@@ -8,12 +8,54 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Final
 
-from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.metrics import STAGES, ChannelState, OpHooks, Span, Stage
 
-__all__ = ["Figures", "OpFigures", "RequestFigures", "Window", "percentile"]
+__all__ = [
+    "PIPELINE",
+    "Figures",
+    "OpFigures",
+    "RequestFigures",
+    "Window",
+    "current_ids",
+    "is_working_on",
+    "percentile",
+    "working_on",
+]
+
+_IDS: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("samples", default=())
+
+PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
+"""The name of the pipeline that the current task or thread works for; empty for none."""
+
+
+class working_on:  # noqa: N801 - it is called as a function, and a class is entered with half the calls
+    """Name samples by data id and log id in all that is logged meanwhile; trio's threads take it over by themselves."""
+
+    __slots__ = ("_samples", "_token")
+
+    def __init__(self, *samples: tuple[int, int]) -> None:
+        self._samples = samples
+
+    def __enter__(self) -> None:
+        self._token: Token[tuple[tuple[int, int], ...]] = _IDS.set(self._samples)
+
+    def __exit__(self, *_: object) -> None:
+        _IDS.reset(self._token)
+
+
+def is_working_on(sample: tuple[int, int]) -> bool:
+    """Tell whether the current task or thread works on one sample, and says so already."""
+    return _IDS.get() == (sample,)
+
+
+def current_ids() -> str:
+    """Give the ids as a log line has them, such as ``(data_id=1 log_id=0)``; empty outside requests."""
+    return " ".join(f"(data_id={data_id} log_id={log_id})" for data_id, log_id in _IDS.get())
+
 
 _NEWEST: Final = 1024
 
@@ -117,11 +159,11 @@ class Figures(OpHooks):
         self.totals = {op: OpFigures() for op in ops}
         self._channels = channels
 
-    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
         """Count a request in."""
         self.running += 1
 
-    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002
+    def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:  # noqa: ARG002 - the hook has it
         """Count one stage of an Op; those of RequestOp and ResponseOp are in the requests' times."""
         seconds = span[1] - span[0]
         is_op = op in self.totals
@@ -140,14 +182,14 @@ class Figures(OpHooks):
             self.newest[key] = deque(maxlen=_NEWEST)
         self.newest[key].append(seconds)
 
-    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002
+    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002 - the hook has it
         """Count one batch."""
         if op in self.totals:
             self.totals[op].batches[len(data_ids)] += 1
             if self._keeps_window:
                 self._window.ops.setdefault(op, OpFigures()).batches[len(data_ids)] += 1
 
-    def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002
+    def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002 - the hook has it
         """Count a worker that ended by itself."""
         if op in self.totals:
             self.totals[op].deaths += 1

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.ops.observing.samples import PIPELINE, current_ids
+from ovmstrio.runtimes.ops.observing.figures import PIPELINE, current_ids
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings

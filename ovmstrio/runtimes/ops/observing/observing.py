@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,10 @@ import structlog
 import trio
 import yaml
 
-from ovmstrio.runtimes.ops.observing.figures import Figures
-from ovmstrio.runtimes.ops.observing.hooks import OpHooks, Several
+from ovmstrio.runtimes.ops.observing.figures import Figures, percentile, working_on
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
-from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
-from ovmstrio.runtimes.ops.observing.op_log import OpLog
-from ovmstrio.runtimes.ops.observing.snapshot import snapshot
-from ovmstrio.runtimes.ops.observing.timeline import Timelines
-from ovmstrio.runtimes.ops.observing.tracer import benchmark_document, tracer_lines
+from ovmstrio.runtimes.ops.observing.metrics import STAGES, OpHooks, OpMetrics, Several, Span
+from ovmstrio.runtimes.ops.observing.tracer import PERCENTS, Timelines, benchmark_document, tracer_lines
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -29,7 +25,97 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
     from ovmstrio.runtimes.ops.observing.log_files import LogFiles
 
-__all__ = ["BENCHMARK_VARIABLE", "Observing", "open_observing"]
+__all__ = ["BENCHMARK_VARIABLE", "Observing", "open_observing", "snapshot"]
+
+_MS: Final = 1e3
+_RATE_SECONDS: Final = 10.0
+
+
+def snapshot(figures: Figures, worker_num: int) -> dict[str, Any]:
+    """Give what there is to see now; times are milliseconds, percentiles those of the newest values."""
+    latencies = [seconds for _, seconds in figures.newest_requests]
+    return {
+        "uptime_s": figures.now - figures.began,
+        "worker_num": worker_num,
+        "running": figures.running,
+        "left": figures.left,
+        "codes": {str(code): count for code, count in sorted(figures.codes.items())},
+        "requests": {"count": figures.codes.total(), "qps": _rate(figures), "latency_ms": _times(latencies)},
+        "ops": {name: _op(figures, name) for name in figures.totals},
+        "channels": [
+            {
+                "name": each.name,
+                "in": list(each.producers),
+                "out": list(each.consumers),
+                "size": each.size,
+                "capacity": each.capacity,
+            }
+            for each in figures.channels
+        ],
+    }
+
+
+def _op(figures: Figures, name: str) -> dict[str, Any]:
+    of_op = figures.totals[name]
+    return {
+        "idle": of_op.idle,
+        "deaths": of_op.deaths,
+        "batches": {str(size): count for size, count in sorted(of_op.batches.items())},
+        "stages": {
+            stage: {"count": of_op.counts.get(stage, 0), **_times(list(figures.newest.get((name, stage), ())))}
+            for stage in STAGES
+        },
+    }
+
+
+def _times(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(each * _MS for each in seconds)
+    average = sum(ordered) / len(ordered) if ordered else 0.0
+    return {"avg": average, **{str(percent): percentile(ordered, percent) for percent in PERCENTS}}
+
+
+def _rate(figures: Figures) -> float:
+    """Give how many requests a second were answered of late."""
+    ended = [at for at, _ in figures.newest_requests]
+    since = max(figures.now - _RATE_SECONDS, figures.began)
+    if len(ended) == figures.newest_requests.maxlen:
+        since = max(since, ended[0])
+    recent = sum(1 for at in ended if at >= since)
+    return recent / (figures.now - since) if figures.now > since else 0.0
+
+
+class OpLog(OpHooks):
+    """Logs what the executor reports, with the ids of the samples; an observer of one pipeline."""
+
+    def __init__(self) -> None:
+        self._log_ids: dict[int, int] = {}
+
+    def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
+        """Remember the ids that belong together."""
+        self._log_ids[data_id] = log_id
+
+    def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
+        """Log which samples went together; a single one is not worth a line."""
+        if len(data_ids) > 1:
+            with working_on(*((data_id, self._log_ids.get(data_id, 0)) for data_id in data_ids)):
+                _log.info("batch", op=op, worker=worker, data_ids=list(data_ids))
+
+    def worker_died(self, op: str, worker: int, reason: str) -> None:
+        """Log a worker that ended by itself."""
+        _log.error("worker ended by itself, another takes its place", op=op, worker=worker, reason=reason)
+
+    def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
+        """Log a request's end; one that failed is a warning."""
+        self._log_ids.pop(data_id, None)
+        milliseconds = round((span[1] - span[0]) * 1e3, 3)
+        with working_on((data_id, log_id)):
+            if code is None:
+                _log.info("client left", ms=milliseconds)
+            elif code:
+                _log.warning("request failed", err_no=code, err_msg=message, ms=milliseconds)
+            else:
+                _log.debug("request answered", ms=milliseconds)
+
 
 BENCHMARK_VARIABLE: Final = "FLAGS_profile_pipeline"
 """Set to 1, the tracer's figures are also written to ``benchmark.log`` in the current directory."""

@@ -49,25 +49,25 @@ class LocalPredictor:
     def load_model_config(  # noqa: PLR0917 - the signature that scripts call
         self,
         model_path: str,
-        use_gpu: bool = False,  # noqa: FBT002
+        use_gpu: bool = False,  # noqa: FBT002 - as callers know it
         gpu_id: int = 0,
-        use_profile: bool = False,  # noqa: FBT002
+        use_profile: bool = False,  # noqa: FBT002 - as callers know it
         thread_num: int = 1,
-        mem_optim: bool = True,  # noqa: FBT002
-        ir_optim: bool = False,  # noqa: FBT002
-        use_trt: bool = False,  # noqa: FBT002
-        use_lite: bool = False,  # noqa: FBT002
-        use_xpu: bool = False,  # noqa: FBT002
+        mem_optim: bool = True,  # noqa: FBT002 - as callers know it
+        ir_optim: bool = False,  # noqa: FBT002 - as callers know it
+        use_trt: bool = False,  # noqa: FBT002 - as callers know it
+        use_lite: bool = False,  # noqa: FBT002 - as callers know it
+        use_xpu: bool = False,  # noqa: FBT002 - as callers know it
         precision: str = "fp32",
-        use_mkldnn: bool = False,  # noqa: FBT002
+        use_mkldnn: bool = False,  # noqa: FBT002 - as callers know it
         mkldnn_cache_capacity: int = 0,
         mkldnn_op_list: Sequence[str] | None = None,
         mkldnn_bf16_op_list: Sequence[str] | None = None,
-        use_feed_fetch_ops: bool = False,  # noqa: FBT002
-        use_ascend_cl: bool = False,  # noqa: FBT002
+        use_feed_fetch_ops: bool = False,  # noqa: FBT002 - as callers know it
+        use_ascend_cl: bool = False,  # noqa: FBT002 - as callers know it
         min_subgraph_size: int = 3,
         dynamic_shape_info: Mapping[str, Any] | None = None,
-        use_calib: bool = False,  # noqa: FBT002
+        use_calib: bool = False,  # noqa: FBT002 - as callers know it
     ) -> None:
         """Load the model of a folder; what OpenVINO has no use for is accepted and does nothing.
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 
-__all__ = ["Feed", "MakePredictor", "Prediction", "Predictor"]
+__all__ = ["Feed", "FeedMismatch", "FeedTypeError", "MakePredictor", "Prediction", "Predictor"]
+
+
+class FeedMismatch(InvalidRequest):
+    """The names or shapes of a feed, or the names to fetch, are not those of the model."""
+
+
+class FeedTypeError(InvalidRequest):
+    """A value of a feed is nothing that a model takes."""
+
 
 Feed = Mapping[str, Any]
 """Values by feed alias: arrays, or lists of ``str``."""

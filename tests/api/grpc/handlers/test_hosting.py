@@ -22,8 +22,7 @@ from ovmstrio.core.events import CallEvent, Step
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.registry import Registry
-from ovmstrio.runtimes.handlers.handler_servable import HandlerServable
-from ovmstrio.runtimes.handlers.mounting import load_handler
+from ovmstrio.runtimes.handlers.mounting import HandlerServable, load_handler
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from tests.support.grpc_clients import with_channel

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from ovmstrio.api.grpc_codec import Codec
-from ovmstrio.api.tensorflow.grpc.predict_decoding import PredictRequest
+from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest

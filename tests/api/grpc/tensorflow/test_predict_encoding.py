@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.tensorflow.grpc.predict_encoding import PredictResponse, encode_predict
+from ovmstrio.api.tensorflow.grpc.predict_messages import PredictResponse, encode_predict
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import NotSupported

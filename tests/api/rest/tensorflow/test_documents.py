@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ovmstrio.api.tensorflow.rest.documents import read_document
+from ovmstrio.api.tensorflow.rest.predict_request import read_document
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.tensorflow.rest.nesting import MAX_RANK, unnest
+from ovmstrio.api.tensorflow.rest.predict_request import MAX_RANK, unnest
 from ovmstrio.core.errors import InvalidRequest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ovmstrio.api.tensorflow.rest.targets import Target, read_target
+from ovmstrio.api.tensorflow.rest.routes import Target, read_target
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 
 

@@ -15,9 +15,15 @@ import trio
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.observability.logs import configure_logs
-from ovmstrio.runtimes.ops.config.precedence import settings_of
-from ovmstrio.runtimes.ops.executor.processes.op_messages import RECOVER, BatchAnswer, message_of, samples_of, sendable
-from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
+from ovmstrio.runtimes.ops.config.overrides import settings_of
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import (
+    RECOVER,
+    BatchAnswer,
+    PipelineSource,
+    message_of,
+    samples_of,
+    sendable,
+)
 from ovmstrio.runtimes.ops.executor.workers import GRACE_SECONDS, InstanceWorker
 from ovmstrio.runtimes.ops.observing.log_files import join_log_files
 from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program

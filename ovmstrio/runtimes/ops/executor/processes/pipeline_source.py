@@ -3,16 +3,92 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
+from ovmstrio.runtimes.ops.executor.channel import Result, Sample
+from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
+from ovmstrio.runtimes.ops.observing.metrics import Span, Stage
+from ovmstrio.runtimes.ops.values import CustomExceptionCode
+from ovmstrio.work.processes.value_codec import Encoded
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.graph import OpGraph
     from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 
-__all__ = ["LoadedPipeline", "PipelineSource"]
+__all__ = [
+    "RECOVER",
+    "BatchAnswer",
+    "LoadedPipeline",
+    "PipelineSource",
+    "answer_of",
+    "message_of",
+    "samples_of",
+    "sendable",
+    "unsendable",
+]
+
+RECOVER: Final = "recover"
+"""What the server asks a worker process in place of a batch; it is answered when the worker can work again."""
+
+
+def samples_of(message: Any) -> list[Sample]:
+    """Give the samples of a message."""
+    return [Sample(*row) for row in message]
+
+
+@dataclass(slots=True)
+class BatchAnswer:
+    """What a worker process made of its samples, the stages that it tells of, and whether it must recover now."""
+
+    results: list[Result] = field(default_factory=list)
+    stages: list[tuple[Stage, Sequence[int], Span]] = field(default_factory=list)
+    is_spoiled: bool = False
+
+
+def message_of(answer: BatchAnswer) -> Any:
+    """Give the message of an answer, which can be sent if every output can."""
+    return [[_row(result) for result in answer.results], [list(row) for row in answer.stages], answer.is_spoiled]
+
+
+def sendable(result: Result) -> Result:
+    """Give a result that can be sent: an output that cannot becomes a failure."""
+    try:
+        Encoded(result.output)
+    except TypeError as error:
+        return Result(failure=unsendable(error))
+    return result
+
+
+def unsendable(error: TypeError) -> OpFailure:
+    """Give the failure of a sample that cannot be sent."""
+    return OpFailure(CustomExceptionCode.TYPE_ERROR.value, f"an Op in a process of its own takes and gives {error}")
+
+
+def _row(result: Result) -> list[Any]:
+    failure = result.failure
+    fault = None if failure is None else [failure.code, failure.info, failure.is_product]
+    return [result.output, fault, result.jumps]
+
+
+def answer_of(message: Any) -> BatchAnswer:
+    """Give the answer of a message.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    rows, stages, spoiled = message
+    spans = [(stage, ids, tuple(span)) for stage, ids, span in stages]
+    return BatchAnswer([_result(*row) for row in rows], spans, spoiled)
+
+
+def _result(output: Any, fault: Any, jumps: Any) -> Result:
+    if fault is None:
+        return Result(output, jumps=bool(jumps))
+    code, info, is_product = fault
+    return Result(failure=OpFailure(code, info, is_product=is_product))
 
 
 @dataclass(frozen=True, slots=True)

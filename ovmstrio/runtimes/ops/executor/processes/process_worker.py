@@ -14,9 +14,8 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.executor import op_failures as failures
-from ovmstrio.runtimes.ops.executor.processes.op_messages import RECOVER, answer_of, unsendable
-from ovmstrio.runtimes.ops.executor.processes.pipeline_source import PipelineSource
-from ovmstrio.runtimes.ops.executor.samples import ReportStage, Result, Sample
+from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import RECOVER, PipelineSource, answer_of, unsendable
 from ovmstrio.work.processes import NO_MESSAGE, WorkerEnded, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]

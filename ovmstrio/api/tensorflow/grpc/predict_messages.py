@@ -1,0 +1,207 @@
+"""``PredictRequest`` to :class:`InferRequest`, and :class:`InferResponse` to the bytes of a ``PredictResponse``.
+
+A message is joined from serialised pieces, which is the same as merging them; a tensor's bytes are copied once.
+
+::
+
+    outputs: key | value: dtype, tensor_shape | tensor_content      model_spec
+                          └─── remembered ───┘                      └─ remembered ─┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from ovmstrio.api.kserve.grpc.request_decoding import read_elements
+from ovmstrio.api.kserve.grpc.response_encoding import delimited, encode_varint
+from ovmstrio.api.raw_contents import raw_contents, split_elements
+from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE, BY_NUMBER
+from ovmstrio.core.datatypes import BYTES
+from ovmstrio.core.errors import InvalidRequest, NotSupported
+from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.tensor import RawTensor
+from ovmstrio.protocol.descriptors import POOL, message_class
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.api.tensorflow.tensorflow_types import TensorFlowType
+    from ovmstrio.core.request import Buffer, InferResponse
+    from ovmstrio.core.tensor import Tensor
+
+__all__ = ["PredictRequest", "PredictResponse", "decode_predict", "encode_predict"]
+
+_NAME: Final = "tensorflow.serving.PredictRequest"
+_Request: Final = message_class(_NAME)
+_DATA_TYPES: Final = POOL.FindEnumTypeByName("tensorflow.DataType").values_by_number
+
+_MAX_ENTRIES: Final = 1_024
+"""Inputs, filters and dimensions of a shape: each takes a few bytes on the wire and hundreds as an object."""
+
+_ONLY_AS_VALUES: Final = frozenset({"DT_STRING", "DT_HALF", "DT_UINT16"})
+"""Of these OVMS takes single values alone, and says how many of them are missing."""
+
+_MAX_BITS: Final = 2**16 - 1
+
+
+@dataclass(slots=True)
+class PredictRequest:
+    """One call: what is to be inferred, and the names of the outputs that are wanted, none for all of them."""
+
+    request: InferRequest
+    output_filter: tuple[str, ...] = ()
+
+
+def decode_predict(data: bytes) -> PredictRequest:
+    """Read a ``PredictRequest``.
+
+    Raises:
+        InvalidRequest: the bytes are not such a message, or have more entries than any honest one.
+    """
+    try:
+        message = _Request.FromString(data)
+    except DecodeError:
+        raise InvalidRequest(
+            f"malformed {_NAME}: its {len(data)} bytes are not a protobuf message of that type"
+        ) from None
+    spec = message.model_spec
+    request = InferRequest(spec.name, str(spec.version.value), received=len(data))
+    for name, tensor in _bounded(message.inputs, "inputs").items():
+        given, raw = _decode_tensor(name, tensor)
+        request.inputs.append(given)
+        request.raw_inputs.append(raw)
+    return PredictRequest(request, tuple(_bounded(message.output_filter, "names in output_filter")))
+
+
+def _decode_tensor(name: str, message: Any) -> tuple[InferInput, Buffer | None]:
+    """Read one tensor; the message is used up."""
+    shape = tuple(dim.size for dim in _bounded(message.tensor_shape.dim, "dimensions"))
+    number = message.dtype
+    row = BY_NUMBER.get(number)
+    if row is None:
+        return InferInput(name, _show_type(number), shape), b""
+    datatype = row.datatype
+    content = b"" if datatype is BYTES else message.tensor_content
+    if content or not (getattr(message, row.values_field) or row.name in _ONLY_AS_VALUES):
+        return InferInput(name, datatype.name, shape), content
+    contents = Contents(datatype.contents_field, _decode_values(name, message, row), repeat_last=datatype is not BYTES)
+    return InferInput(name, datatype.name, shape, contents), None
+
+
+def _decode_values(name: str, message: Any, row: TensorFlowType) -> Sequence[Any] | np.ndarray[Any, Any]:
+    if row.datatype is BYTES:
+        return list(message.string_val)
+    values = read_elements(message, row.values_field, row.values_dtype, packed=row.packed)
+    return _halves(name, values) if row.name == "DT_HALF" else values
+
+
+def _halves(name: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Make numbers of the bits that ``half_val`` holds."""
+    bits = np.asarray(values, "<i4")
+    if bits.size and (bits.min() < 0 or bits.max() > _MAX_BITS):
+        raise InvalidRequest(
+            "Invalid values in tensor proto container - half_val holds the 16 bits of each number, "
+            f"expected 0 to {_MAX_BITS}, got {bits.min()} to {bits.max()}; input name: {name}"
+        )
+    return bits.astype("<u2").view("<f2")
+
+
+def _show_type(number: int) -> str:
+    """Name a type that no servable has."""
+    known = _DATA_TYPES.get(number)
+    return f"DataType {number}" if known is None else str(known.name)
+
+
+def _bounded(repeated: Any, what: str) -> Any:
+    if len(repeated) > _MAX_ENTRIES:
+        raise InvalidRequest(f"{_NAME}: expected at most {_MAX_ENTRIES} {what}, got {len(repeated)}")
+    return repeated
+
+
+_Response: Final = message_class("tensorflow.serving.PredictResponse")
+_Tensor: Final = message_class("tensorflow.TensorProto")
+
+_OUTPUTS_TAG: Final = b"\x0a"
+_KEY_TAG: Final = b"\x0a"
+_VALUE_TAG: Final = b"\x12"
+_CONTENT_TAG: Final = b"\x22"
+_STRING_TAG: Final = b"\x42"
+
+
+@dataclass(slots=True)
+class PredictResponse:
+    """What a servable answered, and the names of the outputs that are wanted of it, none for all of them."""
+
+    response: InferResponse
+    output_filter: tuple[str, ...] = ()
+
+
+def encode_predict(answer: PredictResponse) -> bytes:
+    """Write a ``PredictResponse``.
+
+    Raises:
+        NotSupported: an output has an element type that TensorFlow has not.
+    """
+    response = answer.response
+    parts: list[Buffer] = []
+    for tensor in response.outputs:
+        if not answer.output_filter or tensor.name in answer.output_filter:
+            key = b"".join(delimited(_KEY_TAG, tensor.name.encode()))
+            value = _tensor_parts(tensor)
+            size = sum(map(len, value))
+            head = key + _VALUE_TAG + encode_varint(size)
+            parts += (_OUTPUTS_TAG, encode_varint(len(head) + size), head, *value)
+    parts.append(_encode_spec(response.model_name, response.model_version))
+    return b"".join(parts)
+
+
+def _tensor_parts(tensor: Tensor | RawTensor) -> list[Buffer]:
+    """Give the pieces of a ``TensorProto``; each is of bytes, so that its length is its size."""
+    name = tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
+    row = BY_DATATYPE.get(name)
+    if row is None:
+        raise NotSupported(f"TensorFlow has no element type {name}, which the output {tensor.name!r} has; use KServe")
+    head = _encode_head(row.number, tensor.shape)
+    if row.name == "DT_STRING":
+        return [head, *(part for element in _strings(tensor) for part in delimited(_STRING_TAG, element))]
+    if row.name == "DT_UINT64":
+        return [head, _encode_uint64(tensor, row)]
+    return [head, *delimited(_CONTENT_TAG, raw_contents(tensor))]
+
+
+def _encode_uint64(tensor: Tensor | RawTensor, row: TensorFlowType) -> bytes:
+    """Write numbers one by one: that is where clients look for ``sequence_id``."""
+    values = np.frombuffer(raw_contents(tensor), row.datatype.numpy)
+    serialised: bytes = _Tensor(uint64_val=values.tolist()).SerializeToString()
+    return serialised
+
+
+def _strings(tensor: Tensor | RawTensor) -> Sequence[bytes]:
+    if not isinstance(tensor, RawTensor):
+        flat: Any = tensor.array.flat
+        return list(flat)
+    elements = split_elements(raw_contents(tensor))
+    if elements is None:
+        raise NotSupported(
+            f"the bytes of the output {tensor.name!r} are no strings, each behind its length; use KServe for them"
+        )
+    return elements
+
+
+@lru_cache(maxsize=1024)
+def _encode_head(number: int, shape: tuple[int, ...]) -> bytes:
+    dims = [{"size": size} for size in shape]
+    serialised: bytes = _Tensor(dtype=number, tensor_shape={"dim": dims}).SerializeToString()
+    return serialised
+
+
+@lru_cache(maxsize=1024)
+def _encode_spec(name: str, version: str) -> bytes:
+    spec = {"name": name, "version": {"value": int(version)}}
+    serialised: bytes = _Response(model_spec=spec).SerializeToString()
+    return serialised

@@ -1,0 +1,120 @@
+"""The entries of an ``op_pipeline_config_list`` and a ``handler_config_list``: services that are called at ``/{name}``.
+
+Only the form of an entry is checked here; the files that it names are read when the pipeline is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from ovmstrio.config.config_file import ConfigFile
+from ovmstrio.config.documents import OPTIONAL, Schema, check_members, is_whole
+from ovmstrio.config.findings import shown
+from ovmstrio.config.located import Located
+from ovmstrio.config.model_options import check_local_path, check_name
+from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
+from ovmstrio.core.errors import Problem
+
+__all__ = ["HANDLERS", "OP_PIPELINES", "check_mounted_name", "read_handlers", "read_op_pipelines"]
+
+RESERVED: Final = ("v1", "v2", "v3", "metrics", "health")
+"""What paths of REST begin with that are the server's own."""
+
+
+def check_mounted_name(name: str) -> list[Problem]:
+    """Check the name of a service that is called at ``/{name}``; the path of the problems is the key ``name``."""
+    if name in RESERVED:
+        message = "the name is the beginning of the server's own paths"
+        expected = f"a name other than {', '.join(RESERVED)}"
+        return [Problem(message, path="name", expected=expected, found=shown(name))]
+    if "/" in name:
+        return [Problem("the name cannot be used", path="name", expected="a name without '/'", found=shown(name))]
+    return check_name(name)
+
+
+OP_PIPELINES: Final = "op_pipeline_config_list"
+_SUFFIXES: Final = (".yml", ".yaml")
+_OP_CONFIG: Final = "config.yml"
+_SCRIPT: Final = "web_service.py"
+
+
+class _OpEntry(Schema):
+    name: str
+    path: str
+    service: str = OPTIONAL
+
+
+def read_op_pipelines(file: ConfigFile) -> list[OpPipelineSpec]:
+    """Read entries in their order; of two with one name the first counts."""
+    found = [_read_op_pipeline(entry, file) for entry in file.items(OP_PIPELINES)]
+    return [spec for spec in found if spec is not None]
+
+
+def _read_op_pipeline(entry: Located, file: ConfigFile) -> OpPipelineSpec | None:
+    members = check_members(entry, _OpEntry, file.findings)
+    if not is_whole(entry, members, _OpEntry) or not file.is_first(OpPipelineSpec.kind, entry, members["name"]):
+        return None
+    given: dict[str, Any] = {key: member.value for key, member in members.items()}
+    place = file.place(entry)
+    whole = file.directory / given["path"]
+    config = whole if whole.suffix in _SUFFIXES else whole / _OP_CONFIG
+    problems = [*check_mounted_name(given["name"]), *_check_paths(given)]
+    return OpPipelineSpec(
+        name=given["name"],
+        base_path=config.parent,
+        config=config,
+        script=file.directory / given["service"] if "service" in given else config.parent / _SCRIPT,
+        origin=file.origin(entry),
+        problems=tuple(place.of(problem) for problem in problems),
+        place=place,
+    )
+
+
+def _check_paths(given: dict[str, Any]) -> list[Problem]:
+    expected = {"path": "the config.yml of the Ops, or its folder", "service": "the Python script of the service"}
+    problems = []
+    for key, what in expected.items():
+        if given.get(key) == "":
+            problems.append(Problem(f"the {key} is empty", path=key, expected=what, found='""'))
+        elif key in given:
+            problems += [replace(problem, path=key) for problem in check_local_path(given[key])]
+    return problems
+
+
+HANDLERS: Final = "handler_config_list"
+
+
+class _HandlerEntry(Schema):
+    name: str
+    path: str
+
+
+def read_handlers(file: ConfigFile) -> list[HandlerSpec]:
+    """Read entries in their order; of two with one name the first counts."""
+    found = [_read_handler(entry, file) for entry in file.items(HANDLERS)]
+    return [spec for spec in found if spec is not None]
+
+
+def _read_handler(entry: Located, file: ConfigFile) -> HandlerSpec | None:
+    members = check_members(entry, _HandlerEntry, file.findings)
+    if not is_whole(entry, members, _HandlerEntry) or not file.is_first(HandlerSpec.kind, entry, members["name"]):
+        return None
+    name, path = members["name"].value, members["path"].value
+    place = file.place(entry)
+    whole = file.directory / path
+    return HandlerSpec(
+        name=name,
+        base_path=whole.parent if whole.suffix in _SUFFIXES else whole,
+        path=whole,
+        origin=file.origin(entry),
+        problems=tuple(place.of(problem) for problem in (*check_mounted_name(name), *_check_path(path))),
+        place=place,
+    )
+
+
+def _check_path(path: str) -> list[Problem]:
+    if not path:
+        expected = "the folder with a nucleus.yaml, or that file"
+        return [Problem("the path is empty", path="path", expected=expected, found='""')]
+    return [replace(problem, path="path") for problem in check_local_path(path)]
