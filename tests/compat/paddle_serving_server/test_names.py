@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import paddle_serving_app
-from ovmstrio.runtimes import ops
+from ovmstrio import ops
 from paddle_serving_server.pipeline import LocalServiceHandler, PipelineServer
 from paddle_serving_server.pipeline.channel import ChannelStopError, ThreadChannel
 from paddle_serving_server.pipeline.operator import VirtualOp
