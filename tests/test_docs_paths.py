@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,13 +67,17 @@ def test_whatever_is_imported_is_declared_and_has_its_reason() -> None:
 def _is_there(name: str) -> bool:
     """Tell whether there is a module of a name, or whether its last part is something in its parent."""
     parent, _, last = name.rpartition(".")
-    try:
-        if find_spec(name) is not None:
-            return True
-        found = find_spec(parent)
-    except ModuleNotFoundError:
-        return False
+    if _spec(name) is not None:
+        return True
+    found = _spec(parent)
     return found is not None and found.origin is not None and last in Path(found.origin).read_text()
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    try:
+        return find_spec(name) if name else None
+    except ModuleNotFoundError:
+        return None
 
 
 def _imported() -> Iterator[str]:

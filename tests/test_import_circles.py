@@ -16,13 +16,6 @@ KNOWN = (
     {"ovms_cli.stream_live", "ovms_cli.stream_show"},
     # Records and leases have each other's types.
     {"ovmstrio.registry.leases", "ovmstrio.registry.records"},
-    # A server in a process of its own may have workers, and each of these is such a server.
-    {
-        "ovmstrio.server.own_process",
-        "ovmstrio.server.workers",
-        "ovmstrio.server.workers.parent",
-        "ovmstrio.server.workers.worker",
-    },
     # The plan has the type of what runs, and front ends have that of the plan.
     {"ovmstrio.server.front_ends", "ovmstrio.server.life", "ovmstrio.server.plan"},
     # Events have the type of the core's streams.

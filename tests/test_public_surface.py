@@ -149,7 +149,7 @@ def _is_documented(module: ModuleType, name: str) -> bool:
     if inspect.isclass(value) or inspect.isfunction(value):
         text = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
         # A dataclass without one is given its signature.
-        return bool(text) and not text.startswith(f"{name}(")
+        return text is not None and not text.startswith(f"{name}(")
     home = _imports(module).get(name)
     if home is not None:
         return _is_documented(importlib.import_module(home), name)

@@ -9,6 +9,7 @@ import typer
 
 from ovms_cli.console import fail, stderr, stdout
 from ovms_cli.problems import count, count_problems, safe, show_problems
+from ovms_cli.script import let_scripts_import
 
 if TYPE_CHECKING:
     from ovmstrio.server.checking import CheckReport
@@ -45,6 +46,7 @@ def check(
     if not config.exists():
         fail(f"{config}: no such file or directory; give {_WANTED}")
     configure_logs(level="ERROR")
+    let_scripts_import()
     with stderr().status(f"checking {config} ..."):
         report = trio.run(partial(check_config, config, imports=not no_import))
     if as_json:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.runtimes.ops.web_service import WebService
 
-__all__ = ["call_script", "compat_folder", "execute_script"]
+__all__ = ["call_script", "compat_folder", "execute_script", "let_scripts_import"]
 
 _PACKAGE: Final = "paddle_serving_server"
 _MAIN: Final = "__main__"
@@ -80,6 +80,12 @@ def _in_script(error: Exception, script: Path) -> Exception:
     while found is not None and found.tb_frame.f_code.co_filename != str(script):
         found = found.tb_next
     return error.with_traceback(found)
+
+
+def let_scripts_import() -> None:
+    """Let scripts that a configuration names import the packages that come with the command."""
+    if str(compat_folder()) not in sys.path:
+        sys.path.append(str(compat_folder()))
 
 
 def compat_folder() -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ovms_cli.console import stderr
+from ovms_cli.script import let_scripts_import
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
 from ovms_cli.serving import run_to_the_end, server_parameters, set_up_logs, usage
@@ -78,6 +79,7 @@ def run_server(options: dict[str, Any]) -> None:
     if settings.config_path is None and settings.model_name is None:
         settings = settings.model_copy(update={"config_path": _embedded_samples()})
     set_up_logs(settings)
+    let_scripts_import()
     for name, reason in ignored_options(options).items():
         stderr().print(f"[yellow]warning:[/] --{name} has no effect: {reason}", highlight=False)
 

@@ -117,6 +117,11 @@ class Hosting:
     obstacle: Callable[[], str] | None = None
     until: Callable[[], Awaitable[None]] | None = None
 
+    @property
+    def is_part(self) -> bool:
+        """Whether another process tells of the server as a whole."""
+        return self.listeners is not None
+
 
 async def serve(
     settings: ServerSettings,
@@ -260,8 +265,9 @@ class _Server:
                 addresses = await self._listen(nursery, opened)
                 running = self._begin(nursery, addresses)
                 with self._plan.while_serving(running):
-                    seconds = round(running.seconds, 3)
-                    log.info("serving", name=self._plan.root, grpc=running.grpc, rest=running.rest, seconds=seconds)
+                    if not self._hosting.is_part:
+                        seconds = round(running.seconds, 3)
+                        log.info("serving", name=self._plan.root, grpc=running.grpc, rest=running.rest, seconds=seconds)
                     task_status.started(running)
                     await self._drained.wait()
             nursery.cancel_scope.cancel()
@@ -357,7 +363,7 @@ class _Server:
                 nursery.start_soon(drain, front_end)
         if cut:
             log.warning("requests cut", count=cut, drain_seconds=self._settings.drain_seconds)
-        else:
+        elif not self._hosting.is_part:
             log.info("drained")
         if self._settings.sequence_store is not None:
             sequences = self._registry.context.shared(SequenceManagers)

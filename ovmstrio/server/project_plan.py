@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["own_port", "plan_project"]
 
 _FOREIGN: Final = "cannot be used with a project; its nucleus.yaml has the settings of the handler"
-_LARGEST_MESSAGE: Final = 2**31 - 1
-"""What protobuf itself can read and write: messages of projects have any size unless something else is said."""
+_DEFAULTS: Final = {"max_message_size": 2**31 - 1, "file_system_poll_wait_seconds": 0}
+"""Messages have any size that protobuf can read and write, and what a handler writes in its folder is no new code."""
 
 
 def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
@@ -31,7 +31,7 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
     Raises:
         UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
     """
-    settings = read_settings({"max_message_size": _LARGEST_MESSAGE, **options}, foreign=_FOREIGN)
+    settings = read_settings({**_DEFAULTS, **options}, foreign=_FOREIGN)
     given = settings.model_fields_set
     is_http = project.protobuf_path is None
     port = own_port(project, settings)

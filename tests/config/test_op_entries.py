@@ -35,7 +35,7 @@ def test_a_pipeline_is_a_configuration_with_a_script(entry: dict[str, str], conf
     (spec,) = _parse({"name": "uci", **entry}).of(OpPipelineSpec)
     assert (spec.name, spec.problems, spec.origin) == ("uci", (), f"{_FILE}:4")
     assert (spec.config, spec.script) == (_FILE.parent / config, _FILE.parent / script)
-    assert spec.base_path == spec.config.parent
+    assert spec.base_path == (_FILE.parent / config).parent
 
 
 @pytest.mark.parametrize(

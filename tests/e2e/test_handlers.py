@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import signal
 import ssl
@@ -376,6 +377,40 @@ def test_a_server_that_is_not_ready_ends_without_delay(tmp_path: Path, processes
         assert not any(line["message"] == "serving" for line in server.log())
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_end_that_cuts_calls_is_an_exit_code(tmp_path: Path, processes: int) -> None:
+    """When ``--drain_seconds`` are over; the log counts what was cut, and says nothing of a gentle end."""
+    waiting, until = tmp_path / "waiting", tmp_path / "until"
+    file = _project(tmp_path, processes=processes)
+    with serving_project(file, "--drain_seconds", "0.2") as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.ask, path=f"/?wait={waiting}&until={until}")
+        _wait_files(waiting, 1)
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(httpx.TransportError):
+            asked.result()
+        until.touch()
+        assert server.wait_end() == 1
+        (cut,) = [line for line in server.log() if line["message"] == "requests cut"]
+        assert (cut["count"], cut["levelname"]) == (1, "WARNING")
+        assert not any(line["message"] == "drained" or line["levelname"] == "ERROR" for line in server.log())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_logs_are_of_the_form_that_is_asked_for(tmp_path: Path, processes: int) -> None:
+    """By all processes."""
+    path = tmp_path / "server.log"
+    file = _project(tmp_path, processes=processes)
+    options = ("--log_level", "DEBUG", "--log_format", "json", "--log_path", str(path))
+    with serving_project(file, *options, ready=False) as server:
+        server.wait_file(exists=True)
+        assert server.ask().status_code == 200
+        assert server.stop() == 0
+    lines = list(map(json.loads, path.read_text().splitlines()))
+    (request,) = [line for line in lines if line["event"] == "request"]
+    assert (request["kind"], request["interface"], request["level"]) == ("handler", "REST", "debug")
+    assert [line["event"] for line in lines if line["event"] in {"serving", "drained"}] == ["serving", "drained"]
+
+
 def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
     """With exit code 1 and the reason in the log."""
     file = _project(tmp_path, BROKEN, processes=2)
@@ -387,9 +422,9 @@ def test_a_worker_that_cannot_start_ends_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--nireq", "4"], "--nireq cannot be used with a project"),
+        (["--nireq", "4"], "--nireq: cannot be used with a project"),
         (["--tls_cert", "chain.pem"], "--tls_cert and --tls_key: each needs the other"),
-        (["--drain_delay", "-1"], "--drain_delay: Input should be greater than or equal to 0, found '-1'"),
+        (["--drain_delay", "-1"], '--drain_delay: the value cannot be used (expected 0.0 or more, found "-1")'),
     ],
     ids=["of models", "half", "out of range"],
 )

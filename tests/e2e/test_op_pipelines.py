@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
 from ovmstrio.runtimes.ops.process_info import list_processes
 from paddle_serving_server.pipeline import PipelineClient
-from tests.support.processes import OvmsProcess, free_ports, run_ovms, running, serving
+from tests.support.processes import START_TIMEOUT_SECONDS, OvmsProcess, free_ports, run_ovms, running, serving
 
 pytestmark = pytest.mark.e2e
 
@@ -225,6 +226,13 @@ def _ask_in_vain(server: OvmsProcess, gate: Path) -> None:
         return
 
 
+def _read_soon(pipe: Path) -> str:
+    """Read what somebody writes into a named pipe, who may never come."""
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        assert select.select([reader], [], [], START_TIMEOUT_SECONDS)[0], f"nobody has written to {pipe}"
+        return reader.read()
+
+
 @pytest.mark.parametrize("is_thread_op", [True, False])
 def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bool) -> None:
     """SIGTERM while an Op prepares itself ends the server and its workers, without waiting for the Op."""
@@ -234,8 +242,7 @@ def test_a_start_that_takes_long_can_be_ended(project: Path, *, is_thread_op: bo
     noting = 'self.factor = open("gate", "w").write(str(os.getpid())) or open("gate").read()'
     (project / "web_service.py").write_text(SCRIPT.replace("self.factor = 2.0", noting))
     with running("run", "web_service.py", grpc=rpc, rest=http, ready=False) as server:
-        with gate.open() as reader:
-            worker = int(reader.read())
+        worker = int(_read_soon(gate))
         assert (worker == server.process.pid) is is_thread_op
         code, output = server.stop()
     assert code == 0, output

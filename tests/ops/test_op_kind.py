@@ -121,7 +121,7 @@ async def test_a_service_takes_tensors_and_drains(tmp_path: Path) -> None:
     """The service is a servable, and refuses what comes after a drain with 3001."""
     kind = OpPipelineKind()
     async with loading(kind) as load:
-        service = await load(project(tmp_path, "words"))
+        service: OpService = await load(project(tmp_path, "words"))
         assert isinstance(service, Servable)
         assert kind.takes == {Takes.TENSORS, Takes.HTTP}
         assert (service.obstacle(), kind.obstacle(service)) == ("", "")

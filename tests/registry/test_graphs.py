@@ -340,7 +340,7 @@ async def test_a_graph_that_fails_is_told_by_a_reload(tmp_path: Path) -> None:
     async def body(registry: Registry, source: ConfigSource) -> None:
         loader.fail("g", 1)
         _edit_handler(tmp_path)
-        with pytest.raises(ModelFailure, match=r': graph "g": the stub was told to fail$'):
+        with pytest.raises(ModelFailure, match=r'^graph "g": the stub was told to fail$'):
             await source.reload()
         assert registry.is_ready("g")
 

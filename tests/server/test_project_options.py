@@ -85,3 +85,11 @@ def test_ports_of_a_project_over_grpc(
     given = {"grpc_bind_address": "h", "rest_bind_address": "h", **options}
     plan = _plan(tmp_path, given, serve_port=7, protobuf_path="talk.proto")
     assert (plan.grpc, plan.rest) == (grpc, rest)
+
+
+def test_a_project_has_defaults_of_its_own(tmp_path: Path) -> None:
+    """Its messages are as large as they can be, and its files are not looked at; what is given counts more."""
+    settings = _plan(tmp_path, {}).settings
+    assert (settings.max_message_size, settings.file_system_poll_wait_seconds) == (2**31 - 1, 0)
+    settings = _plan(tmp_path, {"max_message_size": 2048, "file_system_poll_wait_seconds": 2}).settings
+    assert (settings.max_message_size, settings.file_system_poll_wait_seconds) == (2048, 2)

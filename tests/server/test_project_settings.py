@@ -259,7 +259,7 @@ async def test_metrics_can_be_turned_off(tmp_path: Path) -> None:
 
 async def test_large_messages_are_refused_if_asked_for(tmp_path: Path) -> None:
     """By both protocols, and none by default that the other servers would refuse."""
-    large = {"content": b'"' + b"x" * 4000 + b'"', "headers": {"content-type": "application/json"}}
+    large: dict[str, Any] = {"content": b'"' + b"x" * 4000 + b'"', "headers": {"content-type": "application/json"}}
     async with serving(tmp_path / "http", max_message_size=2048) as served:
         assert (await served.ask("POST", json="few")).json() == 3
         assert (await served.ask("POST", **large)).status_code == 413
@@ -296,6 +296,19 @@ async def test_each_call_of_a_project_is_a_line_of_the_request_log(tmp_path: Pat
             await served.say("logged", "a")
     seen = [(line["kind"], line["interface"], line["code"]) for line in logs if line["event"] == "request"]
     assert seen == [("handler", "REST", "OK"), ("handler", "gRPC", "OK")]
+
+
+async def test_files_of_a_project_are_looked_at_only_if_asked_for(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """Its folder is the working directory of its code, which may write there."""
+    async with serving(tmp_path / "project") as served:
+        before = served.handler
+        written(tmp_path / "project", "handler.py", HTTP_HANDLER.replace("here", "there"))
+        mock_clock.jump(60)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert (await served.ask()).text == "here"
+        assert served.handler is before
 
 
 @pytest.mark.parametrize("debug", [False, True])

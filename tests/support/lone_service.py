@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.specs import ServableSpec
-    from ovmstrio.core.servable import Servable
+    from ovmstrio.core.servable import Service
 
 __all__ = ["open_plane_of"]
 
 
 @asynccontextmanager
-async def open_plane_of(spec: ServableSpec, service: Servable, obstacle: Callable[[], str]) -> AsyncIterator[DataPlane]:
+async def open_plane_of(spec: ServableSpec, service: Service, obstacle: Callable[[], str]) -> AsyncIterator[DataPlane]:
     """Serve one service while the block lasts, and close it.
 
     Args:
@@ -36,7 +36,7 @@ async def open_plane_of(spec: ServableSpec, service: Servable, obstacle: Callabl
     Cancellation: at any checkpoint.
     """
 
-    async def load(spec: ServableSpec, version: int, directory: Path) -> Servable:
+    async def load(spec: ServableSpec, version: int, directory: Path) -> Service:
         del spec, version, directory
         return service
 

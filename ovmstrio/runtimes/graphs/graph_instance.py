@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from ovmstrio.runtimes.graphs.calculator import InstanceContext
-    from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, Route
+    from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, StreamRoute
 
 __all__ = ["CLOSE_SECONDS", "GraphInstance", "Sink", "running"]
 
@@ -306,7 +306,7 @@ class GraphInstance:
         if not has_room:
             await self._sink.wait_room()
 
-    def _send(self, route: Route, packet: Packet) -> bool:
+    def _send(self, route: StreamRoute, packet: Packet) -> bool:
         """Put a packet where its stream leads; False if the outputs of the graph have no room for more."""
         for consumer in route.consumers:
             target = self._nodes[consumer.node]
@@ -372,7 +372,7 @@ class GraphInstance:
         except Exception as error:
             log.exception("graph node failed to close", graph=self.context.graph, node=node.name, error=str(error))
 
-    def _close_route(self, route: Route) -> None:
+    def _close_route(self, route: StreamRoute) -> None:
         for consumer in route.consumers:
             target = self._nodes[consumer.node]
             target.streams[consumer.slot].close()
@@ -406,7 +406,7 @@ class GraphInstance:
 
     # Back-pressure
 
-    def _is_full(self, route: Route) -> bool:
+    def _is_full(self, route: StreamRoute) -> bool:
         for consumer in route.consumers:  # noqa: SIM110 - a generator costs more than all the rest of a push
             if self._nodes[consumer.node].blocks(consumer.slot):
                 return True
@@ -458,7 +458,7 @@ class GraphInstance:
             )
         return self._side[name]
 
-    def _check_types(self, route: Route, value: Any) -> None:
+    def _check_types(self, route: StreamRoute, value: Any) -> None:
         for consumer in route.consumers:
             if not isinstance(value, consumer.type):
                 self.fail(

@@ -74,7 +74,7 @@ class GraphKind(Kind[GraphSpec]):
     async def load(self, spec: GraphSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Check the graph's file, and make what its nodes share."""
         # What only graphs need is left alone by those who have none.
-        from ovmstrio.runtimes.graphs.load_graph import load_graph  # noqa: PLC0415
+        from ovmstrio.runtimes.graphs.load_graph import load_graph  # noqa: PLC0415 - for who loads only
 
         del version, directory
         if not await trio.Path(spec.graph_path).is_file():

@@ -18,7 +18,7 @@ __all__ = [
     "GraphPlan",
     "LoadedGraph",
     "LoadedNode",
-    "Route",
+    "StreamRoute",
     "close_nodes",
     "make_graph_plan",
 ]
@@ -41,7 +41,7 @@ class Consumer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class StreamRoute:
     """Where the packets of one stream go: inputs of nodes, and outputs of the graph by number."""
 
     stream: str
@@ -57,7 +57,7 @@ class GraphNodePlan:
     contract: NodeContract
     resources: NodeResources
     inputs: tuple[StreamRef, ...]
-    routes: Mapping[Port, Route]
+    routes: Mapping[Port, StreamRoute]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class GraphPlan:
 
     config: GraphConfig
     nodes: tuple[GraphNodePlan, ...]
-    inputs: Mapping[str, Route]
+    inputs: Mapping[str, StreamRoute]
     outputs: tuple[str, ...]
     is_chain: bool
 
@@ -105,8 +105,8 @@ def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPl
     ordered = _by_side_packets(nodes)
     routes = _routes(config, ordered)
 
-    def route(name: str) -> Route:
-        return routes.get(name) or Route(name, (), ())
+    def route(name: str) -> StreamRoute:
+        return routes.get(name) or StreamRoute(name, (), ())
 
     plans = tuple(
         GraphNodePlan(
@@ -143,7 +143,7 @@ def _has_one_start(nodes: Sequence[LoadedNode], feeds: Sequence[tuple[str, ...]]
     return not fans_out and sum(names[0] not in made for names in feeds) == 1
 
 
-def _routes(config: GraphConfig, nodes: Sequence[LoadedNode]) -> dict[str, Route]:
+def _routes(config: GraphConfig, nodes: Sequence[LoadedNode]) -> dict[str, StreamRoute]:
     consumers: dict[str, list[Consumer]] = {}
     outputs: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
@@ -153,7 +153,7 @@ def _routes(config: GraphConfig, nodes: Sequence[LoadedNode]) -> dict[str, Route
     for index, ref in enumerate(config.outputs):
         outputs.setdefault(ref.name, []).append(index)
     return {
-        name: Route(name, tuple(consumers.get(name, ())), tuple(outputs.get(name, ())))
+        name: StreamRoute(name, tuple(consumers.get(name, ())), tuple(outputs.get(name, ())))
         for name in consumers.keys() | outputs.keys()
     }
 

@@ -95,8 +95,8 @@ class ModelKind(Kind[ModelSpec]):
     async def load(self, spec: ModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Read, compile and warm up a version."""
         # OpenVINO is left alone by those who have no models.
-        from ovmstrio.runtimes.models.load_model import load_model  # noqa: PLC0415
-        from ovmstrio.runtimes.models.sequences import SequenceManagers  # noqa: PLC0415
+        from ovmstrio.runtimes.models.load_model import load_model  # noqa: PLC0415 - for who loads only
+        from ovmstrio.runtimes.models.sequences import SequenceManagers  # noqa: PLC0415 - for who loads only
 
         started = perf_counter()
         hooks = context.meters.servable(spec.name, str(version))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,7 +41,6 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
     Args:
         prepared: services that a running script has handed over, by the names of their specs, which have no script.
-        import_path: a folder from which scripts import what is neither installed nor beside them.
     """
 
     name: ClassVar[str] = OpPipelineSpec.kind
@@ -52,11 +50,8 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
     section: ClassVar[str] = OP_PIPELINES
     occupied: ClassVar[str] = "Op pipeline has a name that is taken"
 
-    def __init__(
-        self, prepared: Mapping[str, PreparedService] | None = None, *, import_path: Path | None = None
-    ) -> None:
+    def __init__(self, prepared: Mapping[str, PreparedService] | None = None) -> None:
         self._prepared = prepared or {}
-        self._import_path = import_path
 
     def read(self, file: ConfigFile) -> list[OpPipelineSpec]:
         """Read the pipelines of Ops of the file."""
@@ -110,7 +105,6 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
                 with context.meters.collecting(service.metrics, shown):
                     yield service
             return
-        self._let_import()
         found, modules = await trio.to_thread.run_sync(run_beside_others, spec.script, spec.name, spec.config)
         try:
             config = None if spec.config is None else str(spec.config)
@@ -121,10 +115,6 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
                     yield service
         finally:
             modules.unload()
-
-    def _let_import(self) -> None:
-        if self._import_path is not None and str(self._import_path) not in sys.path:
-            sys.path.append(str(self._import_path))
 
 
 @asynccontextmanager

@@ -63,7 +63,7 @@ class PipelineKind(Kind[PipelineSpec]):
     async def load(self, spec: PipelineSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Open the custom nodes, and see that everything fits together."""
         # What only pipelines need is left alone by those who have none.
-        from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline  # noqa: PLC0415
+        from ovmstrio.runtimes.pipelines.load_pipeline import load_pipeline  # noqa: PLC0415 - for who loads only
 
         del version, directory
         return await load_pipeline(

@@ -1,4 +1,4 @@
-"""A pipeline as a servable."""
+"""A pipeline as a servable, and what clients send to it as tensors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
-from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
+from ovmstrio.core.tensor import Array, Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.runtimes.models.rejections import mismatch
 from ovmstrio.runtimes.models.strings import strings_of_rows
-from ovmstrio.runtimes.pipelines.entry import EntryReader
+from ovmstrio.runtimes.models.validation import Validator
+from ovmstrio.runtimes.pipelines.node_signatures import is_open
 from ovmstrio.runtimes.pipelines.pipeline_run import PipelineRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ovmstrio.core.datatypes import Datatype
+    from ovmstrio.core.request import InferInput, InferRequest
     from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
     from ovmstrio.runtimes.pipelines.pipeline_plan import NodePlan
 
-__all__ = ["DagServable"]
+__all__ = ["DagServable", "EntryReader"]
 
 _PLATFORM = "OpenVINO"
 _VERSION = "1"
@@ -82,3 +87,39 @@ def _named(name: str, output: Tensor, *, keeps_rows: bool) -> Tensor:
         return Tensor(name, output.datatype, output.array)
     tensor = strings_of_rows(output)
     return strings_of_rows(Tensor(name, tensor.datatype, tensor.array))
+
+
+class EntryReader:
+    """Reads the requests of one pipeline, whose inputs may be open: whatever a graph behind them takes."""
+
+    __slots__ = ("_specs", "_validate")
+
+    def __init__(self, inputs: Sequence[TensorSpec]) -> None:
+        self._specs = {spec.name: spec for spec in inputs}
+        self._validate = None if any(map(is_open, inputs)) else Validator(inputs)
+
+    def __call__(self, request: InferRequest) -> dict[str, Tensor]:
+        """Give the inputs by name.
+
+        Arrays are read-only views of the request's raw buffers where these are aligned.
+
+        Raises:
+            InvalidRequest: the request does not fit.
+        """
+        if self._validate is not None:
+            return {
+                name: Tensor(name, self._specs[name].datatype, array) for name, array in self._validate(request).items()
+            }
+        given = {each.name: each for each in request.inputs}
+        specs = {name: self._settle(spec, given.get(name)) for name, spec in self._specs.items()}
+        arrays: dict[str, Array] = Validator(list(specs.values()))(request)
+        return {name: Tensor(name, specs[name].datatype, array) for name, array in arrays.items()}
+
+    def _settle(self, spec: TensorSpec, given: InferInput | None) -> TensorSpec:
+        """Take an open input for what the client says it is."""
+        if given is None or not is_open(spec):
+            return spec
+        datatype: Datatype | None = BY_NAME.get(given.datatype)
+        if datatype is None:
+            raise mismatch("Invalid input precision", f"one of {', '.join(BY_NAME)}", given.datatype, spec)
+        return TensorSpec(spec.name, datatype, tuple(map(Dim.fixed, given.shape)), batch_axis=None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from contextlib import AsyncExitStack
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -82,6 +83,7 @@ class _Parent:
 
     async def run(self) -> None:
         """Serve until drained; see :func:`serve_with_workers`."""
+        started = perf_counter()
         try:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
                 listeners = await self._listen(opened)
@@ -89,8 +91,9 @@ class _Parent:
                     nursery.start_soon(kept.keep)
                 await self._until_ready()
                 if not self._draining.is_set():
-                    addresses = {name: list(map(address_of, each)) for name, each in listeners.items()}
-                    log.info("serving", name=self._plan.root, **addresses)
+                    grpc, rest = (list(map(address_of, listeners.get(name, ()))) for name in ("gRPC", "REST"))
+                    seconds = round(perf_counter() - started, 3)
+                    log.info("serving", name=self._plan.root, grpc=grpc, rest=rest, seconds=seconds)
                 with self._accepting:
                     await self._accept_all(listeners, nursery)
         finally:

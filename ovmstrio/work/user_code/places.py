@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-import ovmstrio
 import pyovms
 
 __all__ = ["SourceLine", "at_place", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
 
-_MACHINERY: Final = tuple(
-    str(Path(module.__file__).parent) + "/" for module in (ovmstrio, trio, pyovms) if module.__file__ is not None
+_MACHINERY: Final = (
+    f"{Path(__file__).parents[2]}/",
+    *(f"{Path(module.__file__).parent}/" for module in (trio, pyovms) if module.__file__ is not None),
 )
 
 

@@ -186,7 +186,7 @@ async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:
             nursery.start_soon(kept.keep)
             for _ in range(2):
                 await until(lambda: kept.is_ready)
-                assert await kept.give(writer)
+                assert await kept.give(None, writer)
                 await trio.lowlevel.wait_readable(reader)
                 pids.append(int(os.read(reader, 100)))
                 assert kept.given == 1
@@ -196,7 +196,7 @@ async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:
             stopping.set()
             kept.dismiss()
     assert ends == ["was killed by SIGKILL", "ended with status 0"]
-    assert not await kept.give(writer)
+    assert not await kept.give(None, writer)
     assert pids[0] != pids[1]
     os.close(reader)
     os.close(writer)

@@ -26,7 +26,7 @@ _BUILT_IN: Final = {
     "OpenVINOModelServerSessionCalculator": (f"{_HERE}.session", "SESSION"),
     "PassThroughCalculator": (f"{_HERE}.pass_through", "PASS_THROUGH"),
     "PyTensorOvTensorConverterCalculator": (f"{_HERE}.converter", "CONVERTER"),
-    "PythonExecutorCalculator": (f"{_HERE}.python", "PYTHON_EXECUTOR"),
+    "PythonExecutorCalculator": (f"{_HERE}.python.executor_calculator", "PYTHON_EXECUTOR"),
 }
 
 

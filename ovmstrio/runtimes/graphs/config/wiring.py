@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from ovmstrio.config.findings import Findings, did_you_mean
 from ovmstrio.core.errors import Problem
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
-from ovmstrio.runtimes.graphs.config.borders import check_borders
-from ovmstrio.runtimes.graphs.config.cycles import check_cycles
+from ovmstrio.runtimes.graphs.config.graph_checks import check_borders, check_cycles
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, StreamRef
 from ovmstrio.runtimes.graphs.config.graph_messages import INITIALIZATION
 from ovmstrio.runtimes.graphs.config.input_handlers import check_handlers

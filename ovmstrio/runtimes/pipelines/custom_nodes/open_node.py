@@ -9,8 +9,7 @@ from typing import Final
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import open_builtin
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import BUILTIN_NAMES, builtin_name
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BUILTIN_NAMES, builtin_name, open_builtin
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import open_isolated_node
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import open_native_node

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import BUILTIN_NAMES, builtin_name
+from ovmstrio.runtimes.pipelines.custom_nodes.builtin.builtin_node import BUILTIN_NAMES, builtin_name
 from tests.support.custom_nodes import opened_builtin
 
 PACKAGE = "ovmstrio.runtimes.pipelines.custom_nodes.builtin."

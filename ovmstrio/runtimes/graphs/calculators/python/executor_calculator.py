@@ -12,7 +12,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.graphs.calculator import CalculatorKind, DefinitionScope, NodeContext, NodeContract
 from ovmstrio.runtimes.graphs.calculators.python.python_calculator import PythonCalculator
 from ovmstrio.runtimes.graphs.calculators.python.python_contract import contract_of, handler_path_of
-from ovmstrio.runtimes.graphs.calculators.python.python_handler import LoadedHandler
+from ovmstrio.runtimes.graphs.calculators.python.python_handler import NodeHandler
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
 
 __all__ = ["PYTHON_EXECUTOR"]
@@ -20,7 +20,7 @@ __all__ = ["PYTHON_EXECUTOR"]
 _NO_FILE: Final = "The Python Node file path does not exist"
 
 
-class Handler(LoadedHandler):
+class PythonNodeResources(NodeHandler):
     """What all instances of a Python node share."""
 
     async def open(self, context: NodeContext) -> PythonCalculator:
@@ -48,7 +48,7 @@ class _PythonExecutorKind:
         """
         return contract_of(node)
 
-    async def load(self, node: NodeConfig, scope: DefinitionScope) -> Handler:
+    async def load(self, node: NodeConfig, scope: DefinitionScope) -> PythonNodeResources:
         """Import the handler, make its object and initialize it, in the graph's worker threads.
 
         Raises:
@@ -57,7 +57,7 @@ class _PythonExecutorKind:
         Cancellation: user code that runs is given the pool's grace; an object that was made is finalized.
         """
         file = _existing(node, scope.directory)
-        handler = Handler(node, file, scope)
+        handler = PythonNodeResources(node, file, scope)
         try:
             await handler.load()
         except BaseException:

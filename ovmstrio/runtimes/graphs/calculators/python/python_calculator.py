@@ -29,7 +29,7 @@ from pyovms import Context
 from pyovms.context import CURRENT
 
 if TYPE_CHECKING:
-    from ovmstrio.runtimes.graphs.calculators.python.python_handler import LoadedHandler
+    from ovmstrio.runtimes.graphs.calculators.python.python_handler import NodeHandler
 
 __all__ = ["PythonCalculator", "node_context"]
 
@@ -43,7 +43,7 @@ _NOTHING_YIELDED: Final = "the generator of execute ended without yielding anyth
 class PythonCalculator:
     """Runs a handler's object for one call or stream."""
 
-    def __init__(self, handler: LoadedHandler, context: NodeContext) -> None:
+    def __init__(self, handler: NodeHandler, context: NodeContext) -> None:
         instance = context.instance
         self._handler = handler
         self._instance = instance

@@ -1,4 +1,4 @@
-"""A built-in node as a pipeline sees it."""
+"""A built-in node as a pipeline sees it, and the names and paths by which a configuration asks for one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import trio
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
 from ovmstrio.core.tensor import Array
-from ovmstrio.runtimes.pipelines.custom_nodes.builtin.names import CLASS_OF
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.work.placement import run_load
 
-__all__ = ["Builtin", "BuiltinNode", "described", "open_builtin"]
+__all__ = ["BUILTIN_NAMES", "CLASS_OF", "Builtin", "BuiltinNode", "builtin_name", "described", "open_builtin"]
 
 log = structlog.get_logger(__name__)
 
@@ -130,3 +129,34 @@ async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> Bu
     for problem in parameters.finish():
         log.warning("parameter of a custom node", node=name, problem=str(problem))
     return BuiltinNode(NodeIdentity(name, Path(builtin)), made)
+
+
+CLASS_OF: Final[Mapping[str, str]] = {
+    "add_one": "AddOne",
+    "east_ocr": "EastOcr",
+    "face_blur": "FaceBlur",
+    "horizontal_ocr": "HorizontalOcr",
+    "image_transformation": "ImageTransformation",
+    "model_zoo_intel_object_detection": "ObjectDetection",
+}
+"""The class of each node, which is in the module of the node's name; imported when a node is opened, for OpenCV."""
+BUILTIN_NAMES: Final = tuple(CLASS_OF)
+_CONTAINER_FOLDER: Final = Path("/ovms/lib/custom_nodes")
+"""Where OVMS's container image has the libraries."""
+
+_PREFIX: Final = "libcustom_node_"
+_SUFFIX: Final = ".so"
+
+
+def builtin_name(library: Path) -> str | None:
+    """Give the name of the node that a path means: a short name, or a library of OVMS's container.
+
+    The latter means the library itself where there is such a file.
+    """
+    if library.is_file():
+        return None
+    if library.parent == _CONTAINER_FOLDER and library.name.startswith(_PREFIX) and library.suffix == _SUFFIX:
+        name = library.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    else:
+        name = str(library)
+    return name if name in BUILTIN_NAMES else None
