@@ -43,7 +43,7 @@ class Handler:
         return sum(payload)
 """
 OPS = """
-from ovmstrio.runtimes.ops import Op, WebService
+from ovmstrio.ops import Op, WebService
 
 
 class Count(Op):
