@@ -32,7 +32,7 @@ from ovmstrio.server.service_plan import plan_service, service_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ovmstrio.server.life import Running
+    from ovmstrio.server.running import Running
 
 __all__ = ["run"]
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ovmstrio.observability.logs import configure_logs
     from ovmstrio.runtimes.kind import Kind, LoadContext, Takes
     from ovmstrio.runtimes.table import KINDS, Kinds, table_of
-    from ovmstrio.server.life import Running, serve
+    from ovmstrio.server.life import serve
+    from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = [
@@ -55,7 +56,7 @@ _HOMES: Final = {
     "Kind": "runtimes.kind",
     "Kinds": "runtimes.table",
     "LoadContext": "runtimes.kind",
-    "Running": "server.life",
+    "Running": "server.running",
     "Servable": "core.servable",
     "ServableMetadata": "core.request",
     "ServerSettings": "server.settings",

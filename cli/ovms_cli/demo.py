@@ -12,7 +12,7 @@ import typer
 from ovms_cli.console import fail, stderr, stdout
 
 if TYPE_CHECKING:
-    from ovmstrio.server.life import Running
+    from ovmstrio.server.running import Running
     from ovmstrio_samples.question import Ask, Question
 
 __all__ = ["register"]

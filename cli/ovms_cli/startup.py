@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ovmstrio.registry import VersionStatus
-    from ovmstrio.server.life import Running
+    from ovmstrio.server.running import Running
 
 __all__ = ["show_startup"]
 

@@ -1,17 +1,13 @@
-"""Loaded servables: who uses one, what is done for it, and that each is closed once, when nobody uses it any more."""
+"""Loaded servables: who uses one, and that each is closed once, when nobody uses it any more."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
-
-from ovmstrio.core.errors import NotReady
-from ovmstrio.registry.states import ApplyResult
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -19,11 +15,12 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.servable import Servable
-    from ovmstrio.registry.records import ServiceRecord
+    from ovmstrio.runtimes.kind import Takes
 
-__all__ = ["Instance", "Job", "JobQueue", "Lease", "RetiredInstances"]
+__all__ = ["Instance", "Lease", "RetiredInstances"]
 
 
+@dataclass(slots=True, eq=False)
 class Instance:
     """One loaded servable with the number of calls in flight.
 
@@ -32,18 +29,18 @@ class Instance:
     that it takes.
     """
 
-    __slots__ = ("_drained", "calls", "files", "in_flight", "name", "servable", "spec", "takes", "version")
+    spec: ServableSpec
+    version: str
+    servable: Servable
+    files: str
+    calls: frozenset[str]
+    takes: frozenset[Takes]
+    name: str = field(init=False)
+    in_flight: int = 0
+    _drained: trio.Event | None = None
 
-    def __init__(self, record: ServiceRecord, spec: ServableSpec, version: int, servable: Servable, files: str) -> None:
-        self.name = spec.name
-        self.version = str(version)
-        self.spec = spec
-        self.servable = servable
-        self.files = files
-        self.calls = frozenset(call.name for call in record.calls)
-        self.takes = record.kind.takes
-        self.in_flight = 0
-        self._drained: trio.Event | None = None
+    def __post_init__(self) -> None:
+        self.name = self.spec.name
 
     def release(self) -> None:
         """Give back one lease; the last one wakes who waits to close the servable."""
@@ -89,75 +86,6 @@ class Lease:
     def release(self) -> None:
         """Give the lease back, where no block does."""
         self._instance.release()
-
-
-class Job:
-    """One change and those who wait for it; ``begun`` turns true when others may not join it any more."""
-
-    def __init__(self, work: Callable[[], Awaitable[ApplyResult]]) -> None:
-        self.begun = False
-        self._work = work
-        self._done = trio.Event()
-        self._result: ApplyResult | None = None
-
-    async def run(self) -> None:
-        """Do the work and wake who waits.
-
-        Cancellation: where the work has its checkpoints; who waits is told by :meth:`abandon`.
-        """
-        self.begun = True
-        self._result = await self._work()
-        self._done.set()
-
-    def abandon(self) -> None:
-        """Wake who waits for work that will not be done."""
-        self._done.set()
-
-    async def wait(self) -> ApplyResult:
-        """Return the result once the work is done.
-
-        Raises:
-            NotReady: the registry has stopped.
-
-        Cancellation: at once; the work goes on.
-        """
-        await self._done.wait()
-        if self._result is None:
-            raise NotReady("the server is shutting down")
-        return self._result
-
-
-class JobQueue:
-    """The changes that are asked for and not done."""
-
-    def __init__(self) -> None:
-        self._sender, self._receiver = trio.open_memory_channel[Job](math.inf)
-        self._open: set[Job] = set()
-        self._closed = False
-
-    def put(self, work: Callable[[], Awaitable[ApplyResult]]) -> Job:
-        """Queue a change; once the queue has been closed, it is abandoned at once."""
-        job = Job(work)
-        if self._closed:
-            job.abandon()
-        else:
-            self._open.add(job)
-            self._sender.send_nowait(job)
-        return job
-
-    async def run(self) -> None:
-        """Do the changes, for ever.
-
-        Cancellation: at any checkpoint; changes that are not done are abandoned, and later ones refused at once.
-        """
-        try:
-            async for job in self._receiver:
-                await job.run()
-                self._open.remove(job)
-        finally:
-            self._closed = True
-            for job in self._open:
-                job.abandon()
 
 
 log = structlog.get_logger(__name__)

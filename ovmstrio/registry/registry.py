@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
-from ovmstrio.registry.instances import Instance, Job, JobQueue, Lease, RetiredInstances
+from ovmstrio.registry.instances import Instance, Lease, RetiredInstances
+from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.order import Marks, callers_before, find_calls, in_order
+from ovmstrio.registry.readiness import readiness_at_start, readiness_of
 from ovmstrio.registry.reconcile import Reconciler
 from ovmstrio.registry.records import DEFAULT_VERSION, ServiceRecord
-from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus, readiness_at_start, readiness_of
+from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
 from ovmstrio.registry.version_loader import VersionLoader
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext

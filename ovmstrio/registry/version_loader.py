@@ -117,7 +117,8 @@ class VersionLoader:
                 return None
             seconds = perf_counter() - started
             log.info("available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3))
-            instance = Instance(service, spec, version, servable, files)
+            calls, takes = frozenset(call.name for call in service.calls), service.kind.takes
+            instance = Instance(spec, str(version), servable, files, calls, takes)
             return service.load_succeeds(record, instance, seconds)
 
     async def _load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Service:

@@ -43,6 +43,7 @@ from ovmstrio.server.front_ends import grpc_front_end, metrics_front_end, rest_f
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
 
-__all__ = ["FrontEnd", "Hosting", "Running", "serve", "serve_plan"]
+__all__ = ["FrontEnd", "Hosting", "serve", "serve_plan"]
 
 log = structlog.get_logger(__name__)
 
@@ -68,37 +69,6 @@ class FrontEnd(Protocol):
     async def drain(self, grace_seconds: float) -> int:
         """Close listeners, let calls in flight finish within the grace, end the rest and tell how many those were."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A server that accepts connections, as it is reported to whoever started it.
-
-    Attributes:
-        plane: through which every call goes.
-        grpc: the addresses that gRPC is at, as ``host:port`` or ``unix:/path``.
-        rest: those of HTTP.
-        metrics: those for scrapers alone.
-        started: when the server was, on the clock of ``time.perf_counter``.
-    """
-
-    plane: DataPlane
-    grpc: list[str]
-    rest: list[str]
-    metrics: list[str]
-    started: float
-
-    @property
-    def seconds(self) -> float:
-        """How long the server has been running."""
-        return perf_counter() - self.started
-
-    async def wait_loaded(self) -> None:
-        """Return once everything that is configured was loaded or has failed to.
-
-        Cancellation: at once; nothing is held.
-        """
-        await self.plane.registry.wait_loaded()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from ovmstrio.server.life import serve_plan
 from ovmstrio.server.workers import serve_with_workers
 
 if TYPE_CHECKING:
-    from ovmstrio.server.life import Hosting, Running
+    from ovmstrio.server.life import Hosting
     from ovmstrio.server.plan import Plan
+    from ovmstrio.server.running import Running
 
 __all__ = ["serve_in_own_process"]
 

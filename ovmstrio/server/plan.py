@@ -28,7 +28,7 @@ from ovmstrio.server.command_line import cache_directory, contradictions, listen
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ovmstrio.server.life import Running
+    from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["Plan", "read_plan"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
     from ovmstrio.runtimes.ops.config.pipeline_file import Ports
     from ovmstrio.runtimes.ops.web_service import WebService
-    from ovmstrio.server.life import Running
+    from ovmstrio.server.running import Running
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["plan_service", "service_settings"]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ovms_cli.main import app
 from ovms_cli.trace_figures import NoFigures, NoTarget, draw, find_url, open_source
 from ovmstrio.runtimes.ops.observing.figures import Figures
-from ovmstrio.runtimes.ops.observing.metrics import ChannelState
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState
 from ovmstrio.runtimes.ops.observing.observing import snapshot
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 from tests.support.processes import free_ports

@@ -13,7 +13,8 @@ import pytest
 import trio
 from google.protobuf.wrappers_pb2 import StringValue
 
-from ovmstrio.server.life import Running, serve
+from ovmstrio.server.life import serve
+from ovmstrio.server.running import Running
 from ovmstrio.server.settings import ServerSettings
 from tests.support.projects import write_project
 from tests.support.protos import written

@@ -15,8 +15,9 @@ import trio
 import trio.testing
 from fsspec.implementations.local import LocalFileSystem
 
-from ovmstrio.server.life import Running, serve_plan
+from ovmstrio.server.life import serve_plan
 from ovmstrio.server.project_plan import plan_project
+from ovmstrio.server.running import Running
 from tests.support.projects import make_project
 
 PATIENCE_SECONDS = 20

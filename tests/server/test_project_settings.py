@@ -19,8 +19,9 @@ from google.protobuf.wrappers_pb2 import StringValue
 from structlog.testing import capture_logs
 
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
-from ovmstrio.server.life import Hosting, Running, serve_plan
+from ovmstrio.server.life import Hosting, serve_plan
 from ovmstrio.server.project_plan import plan_project
+from ovmstrio.server.running import Running
 from tests.support.projects import make_project
 from tests.support.protos import written
 

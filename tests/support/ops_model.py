@@ -14,7 +14,7 @@ import trio
 from ovmstrio.ops import Op, RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.graph import OpGraph, build
-from ovmstrio.runtimes.ops.observing.metrics import ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Span, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 
 __all__ = ["EPSILON", "LIMIT", "Fault", "ModelOp", "OpPlan", "Plan", "RequestPlan", "Watcher", "graph_of", "outcomes"]

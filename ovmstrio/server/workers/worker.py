@@ -24,8 +24,8 @@ from ovmstrio.server.workers.task import CUT, WorkerTask
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
-    from ovmstrio.server.life import Running
     from ovmstrio.server.plan import Plan
+    from ovmstrio.server.running import Running
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["main"]

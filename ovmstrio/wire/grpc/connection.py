@@ -19,9 +19,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.wire.grpc.core import Http2Core
-from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
-from ovmstrio.wire.grpc.limits import TransportLimits
-from ovmstrio.wire.grpc.messages import (
+from ovmstrio.wire.grpc.events import (
     DataReceived,
     Event,
     PeerLeaving,
@@ -30,6 +28,8 @@ from ovmstrio.wire.grpc.messages import (
     StreamReset,
     WindowOpened,
 )
+from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
+from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.listeners import Peer

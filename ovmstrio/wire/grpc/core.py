@@ -10,6 +10,16 @@ from collections.abc import Callable
 from typing import Final
 
 from ovmstrio.wire.grpc import frames
+from ovmstrio.wire.grpc.events import (
+    DataReceived,
+    Event,
+    PeerLeaving,
+    PingAcknowledged,
+    RequestStarted,
+    StreamReset,
+    StreamState,
+    WindowOpened,
+)
 from ovmstrio.wire.grpc.frames import (
     FRAME_HEADER,
     FRAME_HEADER_BYTES,
@@ -25,19 +35,9 @@ from ovmstrio.wire.grpc.frames import (
 )
 from ovmstrio.wire.grpc.headers import HeaderDecoder, MalformedRequest, RequestHead, read_trailers
 from ovmstrio.wire.grpc.limits import RateLimit, TransportLimits
-from ovmstrio.wire.grpc.messages import (
-    DataReceived,
-    Event,
-    MessageBuffer,
-    PeerLeaving,
-    PingAcknowledged,
-    RequestStarted,
-    StreamReset,
-    WindowOpened,
-)
 from ovmstrio.wire.grpc.replies import TABLE_SIZE_ZERO
 
-__all__ = ["Http2Core", "StreamState"]
+__all__ = ["Http2Core"]
 
 _DEFAULT_WINDOW: Final = 65_535
 _DEFAULT_TABLE_BYTES: Final = 4_096
@@ -48,35 +48,6 @@ _LENGTH_BYTES: Final = 3
 _VIEWED_FROM_BYTES: Final = 8 * 1024
 """Size from which on a DATA frame's payload is a view of what was received, so that it is copied once, when its message
 is complete.  Smaller ones are copied out, lest a few bytes keep a whole read alive."""
-
-
-class StreamState:
-    """One open stream: what arrived, what may be sent, which directions are closed."""
-
-    __slots__ = (
-        "buffer",
-        "content_left",
-        "head",
-        "local_closed",
-        "receive_window",
-        "remote_closed",
-        "reset",
-        "send_window",
-        "stream_id",
-        "uncredited",
-    )
-
-    def __init__(self, stream_id: int, head: RequestHead, receive_window: int, send_window: int) -> None:
-        self.stream_id = stream_id
-        self.head = head
-        self.buffer = MessageBuffer()
-        self.content_left = head.content_length
-        self.receive_window = receive_window
-        self.send_window = send_window
-        self.uncredited = 0
-        self.remote_closed = False
-        self.local_closed = False
-        self.reset = False
 
 
 class Http2Core:

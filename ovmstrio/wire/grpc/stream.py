@@ -15,7 +15,8 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
-from ovmstrio.wire.grpc.core import Http2Core, StreamState
+from ovmstrio.wire.grpc.core import Http2Core
+from ovmstrio.wire.grpc.events import StreamState
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.messages import (
     ACCEPTED_ENCODINGS,

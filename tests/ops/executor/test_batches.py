@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from ovmstrio.ops import Op, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
-from ovmstrio.runtimes.ops.observing.metrics import Several
+from ovmstrio.runtimes.ops.observing.hooks import Several
 from tests.support.ops import asking, settings, single
 
 

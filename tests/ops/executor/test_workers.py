@@ -17,7 +17,7 @@ from ovmstrio.runtimes.ops.executor import open_executor
 from ovmstrio.runtimes.ops.executor.channel import Result, Sample
 from ovmstrio.runtimes.ops.executor.opening import kept_by_preprocess
 from ovmstrio.runtimes.ops.executor.workers import WorkerPool
-from ovmstrio.runtimes.ops.observing.metrics import NULL, ChannelState, Several, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, Several, Span, Stage
 from ovmstrio.runtimes.ops.tensors import from_array
 from tests.support.ops import Model, TextOp, asking, settings, single, text_graph, with_model
 

@@ -12,7 +12,8 @@ import yaml
 
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, PipelineSettings, TracerSettings
 from ovmstrio.runtimes.ops.observing.figures import Figures
-from ovmstrio.runtimes.ops.observing.metrics import NULL, ChannelState, OpHooks, OpMetrics
+from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, OpHooks
+from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
 from ovmstrio.runtimes.ops.observing.observing import open_observing
 
 

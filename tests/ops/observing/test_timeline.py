@@ -9,7 +9,7 @@ import pytest
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops.observing.analyst import Analyst
-from ovmstrio.runtimes.ops.observing.metrics import Stage
+from ovmstrio.runtimes.ops.observing.hooks import Stage
 from ovmstrio.runtimes.ops.observing.tracer import Timelines
 
 _TIMES: list[tuple[str, Stage, float, float]] = [

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ovmstrio.runtimes.ops.observing.figures import Figures, percentile
-from ovmstrio.runtimes.ops.observing.metrics import ChannelState
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState
 from ovmstrio.runtimes.ops.observing.observing import snapshot
 from ovmstrio.runtimes.ops.observing.tracer import benchmark_document, tracer_lines
 

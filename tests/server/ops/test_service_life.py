@@ -26,9 +26,10 @@ from ovmstrio.runtimes.ops.op_service import OpService
 from ovmstrio.runtimes.ops.process_info import list_processes
 from ovmstrio.runtimes.resident import host
 from ovmstrio.runtimes.table import KINDS
-from ovmstrio.server.life import Hosting, Running, serve_plan
+from ovmstrio.server.life import Hosting, serve_plan
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.run_service import run_script_service
+from ovmstrio.server.running import Running
 from ovmstrio.server.service_plan import plan_service, service_settings
 from ovmstrio.server.start_failures import leaves
 from tests.support.grpc_clients import call

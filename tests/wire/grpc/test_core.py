@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.wire.grpc import TransportLimits, frames
 from ovmstrio.wire.grpc.core import Http2Core
-from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
-from ovmstrio.wire.grpc.messages import (
+from ovmstrio.wire.grpc.events import (
     DataReceived,
     Event,
     PeerLeaving,
@@ -20,6 +19,7 @@ from ovmstrio.wire.grpc.messages import (
     StreamReset,
     WindowOpened,
 )
+from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
 from tests.wire.grpc.bytes_client import (
     END_HEADERS,
     END_STREAM,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import trio
 
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.runtimes.ops.observing.metrics import Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 
 __all__ = ["Channel", "ReportStage", "Result", "Sample", "StallDetector", "Ticket", "Worker"]
 

@@ -23,7 +23,7 @@ from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.stages import channel_data
 from ovmstrio.runtimes.ops.graph import OpGraph
 from ovmstrio.runtimes.ops.observing.figures import working_on
-from ovmstrio.runtimes.ops.observing.metrics import ChannelState, OpHooks, Stage
+from ovmstrio.runtimes.ops.observing.hooks import ChannelState, OpHooks, Stage
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
 from ovmstrio.runtimes.ops.values import ChannelData, CustomExceptionCode, PipelineRequest, PipelineResponse
 

@@ -24,7 +24,7 @@ from ovmstrio.runtimes.ops.executor.processes.process_worker import ProcessWorke
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.runtimes.ops.graph import OpGraph
-from ovmstrio.runtimes.ops.observing.metrics import NULL, OpHooks
+from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_on_loop, is_async

@@ -15,7 +15,7 @@ from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.op_instance import OpInstance
 from ovmstrio.runtimes.ops.executor.processing import Feed, process_all
 from ovmstrio.runtimes.ops.observing.figures import is_working_on, working_on
-from ovmstrio.runtimes.ops.observing.metrics import Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 from ovmstrio.runtimes.ops.tensors import holds_arrays
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, CustomExceptionCode
 from ovmstrio.work.user_code.calls import UserCodeRaisedError

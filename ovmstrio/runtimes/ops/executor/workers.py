@@ -17,7 +17,7 @@ from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample, 
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.op_instance import OpInstance, start_instance
 from ovmstrio.runtimes.ops.executor.stages import run_batch
-from ovmstrio.runtimes.ops.observing.metrics import OpHooks
+from ovmstrio.runtimes.ops.observing.hooks import OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.runtimes.ops.values import CustomExceptionCode

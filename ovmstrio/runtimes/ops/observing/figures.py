@@ -12,7 +12,7 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Final
 
-from ovmstrio.runtimes.ops.observing.metrics import STAGES, ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks, Span, Stage
 
 __all__ = [
     "PIPELINE",

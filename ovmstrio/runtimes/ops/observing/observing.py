@@ -15,8 +15,9 @@ import trio
 import yaml
 
 from ovmstrio.runtimes.ops.observing.figures import Figures, percentile, working_on
+from ovmstrio.runtimes.ops.observing.hooks import STAGES, OpHooks, Several, Span
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
-from ovmstrio.runtimes.ops.observing.metrics import STAGES, OpHooks, OpMetrics, Several, Span
+from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
 from ovmstrio.runtimes.ops.observing.tracer import PERCENTS, Timelines, benchmark_document, tracer_lines
 
 if TYPE_CHECKING:

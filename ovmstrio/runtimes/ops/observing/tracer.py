@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 from ovmstrio.runtimes.ops.observing.figures import OpFigures, RequestFigures, Window, percentile
-from ovmstrio.runtimes.ops.observing.metrics import STAGES, ChannelState, OpHooks, Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks, Span, Stage
 
 __all__ = ["PERCENTS", "Timelines", "benchmark_document", "tracer_lines"]
 

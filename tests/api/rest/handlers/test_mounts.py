@@ -11,7 +11,8 @@ import httpx
 import pytest
 import trio
 
-from ovmstrio.server.life import Running, serve
+from ovmstrio.server.life import serve
+from ovmstrio.server.running import Running
 from ovmstrio.server.settings import ServerSettings
 from tests.support.projects import write_project
 

@@ -15,7 +15,7 @@ import trio
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.ops import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
 from ovmstrio.runtimes.ops.executor import Executor, PipelineSource, open_executor
-from ovmstrio.runtimes.ops.observing.metrics import NULL, OpHooks, Several
+from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks, Several
 from ovmstrio.runtimes.ops.tensors import from_array, to_array
 from tests.support.ops import asking, settings, single
 from tests.support.ops_processes import Told, loaded

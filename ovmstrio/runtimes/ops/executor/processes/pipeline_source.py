@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 from ovmstrio.runtimes.ops.executor.channel import Result, Sample
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
-from ovmstrio.runtimes.ops.observing.metrics import Span, Stage
+from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 from ovmstrio.runtimes.ops.values import CustomExceptionCode
 from ovmstrio.work.processes.value_codec import Encoded
 
