@@ -40,7 +40,8 @@ def service_settings(options: Mapping[str, Any]) -> ServerSettings:
     Raises:
         UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
     """
-    return read_settings({"max_message_size": _MAX_MESSAGE_BYTES, **options}, foreign=_FOREIGN)
+    defaults = {"max_message_size": _MAX_MESSAGE_BYTES, "file_system_poll_wait_seconds": 0}
+    return read_settings({**defaults, **options}, foreign=_FOREIGN)
 
 
 def plan_service(service: WebService, settings: ServerSettings, config: str | None = None) -> Plan:

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ovmstrio.config.specs import ModelSpec
+from ovmstrio.config.specs import GraphSpec, ModelSpec, ServableSpec
 from ovmstrio.core.servable import Servable
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.runtimes.models.load_model import load_model
@@ -46,13 +46,13 @@ async def served(tmp_path: Path) -> AsyncIterator[Serving]:
         "image": ir.image_passthrough(),
         "broken": ir.matmul(),
     }
-    specs = [
+    specs: list[ServableSpec] = [
         ModelSpec(name=name, base_path=ir.save(model, tmp_path, name), plugin_config=EXACT)
         for name, model in models.items()
     ]
     base = tmp_path / GRAPH
     (base / "1").mkdir(parents=True)
-    specs.append(ModelSpec(name=GRAPH, base_path=base))
+    specs.append(GraphSpec(name=GRAPH, base_path=base, graph_path=base / "graph.pbtxt"))
     async with serving_rest(tmp_path, models=tuple(specs), loader=_load, metrics=Metrics()) as server:
         yield server
 
