@@ -99,7 +99,7 @@ class Metrics(Meters):
     def call_started(self, event: CallEvent) -> None:
         """Count a call in."""
         if event.kind != _GRAPH and event.method not in QUESTIONS:
-            self._calls(event).current.inc()
+            self._calls(event).in_flight += 1
 
     def call_moved(self, event: CallEvent, step: Step) -> None:
         """Count what moves in a stream of a graph."""
@@ -155,14 +155,15 @@ class CallMetrics(BatchMetrics):
         super().__init__(metrics, name, version)
         self._outcome = cache(self._bind_outcome)
         self._time = cache(lambda interface: metrics.child("ovms_request_time_us", name, version, interface))
-        self.current = metrics.child("ovms_current_requests", name, version)
+        self.in_flight = 0
+        metrics.child("ovms_current_requests", name, version).set_function(lambda: self.in_flight)
 
     def ended(self, event: CallEvent) -> None:
         """Count a call that has ended."""
         for counter in self._outcome(event.method, event.door.api, event.door.interface, event.code):
             counter.inc()
         if event.method not in QUESTIONS:
-            self.current.dec()
+            self.in_flight -= 1
             self._time(event.door.interface).observe(event.seconds * _MICROSECONDS)
 
     def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
@@ -216,10 +217,10 @@ class ServableMetrics(CallMetrics, ServableHooks):
 class _Off:
     """A metric that is not served."""
 
-    def inc(self, amount: float = 1) -> None:
+    def inc(self, amount: Any = 1) -> None:
         """Record nothing."""
 
-    dec = set = observe = inc
+    dec = set = set_function = observe = inc
 
 
 _OFF: Final = _Off()
