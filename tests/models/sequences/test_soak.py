@@ -43,10 +43,10 @@ class YieldingNetwork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    async def infer(self, arrays: Any, change: Any) -> Any:
+    async def infer(self, arrays: Any, change: Any, event: Any = None) -> Any:
         """Infer, and let others run before and after."""
         await trio.lowlevel.checkpoint()
-        outputs = await self._real.infer(arrays, change)
+        outputs = await self._real.infer(arrays, change, event)
         await trio.lowlevel.checkpoint()
         return outputs
 
