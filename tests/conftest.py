@@ -1,8 +1,9 @@
-"""What all tests share: slow tests need a flag, and each leaves the logs as they were."""
+"""What all tests share: slow tests need a flag, interrupts arrive, and each leaves the logs as they were."""
 
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,12 @@ from hypothesis import settings
 # A machine that is busy with something else must not fail a property.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+def pytest_configure() -> None:
+    """Let interrupts arrive, here and in the processes that tests start, where a shell's job has them ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

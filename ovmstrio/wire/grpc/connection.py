@@ -18,6 +18,7 @@ from grpclib.const import Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
+from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import (
     DataReceived,
@@ -76,6 +77,7 @@ class Connection:
         further: Routes = NO_ROUTES,
         limits: TransportLimits,
         failures: FailureTranslator,
+        faults: RepeatedFaults,
         peer: Peer,
     ) -> None:
         self.core = Http2Core(limits, trio.current_time)
@@ -84,6 +86,7 @@ class Connection:
         self.failures = failures
         self.peer = peer
         self.calls: dict[int, Call] = {}
+        self._faults = faults
         self._stream = stream
         self._routes = routes
         self._further = further
@@ -141,7 +144,7 @@ class Connection:
                         self._check_backlog()
                         self.mark_dirty()
             except ConnectionFault as fault:
-                log.info("connection fault", peer=self.peer.address, fault=str(fault))
+                self._faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
                 core.fail(fault)
                 self.mark_dirty()
                 return True
@@ -304,7 +307,8 @@ class Connection:
         if self._heard_at >= self._pinged_at:
             self._pinged_at = math.inf
         if now - self._pinged_at >= self.limits.keepalive_timeout_seconds:
-            log.info("keepalive unanswered", peer=self.peer.address, silent_seconds=now - self._heard_at)
+            silent = now - self._heard_at
+            self._faults.tell("keepalive unanswered", peer=self.peer.address, silent_seconds=silent)
             self.abandon()
         elif self._pinged_at == math.inf and now - self._heard_at >= self.limits.keepalive_idle_seconds:
             self._pinged_at = now

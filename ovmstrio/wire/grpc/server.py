@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -12,6 +13,7 @@ import trio
 from grpclib.const import Handler
 from grpclib.encoding.base import CodecBase
 
+from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import ErrorMapper, FailureTranslator
@@ -84,6 +86,7 @@ class GrpcServer:
         self._codec = codec
         self._limits = limits or TransportLimits()
         self._failures = FailureTranslator(map_error)
+        self._faults = RepeatedFaults(log)
         self._connections: set[Connection] = set()
         self._accepting = trio.CancelScope()
         self._draining = False
@@ -112,6 +115,7 @@ class GrpcServer:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_house)
+            nursery.start_soon(self._faults.sum_up)
             async with trio.open_nursery() as connections:
                 with self._accepting:
                     task_status.started([address_of(listener) for listener in listeners])
@@ -146,7 +150,8 @@ class GrpcServer:
         """
         try:
             if self._draining or len(self._connections) >= self._limits.max_connections:
-                log.warning("connection refused", open_connections=len(self._connections), draining=self._draining)
+                facts: dict[str, Any] = {"open_connections": len(self._connections), "draining": self._draining}
+                self._faults.tell("connection refused", peer=peer_of(stream).address, level=logging.WARNING, **facts)
             elif not isinstance(stream, trio.SSLStream) or await self._shake_hands(stream):
                 await self._run_connection(stream)
         except Exception:  # the border of one connection: its failure must not reach the others
@@ -162,6 +167,7 @@ class GrpcServer:
             further=self._further,
             limits=self._limits,
             failures=self._failures,
+            faults=self._faults,
             peer=peer_of(stream),
         )
         self._connections.add(connection)
@@ -175,11 +181,12 @@ class GrpcServer:
             with trio.fail_after(self._limits.handshake_seconds):
                 await stream.do_handshake()
         except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
-            log.info("tls handshake failed", peer=peer_of(stream).address, error=repr(error.__cause__ or error))
+            reason = repr(error.__cause__ or error)
+            self._faults.tell("tls handshake failed", peer=peer_of(stream).address, error=reason)
             await trio.aclose_forcefully(stream)
             return False
         if stream.selected_alpn_protocol() != "h2":
-            log.info("tls client does not speak h2", peer=peer_of(stream).address)
+            self._faults.tell("tls client does not speak h2", peer=peer_of(stream).address)
             return False
         return True
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,10 +19,11 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
+from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.http.answers import size_refusal
 from ovmstrio.wire.http.fast_lane import FastLane
 from ovmstrio.wire.http.hypercorn_connection import ApplicationServer
-from ovmstrio.wire.listeners import address_of, open_listeners
+from ovmstrio.wire.listeners import address_of, open_listeners, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,6 +158,7 @@ class HttpFrontEnd:
         self._nobody_left = trio.Event()
         self._draining = False
         self._everything: trio.CancelScope | None = None
+        self._faults = RepeatedFaults(log)
 
     @property
     def open_connections(self) -> int:
@@ -182,11 +185,14 @@ class HttpFrontEnd:
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Do as :meth:`serve` with listeners that are the caller's."""
-        async with trio.open_nursery() as connections:
-            self._everything = connections.cancel_scope
-            with self._accepting:
-                task_status.started([address_of(listener) for listener in listeners])
-                await trio.serve_listeners(self._serve_connection, listeners, handler_nursery=connections)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._faults.sum_up)
+            async with trio.open_nursery() as connections:
+                self._everything = connections.cancel_scope
+                with self._accepting:
+                    task_status.started([address_of(listener) for listener in listeners])
+                    await trio.serve_listeners(self._serve_connection, listeners, handler_nursery=connections)
+            nursery.cancel_scope.cancel()
 
     async def drain(self, grace_seconds: float) -> int:
         """Stop gently: listeners close, requests in flight get the grace, the sockets of the rest are closed.
@@ -226,6 +232,8 @@ class HttpFrontEnd:
         self._open[stream] = lane
         try:
             if self._draining or len(self._open) > MAX_CONNECTIONS:
+                facts: dict[str, Any] = {"open_connections": len(self._open), "draining": self._draining}
+                self._faults.tell("connection refused", peer=peer_of(stream).address, level=logging.WARNING, **facts)
                 return
             if isinstance(stream, trio.SSLStream) and not await self._shake_hands(stream):
                 return
@@ -249,6 +257,7 @@ class HttpFrontEnd:
             with trio.fail_after(HANDSHAKE_SECONDS):
                 await stream.do_handshake()
         except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
-            log.info("tls handshake failed", error=repr(error.__cause__ or error))
+            reason = repr(error.__cause__ or error)
+            self._faults.tell("tls handshake failed", peer=peer_of(stream).address, error=reason)
             return False
         return True

@@ -13,6 +13,7 @@ import h2.settings
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from ovmstrio.wire.grpc import TransportLimits, frames
@@ -487,3 +488,17 @@ async def test_unknown_and_odd_frames_change_nothing(autojump_clock: MockClock) 
         await raw.send_all(HELLO + odd + headers(1) + padded)
         await trio.testing.wait_all_tasks_blocked()
         assert message(b"padded") in await raw.receive_some()
+
+
+async def test_faults_of_one_peer_are_one_line_and_a_count(autojump_clock: MockClock) -> None:
+    """Whoever breaks the protocol again and again fills no log."""
+    with capture_logs() as lines:
+        async with memory_server() as (_, _, connect):
+            for _ in range(20):
+                peer = await connect().start()
+                await peer.stream.send_all(frame(frames.FrameType.DATA, 0, 0, b"x"))
+                await peer.wait_closed()
+            await trio.sleep(61)
+    told = [line for line in lines if "fault" in line["event"]]
+    assert [line["event"] for line in told] == ["connection fault", "fault repeated"]
+    assert told[1]["times"] == 19
