@@ -24,6 +24,7 @@ from ovmstrio.openvino.model_state import read_variables
 from ovmstrio.openvino.ov_tensors import placeholder
 from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.preprocess import preprocess
+from ovmstrio.openvino.reading import read_model
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import ModelSignature, read_signature
@@ -93,7 +94,7 @@ def compile_model(source: ModelFile) -> Compiled:
         ConfigError: the file cannot be read, a setting does not fit it, or the device cannot compile it; the
             message gives the file and OpenVINO's own reason.
     """
-    return compile_read(_read(source.file), source)
+    return compile_read(read_model(source.file), source)
 
 
 def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
@@ -114,14 +115,6 @@ def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
         if compiled.placement.is_inline(0):
             return compiled
     return build(config)
-
-
-def _read(file: Path) -> ov.Model:
-    try:
-        return core().read_model(file)
-    except OPENVINO_ERRORS as error:
-        problem = Problem(f"OpenVINO cannot read the model: {reason(error)}", file=str(file))
-        raise ConfigError([problem]) from error
 
 
 def _keep_loop_state(model: ov.Model, file: str) -> None:

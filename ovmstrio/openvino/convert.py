@@ -33,6 +33,7 @@ from openvino.passes import LowLatency2, MakeStateful, Manager
 from ovmstrio.core.datatypes import BY_OPENVINO_NAME
 from ovmstrio.core.errors import AlreadyExists, ConfigError, Problem
 from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.openvino.reading import read_onnx_content
 from ovmstrio.openvino.signature import dims_of
 
 __all__ = ["Conversion", "Converted", "convert", "detect_state", "framework_of", "new_folder", "new_version", "save"]
@@ -145,6 +146,9 @@ def _read(source: Path, framework: str) -> ov.Model:
         frontend = FrontEndManager().load_by_framework(_FRONTENDS[framework])
         return frontend.convert(frontend.load(readable))
     except OpConversionFailure as error:
+        model = read_onnx_content(source)
+        if model is not None:
+            return model
         raise _problem(source, f"OpenVINO cannot convert all of it: {_reason(error)}") from error
     except _READING_FAILED as error:
         raise _problem(source, f"cannot be read as {framework}: {_reason(error)}", "is the file complete?") from error

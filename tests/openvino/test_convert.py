@@ -9,27 +9,7 @@ import pytest
 
 from ovmstrio.core.errors import AlreadyExists, ConfigError
 from ovmstrio.openvino.convert import Conversion, convert, detect_state, new_version
-
-
-def _varint(value: int) -> bytes:
-    low = value & 0x7F
-    return bytes([low]) if value == low else bytes([low | 0x80]) + _varint(value >> 7)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    """Encode one protobuf field, a number or anything with a length."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _onnx(operation: str) -> bytes:
-    """Write an ONNX file of one operation, x FP32 [1,4] -> y, without the onnx package."""
-    shape = b"".join(_field(1, _field(1, size)) for size in (1, 4))
-    tensor_type = _field(2, _field(1, _field(1, 1) + _field(2, shape)))
-    node = _field(1, b"x") + _field(2, b"y") + _field(4, operation.encode())
-    ends = _field(11, _field(1, b"x") + tensor_type) + _field(12, _field(1, b"y") + tensor_type)
-    return _field(1, 8) + _field(7, _field(1, node) + _field(2, b"graph") + ends) + _field(8, _field(2, 17))
+from tests.support.onnx_files import onnx_file, onnx_loss_file
 
 
 def _named(node: ov.Node, name: str) -> ov.Node:
@@ -64,7 +44,7 @@ def _run(directory: Path, **inputs: object) -> dict[str, np.ndarray[tuple[int, .
 def test_an_onnx_file_becomes_a_version_that_computes_the_same(tmp_path: Path) -> None:
     """Converting a Relu gives IR that computes max(x, 0), described by its tensors."""
     source = tmp_path / "relu.onnx"
-    source.write_bytes(_onnx("Relu"))
+    source.write_bytes(onnx_file("Relu"))
     converted = convert(source, tmp_path / "models", "relu", 3)
     assert converted.directory == tmp_path / "models" / "relu" / "3"
     assert sorted(path.name for path in converted.directory.iterdir()) == ["model.bin", "model.xml"]
@@ -73,10 +53,18 @@ def test_an_onnx_file_becomes_a_version_that_computes_the_same(tmp_path: Path) -
     assert _run(converted.directory, x=[[-1, 2, -3, 4]])["y"].tolist() == [[0, 2, 0, 4]]
 
 
+def test_an_onnx_file_that_can_be_read_by_its_content_only_is_converted(tmp_path: Path) -> None:
+    """OpenVINO cannot read it by its path."""
+    source = tmp_path / "loss.onnx"
+    source.write_bytes(onnx_loss_file())
+    converted = convert(source, tmp_path / "models", "loss", 1)
+    assert [(spec.name, str(spec)) for spec in converted.inputs] == [("scores", "FP32 [2,3]"), ("target", "INT64 [2]")]
+
+
 def test_an_operation_that_openvino_lacks_is_named(tmp_path: Path) -> None:
     """The message for an unknown operation holds its name and nothing is left in the repository."""
     source = tmp_path / "odd.onnx"
-    source.write_bytes(_onnx("Frobnicate"))
+    source.write_bytes(onnx_file("Frobnicate"))
     with pytest.raises(ConfigError, match=r"odd\.onnx: .*No conversion rule found for operations: Frobnicate"):
         convert(source, tmp_path / "models", "odd")
     assert not (tmp_path / "models").exists()
