@@ -47,6 +47,8 @@ def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Pa
         *_compiler(has_cpp=has_cpp),
         *("-shared", "-fPIC", "-O2", "-Wall", f"-I{include_folder()}"),
         *_flags_of_environment("CXXFLAGS" if has_cpp else "CFLAGS"),
+        # What is missing is to be missed now, and not by the server.
+        "-Wl,-z,defs",
         *("-o", str(library)),
         *_with_languages(sources, has_cpp=has_cpp),
         *_flags_of_environment("LDFLAGS"),
@@ -105,4 +107,6 @@ def _explained(command: Sequence[str], messages: str) -> str:
     hint = ""
     if f"{_HEADER}: No such file" in messages:
         hint = f'\nhint: the interface is found by its name alone: #include "{_HEADER}"'
+    elif "undefined reference to" in messages:
+        hint = "\nhint: build the directory with all sources, or name the library that has it: --flag=-lNAME"
     return f"{shlex.join(command)}\n{messages.rstrip()}{hint}"

@@ -74,6 +74,18 @@ def test_a_directory_may_mix_c_and_c_plus_plus(run: Run) -> None:
 
 
 @needs_compiler
+def test_a_function_that_is_nowhere_is_an_error_of_the_build(run: Run) -> None:
+    """The linker names it and the file that calls it; what is linked by other means may be left out on purpose."""
+    Path("node.c").write_text("int elsewhere(void);\nint here(void) { return elsewhere(); }\n")
+    result = run("build", "node.c")
+    assert result.exit_code == 1
+    assert "undefined reference to `elsewhere'" in result.stderr
+    assert "node.c" in result.stderr
+    assert "hint: build the directory with all sources, or name the library that has it" in result.stderr
+    assert run("build", "node.c", "--flag=-Wl,-z,undefs").exit_code == 0
+
+
+@needs_compiler
 def test_errors_of_the_compiler_are_shown_with_the_command(run: Run) -> None:
     """A header that is looked for in the folders of another project gets a hint."""
     Path("node.c").write_text('#include "../../custom_node_interface.h"\nint broken = ;\n')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,14 +88,44 @@ def test_functions_that_are_missing(tmp_path: Path) -> None:
     assert "custom_node_interface.h" in str(caught.value)
 
 
-def test_a_function_that_a_library_never_calls_may_be_missing(tmp_path: Path) -> None:
-    """Functions are looked up when they are called first."""
+def library_that_lacks(tmp_path: Path, declaration: str, call: str) -> Path:
+    """Compile the fixture with a function that calls what is nowhere, to be looked up when that is called."""
     source = tmp_path / "node.c"
-    source.write_text(
-        f'#include "{FIXTURE_SOURCE}"\nextern void found_nowhere(void);\nvoid never(void) {{ found_nowhere(); }}\n'
-    )
-    path = compiled(source, tmp_path / "node.so", "-Wl,-z,lazy")
-    assert load_library(NodeIdentity("n", path)).execute.__name__ == "execute"
+    source.write_text(f'#include "{FIXTURE_SOURCE}"\n{declaration};\nvoid never(void) {{ {call}; }}\n')
+    return compiled(source, tmp_path / "node.so", "-Wl,-z,lazy")
+
+
+def test_a_library_with_an_undefined_symbol_is_refused_when_it_is_opened(tmp_path: Path) -> None:
+    """A call of it would end the process; symbol, library and the line of its source are named, and the way out."""
+    path = library_that_lacks(tmp_path, "void found_nowhere(void)", "found_nowhere()")
+    with pytest.raises(ConfigError) as caught:
+        load_library(NodeIdentity("n", path))
+    (problem,) = caught.value.problems
+    assert problem.file == str(path)
+    assert f"node.so uses found_nowhere ({tmp_path / 'node.c'}:2), and nothing that it is linked" in problem.message
+    assert problem.message.endswith("(NODE_LIBRARY_LOAD_FAILED_OPEN)")
+    assert "link it with the file or library that has it" in problem.suggestion
+
+
+def test_the_source_beside_a_library_that_defines_what_it_lacks_is_named(tmp_path: Path) -> None:
+    """It was forgotten when the library was built."""
+    (tmp_path / "more.c").write_text("#include <math.h>\nint half(int value)\n{\n    return value / 2;\n}\n")
+    path = library_that_lacks(tmp_path, "int half(int)", "half(3)")
+    with pytest.raises(ConfigError) as caught:
+        load_library(NodeIdentity("n", path))
+    (problem,) = caught.value.problems
+    assert f"uses half, which is defined in {tmp_path / 'more.c'}:2," in problem.message
+    assert problem.suggestion.startswith("link it with more.c;")
+
+
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="needs c++filt")
+def test_a_symbol_of_c_plus_plus_is_told_as_it_is_written(tmp_path: Path) -> None:
+    """The dynamic loader knows it by another name."""
+    source = tmp_path / "node.cpp"
+    source.write_text("namespace far { int away(int, float); }\nint here() { return far::away(1, 2); }\n")
+    path = compiled(source, tmp_path / "node.so", "-x", "c++")
+    message = problem_of(path)
+    assert f"uses far::away(int, float) ({source}:1)" in message
 
 
 @pytest.mark.parametrize("language", ["c", "c++"])

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import FUNCTIONS
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.undefined_symbols import undefined_symbol
 
 __all__ = ["NativeLibrary", "load_library", "why_not_loadable"]
 
@@ -53,6 +54,9 @@ def load_library(identity: NodeIdentity) -> NativeLibrary:
     try:
         return _load(path)
     except OSError as error:
+        missing = undefined_symbol(str(error), path)
+        if missing is not None:
+            raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_OPEN", missing.detail, missing.suggestion) from error
         detail = why_not_loadable(path) or str(error)
         raise identity.unusable("NODE_LIBRARY_LOAD_FAILED_OPEN", detail) from error
     except AttributeError as error:
@@ -61,15 +65,8 @@ def load_library(identity: NodeIdentity) -> NativeLibrary:
 
 @functools.cache
 def _load(path: Path) -> NativeLibrary:
-    loader = ctypes.CDLL(None)
-    loader.dlopen.restype = ctypes.c_void_p
-    loader.dlopen.argtypes = (ctypes.c_char_p, ctypes.c_int)
-    loader.dlerror.restype = ctypes.c_char_p
-    handle = loader.dlopen(os.fsencode(path), os.RTLD_LAZY | os.RTLD_LOCAL)
-    if handle is None:
-        raise OSError((loader.dlerror() or b"").decode(errors="replace"))
-    # Naming the handle keeps ctypes from opening the library itself, which it does with RTLD_NOW.
-    library = ctypes.CDLL(str(path), handle=handle)
+    # A symbol that is looked up when it is first called, and not found then, ends the process.
+    library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
     missing = [symbol for symbol in FUNCTIONS if not hasattr(library, symbol)]
     if missing:
         raise AttributeError(f"{', '.join(missing)} missing")
