@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from ovmstrio.runtimes.handlers.config.project_spec import DEFAULT_MODEL, ModelEntry, ModelsSpec
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions, ModelLibrary, open_library
-from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, open_storage
+from ovmstrio.runtimes.handlers.models.storage import LocalStorage, ModelStorage, Moved
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
 __all__ = [
@@ -103,12 +103,12 @@ class CountingStorage:
             raise self.failure
         return self._inner.list_files(location)
 
-    def fetch(self, file: StoredFile, target: Path) -> None:
+    def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
         """Fetch, and note it."""
         if self.failure is not None:
             raise self.failure
         self.fetched.append(file.location)
-        self._inner.fetch(file, target)
+        self._inner.fetch(file, target, moved)
 
     def close(self) -> None:
         """Note it."""
@@ -124,7 +124,7 @@ async def library_over(
     **more: Any,
 ) -> AsyncIterator[ModelLibrary]:
     """Open a library that keeps its copies below ``root``."""
-    options = LibraryOptions(root=root, open_storage=open_storage if storage is None else storage.open)
+    options = LibraryOptions(root=root, open_storage=None if storage is None else storage.open)
     async with open_library(spec, load_model=load_model, options=options, **more) as library:
         yield library
 

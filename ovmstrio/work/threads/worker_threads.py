@@ -8,12 +8,14 @@ A worker is a loop inside ``trio.to_thread.run_sync``, hosted by a task of the p
 the tree of tasks.  Workers are started when there is more to do than there are workers, and end when they have had
 nothing to do for some seconds.  One that does not come back although its caller has left is given up: it counts as
 stuck, another takes its place, and the pool ends without it.  Or callers leave their calls at once: these are counted
-as abandoned, what they give is discarded once, and so many of them may be reason to refuse others.
+as abandoned, what they give is discarded once, and so many of them may be reason to refuse others.  Calls that wait
+for something else may lend their places meanwhile (``lending.py``).
 """
 
 from __future__ import annotations
 
 import contextvars
+import enum
 import math
 import queue
 import threading
@@ -25,6 +27,8 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast
 
 import structlog
 import trio
+
+from ovmstrio.work.threads.lending import Places, PoolThread, running_as
 
 __all__ = ["GRACE_SECONDS", "Refusal", "ThreadCall", "WorkerThreads"]
 
@@ -42,13 +46,12 @@ Refusal = Callable[[int], Exception | None]
 """Gives why there can be no further call while so many go on whose callers have left; None if there can."""
 
 
-class _PoolThread:
-    """One thread; ``is_abandoned`` once nobody waits for what it does."""
+class _Signal(enum.Enum):
+    """What threads find in their queue besides calls."""
 
-    __slots__ = ("is_abandoned",)
-
-    def __init__(self) -> None:
-        self.is_abandoned = False
+    END = enum.auto()
+    LOOK = enum.auto()
+    """Somebody may want a place back."""
 
 
 class ThreadCall:
@@ -88,7 +91,7 @@ class ThreadCall:
         self.meeting = None if discard is None else threading.Lock()
         self.value: Any = None
         self.error: BaseException | None = None
-        self.worker: _PoolThread | None = None
+        self.worker: PoolThread | None = None
         self.waiter: trio.lowlevel.Task | None = None
         self.is_done = False
         self.is_left = False
@@ -121,7 +124,6 @@ class WorkerThreads:
         told_of_leaving: is told how many calls go on whose callers have left, whenever one more does.
 
     Attributes:
-        stuck: threads that were given up and still run; with them there are at most twice ``limit``.
         abandoned: calls that go on although their callers have left them.
     """
 
@@ -135,7 +137,6 @@ class WorkerThreads:
         refusal: Refusal | None = None,
         told_of_leaving: Callable[[int], object] | None = None,
     ) -> None:
-        self.stuck = 0
         self.abandoned = 0
         self._refusal = refusal
         self._told_of_leaving = told_of_leaving
@@ -143,17 +144,22 @@ class WorkerThreads:
         self._limit = limit
         self.grace_seconds = grace_seconds
         self._idle_seconds = idle_seconds
-        self._queue: queue.SimpleQueue[ThreadCall | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[ThreadCall | _Signal] = queue.SimpleQueue()
         self._finished: deque[Callable[[], None]] = deque()
         self._is_waking = False
         self._open_jobs = 0
-        self._workers = 0
+        self._places = Places(limit, partial(self._queue.put, _Signal.LOOK), partial(self.wake, self._hire))
         self._nursery: trio.Nursery | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
         self._limiter = trio.CapacityLimiter(math.inf)
         self._closing = trio.Event()
         self._closed = trio.Event()
         self._waiting_for_idle = trio.lowlevel.ParkingLot()
+
+    @property
+    def stuck(self) -> int:
+        """How many threads were given up and still run; with them there are at most twice ``limit``."""
+        return self._places.stuck
 
     @property
     def is_busy(self) -> bool:
@@ -171,7 +177,7 @@ class WorkerThreads:
     @property
     def is_crowded(self) -> bool:
         """Whether calls wait for a thread; those who could go on later had better let them."""
-        return self._open_jobs > self._limit
+        return self._open_jobs - self._places.lent > self._limit
 
     # Life
 
@@ -198,8 +204,8 @@ class WorkerThreads:
                         await self._closing.wait()
                     finally:
                         self._nursery = None
-                        for _ in range(self._workers + self.stuck):
-                            self._queue.put(None)
+                        for _ in range(self._places.close()):
+                            self._queue.put(_Signal.END)
                     nursery.cancel_scope.deadline = trio.current_time() + self.grace_seconds
             finally:
                 self._nursery = None
@@ -377,48 +383,47 @@ class WorkerThreads:
         self._forget()
         worker = job.worker
         if worker is not None and not worker.is_abandoned:
-            worker.is_abandoned = True
-            self._workers -= 1
-            self.stuck += 1
+            self._places.give_up(worker)
             self._hire()
         log.warning("user code does not end; its thread was given up", stuck=self.stuck, limit=self._limit)
 
     def _hire(self) -> None:
         nursery = self._nursery
-        if nursery is None or self._open_jobs <= self._workers:
-            return
-        if self._workers < self._limit and self._workers + self.stuck < 2 * self._limit:
-            self._workers += 1
-            nursery.start_soon(self._host, _PoolThread(), name="worker thread of user code")
+        if nursery is not None and self._places.reserve(self._open_jobs):
+            nursery.start_soon(self._host, PoolThread(self._places), name="worker thread of user code")
 
-    async def _host(self, worker: _PoolThread) -> None:
+    async def _host(self, worker: PoolThread) -> None:
         """Own one thread.
 
         Cancellation: at once; only stuck threads are left then, and they end with what they do.
         """
         await trio.to_thread.run_sync(self._work, worker, abandon_on_cancel=True, limiter=self._limiter)
-        if worker.is_abandoned:
-            self.stuck -= 1
-        else:
-            self._workers -= 1
+        self._places.end(worker)
         # A call may have come while the thread was leaving.
         self._hire()
 
     # In the threads
 
-    def _work(self, worker: _PoolThread) -> None:
-        while not worker.is_abandoned:
-            try:
-                job = self._queue.get(timeout=self._idle_seconds)
-            except queue.Empty:
-                return
-            if job is None:
-                return
-            if job.claim.acquire(blocking=False):
-                job.worker = worker
-                job.run()
-                self.wake(partial(self._settle, job))
-            del job
+    def _work(self, worker: PoolThread) -> None:
+        self._places.begin(worker)
+        with running_as(worker):
+            while worker.has_place and self._work_once(worker):
+                if self._places.is_wanted:
+                    self._places.hand_over(worker)
+
+    def _work_once(self, worker: PoolThread) -> bool:
+        """Make a call; False if there is to be no other."""
+        try:
+            job = self._queue.get(timeout=self._idle_seconds)
+        except queue.Empty:
+            return False
+        if isinstance(job, _Signal):
+            return job is _Signal.LOOK
+        if job.claim.acquire(blocking=False):
+            job.worker = worker
+            job.run()
+            self.wake(partial(self._settle, job))
+        return True
 
 
 def _nothing() -> None:

@@ -55,7 +55,7 @@ def test_a_file_is_fetched_as_it_is(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("m/a", "first")
     storage = open_storage("s3://models/m")
     (before,) = storage.list_files("s3://models/m")
-    storage.fetch(before, tmp_path / "a")
+    storage.fetch(before, tmp_path / "a", lambda: None)
     assert (tmp_path / "a").read_text() == "first"
     bucket.put("m/a", "other")
     (after,) = storage.list_files("s3://models/m")
@@ -82,7 +82,7 @@ def test_what_cannot_be_read_is_told(bucket: Bucket, monkeypatch: pytest.MonkeyP
     (file,) = storage.list_files("s3://models/m")
     bucket.remove("m")
     with pytest.raises(StorageFailure, match="models/m/a cannot be downloaded"):
-        storage.fetch(file, tmp_path / "a")
+        storage.fetch(file, tmp_path / "a", lambda: None)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(StorageFailure, match="cannot be listed"):
         open_storage("s3://models/m").list_files("s3://models/m")

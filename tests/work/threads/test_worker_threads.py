@@ -95,7 +95,7 @@ async def test_many_calls_share_the_threads_that_are_allowed() -> None:
         async with trio.open_nursery() as nursery:
             for number in range(200):
                 nursery.start_soon(one, number)
-        assert threads._workers <= 3
+        assert threads._places.taken <= 3
     assert most <= 3
     assert sorted(results) == [(number, number) for number in range(200)]
 
@@ -202,7 +202,7 @@ async def test_no_thread_is_left_after_the_end() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(threads.call, time.sleep, 0)
-        await until(lambda: threads._workers == 0)
+        await until(lambda: threads._places.taken == 0)
         assert busy_threads() == 0
         await threads.call(time.sleep, 0)
     await until(lambda: busy_threads() == 0)

@@ -23,6 +23,7 @@ _KEYS: Final[Rules] = {
     "disk_cache_size": any_spelling(whole(1)),
     "latest_versions": any_spelling(whole(1)),
     "reload_interval_seconds": any_spelling(number(0, "a number of seconds")),
+    "storage_timeout_seconds": any_spelling(number(0, "a number of seconds")),
 }
 _CACHES: Final = ("cache_size", "disk_cache_size")
 _OF_TYPE: Final = {"tensorflow": "models", "python": "multi_model_reloading"}

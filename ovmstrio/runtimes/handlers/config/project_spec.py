@@ -93,6 +93,7 @@ class ModelsSpec(_FrozenSpec):
     and empty for ``dir``, where every folder directly below ``dir`` is a model.  The cache sizes count versions of
     models; both are given (models are cached, and loaded when they are asked for) or none is.  Of each model there are
     the ``latest_versions``, so many of them, or all.  What changes is looked for every ``reload_interval_seconds``.
+    A storage that gives nothing for ``storage_timeout_seconds`` has failed.
     """
 
     section: str
@@ -104,6 +105,7 @@ class ModelsSpec(_FrozenSpec):
     disk_cache_size: _Positive | None = None
     latest_versions: _Positive | None = None
     reload_interval_seconds: Annotated[float, Field(gt=0)] = 10.0
+    storage_timeout_seconds: Annotated[float, Field(gt=0)] = 60.0
 
     @property
     def is_cached(self) -> bool:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -14,6 +15,7 @@ import trio
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.client import ModelClient, ModelNames
+from ovmstrio.runtimes.handlers.models.fetching import StorageThreads
 from ovmstrio.runtimes.handlers.models.loader import LoadModel, ModelLoader
 from ovmstrio.runtimes.handlers.models.shelf import Shelf
 from ovmstrio.runtimes.handlers.models.sources import CopyMaker, ModelSource, open_sources
@@ -31,12 +33,12 @@ class LibraryOptions:
     Attributes:
         watch: how their storages are followed.
         root: where copies are kept, in a new folder that is removed at the end; the system's temporary folder if None.
-        open_storage: opens storages.
+        open_storage: opens storages; None for those that a URL stands for.
     """
 
     watch: WatchOptions = field(default_factory=WatchOptions)
     root: Path | None = None
-    open_storage: OpenStorage = open_storage
+    open_storage: OpenStorage | None = None
 
 
 class ModelLibrary:
@@ -51,6 +53,7 @@ class ModelLibrary:
 
     Attributes:
         shelf: what is here.
+        storage_threads: fetch for those who ask.
         loader: gives that, and loads what is not.
         names: the names that may be asked for.
         client: for the handler.
@@ -65,7 +68,8 @@ class ModelLibrary:
         self.janitor = _Janitor()
         self.shelf = Shelf(spec.cache_size, spec.disk_cache_size, self.janitor.wake)
         maker = CopyMaker(root, sources)
-        self.loader = ModelLoader(self.shelf, maker)
+        self.storage_threads = StorageThreads(maker, watch.fetches, spec.storage_timeout_seconds)
+        self.loader = ModelLoader(self.shelf, maker, self.storage_threads)
         self.names = ModelNames(spec, self.shelf)
         self.client = ModelClient(self.shelf, self.loader, self.names, is_caching=spec.is_cached)
         self.sync = StorageSync(sources, self.shelf, maker, spec=spec, validate=validate, options=watch)
@@ -102,13 +106,17 @@ async def open_library(
     Cancellation: at any checkpoint; the copies are removed.
     """
     options = options or LibraryOptions()
-    sources = open_sources(spec, options.open_storage)
+    sources = open_sources(
+        spec, options.open_storage or partial(open_storage, stall_seconds=spec.storage_timeout_seconds)
+    )
     with _new_folder(options.root) as root:
         async with trio.open_nursery() as nursery:
             library = ModelLibrary(spec, sources, root, validate=validate, watch=options.watch)
             library.loader.load_model = load_model
             nursery.start_soon(library.watcher.run)
             nursery.start_soon(library.janitor.run, library.loader)
+            if spec.is_cached:
+                nursery.start_soon(library.storage_threads.run)
             await library.sync.synced.wait()
             yield library
             nursery.cancel_scope.cancel()

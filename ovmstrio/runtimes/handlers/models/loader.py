@@ -9,7 +9,8 @@ import structlog
 import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
-from ovmstrio.core.errors import StorageFailure
+from ovmstrio.core.errors import Overloaded, StorageFailure
+from ovmstrio.runtimes.handlers.models.fetching import MAX_WAITING, StorageThreads
 from ovmstrio.runtimes.handlers.models.shelf import LoadedModel, Shelf
 from ovmstrio.runtimes.handlers.models.sources import Copy, CopyMaker
 from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, VersionFiles
@@ -25,18 +26,24 @@ LoadModel = Callable[[str], Any]
 class ModelLoader:
     """Gives models; it blocks, and may be asked from any thread.
 
+    While a version is fetched, others get its old copy if that is in memory, and if they ask for the latest version the
+    latest one that is here; who waits lends the place of the thread.
+
     Args:
         shelf: what is here.
-        maker: makes copies.
+        maker: removes copies.
+        storage: fetches them.
 
     Attributes:
         load_model: makes of a version's folder what is given.
     """
 
-    def __init__(self, shelf: Shelf, maker: CopyMaker) -> None:
+    def __init__(self, shelf: Shelf, maker: CopyMaker, storage: StorageThreads) -> None:
         self.load_model: LoadModel | None = None
         self._shelf = shelf
         self._maker = maker
+        self._storage = storage
+        self._limiter = trio.CapacityLimiter(2 * MAX_WAITING)
 
     def get(self, name: str, version: str) -> LoadedModel:
         """Give a version of a model, leased to the current call.
@@ -45,6 +52,7 @@ class ModelLoader:
 
         Raises:
             UserRuntimeException: there is no such version, or it cannot be loaded.
+            Overloaded: it is not here, and too many wait for storages.
         """
         found = self._shelf.find(name, version)
         if found is not None:
@@ -74,7 +82,7 @@ class ModelLoader:
         found = self._shelf.find(name, version)
         if found is not None:
             return found
-        return await trio.to_thread.run_sync(self.get, name, version, abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(self.get, name, version, abandon_on_cancel=True, limiter=self._limiter)
 
     def _absent(self, name: str, version: str) -> UserRuntimeException:
         if version == LATEST:
@@ -93,7 +101,7 @@ class ModelLoader:
             try:
                 if copy is None or copy.fingerprint != version.fingerprint:
                     copy = self._fetch(key, version, copy)
-                self._shelf.make_room(key, on_disk=False)
+                self._shelf.make_room(key)
                 loaded = LoadedModel(copy, self._call_user(copy))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return self._failed(key, version, error)
@@ -104,9 +112,12 @@ class ModelLoader:
             self.empty_trash()
 
     def _fetch(self, key: ModelKey, version: VersionFiles, old: Copy | None) -> Copy:
-        self._shelf.make_room(key, on_disk=True)
-        self.empty_trash()
-        copy = self._maker.make(key, version)
+        self._shelf.begin_fetch(key)
+        try:
+            self.empty_trash()
+            copy = self._storage.fetch(key, version)
+        finally:
+            self._shelf.end_fetch(key)
         self._shelf.replace_copy(copy, old)
         log.debug("a model was fetched", model=key.name, version=key.version)
         return copy
@@ -117,7 +128,8 @@ class ModelLoader:
         return self.load_model(str(copy.folder))
 
     def _failed(self, key: ModelKey, version: VersionFiles, error: BaseException) -> LoadedModel:
-        old, is_news = self._shelf.keep_old(key, version, is_unreachable=isinstance(error, StorageFailure))
+        is_unreachable = isinstance(error, StorageFailure | Overloaded)
+        old, is_news = self._shelf.keep_old(key, version, is_unreachable=is_unreachable)
         if is_news:
             log.warning(
                 "a model cannot be loaded",
@@ -125,10 +137,12 @@ class ModelLoader:
                 version=key.version,
                 reason=f"{type(error).__name__}: {error}",
                 keeps_old=old is not None,
-                exc_info=None if isinstance(error, StorageFailure) else error,
+                exc_info=None if is_unreachable else error,
             )
         if old is not None:
             return old
+        if isinstance(error, Overloaded):
+            raise error
         message = f"failed (re-)loading model {key.name} of version {key.version}"
         raise UserRuntimeException(message, str(error)) from error
 

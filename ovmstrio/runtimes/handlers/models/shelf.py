@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from ovmstrio.runtimes.handlers.models.leases import current_call
 from ovmstrio.runtimes.handlers.models.sources import Copy
 from ovmstrio.runtimes.handlers.models.tree import LATEST, ModelKey, Tree, VersionFiles, versions_by_model
+from ovmstrio.work.threads.lending import lent_place
 
 __all__ = ["LoadedModel", "RecentlyUsed", "Shelf"]
 
@@ -92,6 +93,7 @@ class Shelf:
         self._loaded: dict[ModelKey, LoadedModel] = {}
         self._broken: dict[ModelKey, str] = {}
         self._unreachable: set[ModelKey] = set()
+        self._fetching: set[ModelKey] = set()
         self._trash: list[Copy] = []
         self._dropped: list[LoadedModel] = []
 
@@ -178,14 +180,17 @@ class Shelf:
 
         Gives what is to be loaded, and its copy if there is one, which may be an older one.
         """
-        with self._load_ended:
-            while key in self._loading:
-                self._load_ended.wait()
-            self._loading.add(key)
-            copy = self._copies.get(key)
-            if copy is not None:
-                copy.uses += 1
-            return self._catalog.get(key), copy
+        while True:
+            with self._lock:
+                if key not in self._loading:
+                    self._loading.add(key)
+                    copy = self._copies.get(key)
+                    if copy is not None:
+                        copy.uses += 1
+                    return self._catalog.get(key), copy
+            # Whoever loads it may need the place in which this waits.
+            with lent_place(), self._load_ended:
+                self._load_ended.wait_for(lambda: key not in self._loading)
 
     def end_load(self, key: ModelKey, copy: Copy | None) -> None:
         """End what :meth:`begin_load` began; the caller empties the trash."""
@@ -196,11 +201,26 @@ class Shelf:
                 self._give_back(copy)
         self._evict()
 
-    def make_room(self, key: ModelKey, *, on_disk: bool) -> None:
-        """Have others leave the disk, or the memory, for what is about to come there; the caller empties the trash."""
+    def make_room(self, key: ModelKey) -> None:
+        """Have others leave the memory for what is about to come there; the caller empties the trash."""
         with self._lock:
-            (self._on_disk if on_disk else self._in_memory).add(key)
+            self._in_memory.add(key)
         self._evict()
+
+    def begin_fetch(self, key: ModelKey) -> None:
+        """Have others leave the disk for what is about to come there; the caller empties the trash.
+
+        Until :meth:`end_fetch` what is here serves those who ask for it meanwhile.
+        """
+        with self._lock:
+            self._fetching.add(key)
+            self._on_disk.add(key)
+        self._evict()
+
+    def end_fetch(self, key: ModelKey) -> None:
+        """Note that a fetch has ended, well or not; those who could not be fetched are told of with the failure."""
+        with self._lock:
+            self._fetching.discard(key)
 
     def replace_copy(self, copy: Copy, old: Copy | None) -> None:
         """Keep a new copy of a version, as if it had been there at :meth:`begin_load` instead of the old one."""
@@ -285,20 +305,26 @@ class Shelf:
             key = ModelKey(name, version)
             return key if key in self._catalog else None
         keys = self._newest.get(name, ())
+        coming: ModelKey | None = None
         for key in keys:
             is_broken = self._broken.get(key) == self._catalog[key].fingerprint or key in self._unreachable
-            if key in self._loaded or not is_broken:
+            if key in self._loaded:
                 return key
-        return keys[0] if keys else None
+            if is_broken:
+                continue
+            if key in self._fetching:
+                coming = coming or key
+            elif coming is None or key in self._copies:
+                return key
+        return coming or (keys[0] if keys else None)
 
     def _current(self, key: ModelKey) -> LoadedModel | None:
         loaded = self._loaded.get(key)
         if loaded is None:
             return None
         wanted = self._catalog[key].fingerprint
-        if loaded.copy.fingerprint == wanted or self._broken.get(key) == wanted or key in self._unreachable:
-            return loaded
-        return None
+        is_best = loaded.copy.fingerprint == wanted or self._broken.get(key) == wanted
+        return loaded if is_best or key in self._unreachable or key in self._fetching else None
 
     def _set_copy(self, copy: Copy) -> None:
         self._drop_copy(copy.key)

@@ -11,7 +11,7 @@ from typing import Final
 
 from ovmstrio.core.errors import StorageFailure
 from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
-from ovmstrio.runtimes.handlers.models.storage import ModelStorage, OpenStorage, scheme_of
+from ovmstrio.runtimes.handlers.models.storage import ModelStorage, Moved, OpenStorage, scheme_of
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, VersionFiles, models_below, versions_of
 
 __all__ = ["Copy", "CopyMaker", "ModelSource", "open_sources", "problem_of_saved_model"]
@@ -34,6 +34,10 @@ class Copy:
     uses: int = 0
 
 
+def _nothing() -> None:
+    """Stand for somebody who wants to know."""
+
+
 class CopyMaker:
     """Makes copies; safe from any thread.  It blocks, and belongs in worker threads.
 
@@ -47,8 +51,8 @@ class CopyMaker:
         self._sources = sources
         self._numbers = itertools.count(1)
 
-    def make(self, key: ModelKey, version: VersionFiles) -> Copy:
-        """Copy all files of a version out of its storage.
+    def make(self, key: ModelKey, version: VersionFiles, moved: Moved = _nothing) -> Copy:
+        """Copy all files of a version out of its storage; ``moved`` is told of every piece.
 
         Raises:
             StorageFailure: a file cannot be read from there, or not be written here; nothing is left of the copy.
@@ -61,7 +65,7 @@ class CopyMaker:
             for folder in {target.parent for target in targets}:
                 folder.mkdir(parents=True, exist_ok=True)
             for target, file in targets.items():
-                storage.fetch(file, target)
+                storage.fetch(file, target, moved)
             unfinished.rename(place)
         except OSError as error:
             raise StorageFailure(f"{key} cannot be kept below {self._root}: {error}") from error

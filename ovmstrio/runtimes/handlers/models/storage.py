@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,16 @@ from urllib.parse import unquote, urlsplit
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
-__all__ = ["LocalStorage", "ModelStorage", "OpenStorage", "local_path", "open_storage", "scheme_of"]
+__all__ = [
+    "STALL_SECONDS",
+    "LocalStorage",
+    "ModelStorage",
+    "Moved",
+    "OpenStorage",
+    "local_path",
+    "open_storage",
+    "scheme_of",
+]
 
 _PACKAGES: Final = {
     "s3": "s3fs",
@@ -27,6 +35,9 @@ _PACKAGES: Final = {
     "az": "adlfs",
     "abfs": "adlfs",
 }
+_PIECE_BYTES: Final = 8 * 2**20
+STALL_SECONDS: Final = 60.0
+"""How long a storage may give nothing, unless a project says otherwise."""
 
 
 class ModelStorage(Protocol):
@@ -40,8 +51,8 @@ class ModelStorage(Protocol):
         """
         ...
 
-    def fetch(self, file: StoredFile, target: Path) -> None:
-        """Copy a file; ``target``'s folder exists.
+    def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
+        """Copy a file; ``target``'s folder exists, and ``moved`` is called whenever a piece has come.
 
         Raises:
             StorageFailure: it cannot be read, or is not there any more.
@@ -52,6 +63,9 @@ class ModelStorage(Protocol):
         """Close connections.  Called once, when nothing else is under way."""
         ...
 
+
+Moved = Callable[[], None]
+"""Is told that a piece of a file has come; from any thread."""
 
 OpenStorage = Callable[[str], ModelStorage]
 """Opens what a location is in."""
@@ -74,10 +88,13 @@ class LocalStorage:
             raise StorageFailure(f"{location} cannot be read: {error}") from error
         return found
 
-    def fetch(self, file: StoredFile, target: Path) -> None:
+    def fetch(self, file: StoredFile, target: Path, moved: Moved) -> None:
         """Copy a file; as :meth:`ModelStorage.fetch`."""
         try:
-            shutil.copyfile(file.location, target)
+            with Path(file.location).open("rb") as source, target.open("wb") as copy:
+                while piece := source.read(_PIECE_BYTES):
+                    copy.write(piece)
+                    moved()
         except OSError as error:
             raise StorageFailure(f"{file.location} cannot be copied: {error}") from error
 
@@ -85,8 +102,8 @@ class LocalStorage:
         """Do nothing, as there are no connections."""
 
 
-def open_storage(location: str) -> ModelStorage:
-    """Open what a location is in.
+def open_storage(location: str, stall_seconds: float = STALL_SECONDS) -> ModelStorage:
+    """Open what a location is in; every attempt to read there ends when nothing has come for some time.
 
     Raises:
         ConfigError: the library that reads such URLs is not installed.
@@ -99,7 +116,7 @@ def open_storage(location: str) -> ModelStorage:
         if package:
             importlib.import_module(package)
         remote = importlib.import_module("ovmstrio.runtimes.handlers.models.remote")
-        storage: ModelStorage = remote.FsspecStorage(scheme)
+        storage: ModelStorage = remote.FsspecStorage(scheme, stall_seconds)
     except (ImportError, ValueError) as error:
         extra = "pip install 'ovmstrio[s3]'" if package == "s3fs" else f"pip install {package or 'its fsspec package'}"
         message = f"URLs that begin with {scheme}:// cannot be read here: {error}"

@@ -214,7 +214,7 @@ async def test_paused_generators_hold_no_threads(tmp_path: Path) -> None:
             instances.append(opening)
             opened = await opening.__aenter__()
             await opened.run()
-        await until(lambda: made.threads._workers == 0)
+        await until(lambda: made.threads._places.taken == 0)
         assert (made.threads._open_jobs, node.resources.model.left) == (0, 200)
         for opening in instances:
             await opening.__aexit__(None, None, None)
