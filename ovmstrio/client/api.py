@@ -54,12 +54,17 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """One live sequence of a stateful model; ``requests`` counts those that succeeded."""
+    """One live sequence of a stateful model.
+
+    ``requests`` counts those that succeeded; of ``lost_seconds`` at most they are missing in a sequence that was
+    restored after its server had ended without a word.
+    """
 
     id: int
     age_seconds: float
     idle_seconds: float
     requests: int
+    lost_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

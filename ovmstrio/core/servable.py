@@ -106,12 +106,17 @@ class GrpcServices(Service, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequenceInfo:
-    """What a live sequence of requests looks like from outside; ``requests`` counts those that succeeded."""
+    """What a live sequence of requests looks like from outside.
+
+    ``requests`` counts those that succeeded.  ``lost_seconds`` is above 0 for a sequence that was restored after a
+    server had ended without a word: what succeeded in at most so many seconds before that end is not in it.
+    """
 
     id: int
     age_seconds: float
     idle_seconds: float
     requests: int
+    lost_seconds: float = 0.0
 
 
 @runtime_checkable

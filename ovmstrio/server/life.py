@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -36,7 +36,8 @@ from ovmstrio.registry.source import ConfigSource, reload_versions
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
-from ovmstrio.runtimes.models.sequences.store import restore_sequences, save_sequences
+from ovmstrio.runtimes.models.sequences.store import SequenceStore
+from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, metric_families
 from ovmstrio.server.front_ends import grpc_front_end, metrics_front_end, rest_front_end
@@ -152,7 +153,8 @@ class _Server:
     """The parts of one server, wired to each other.
 
     Attributes:
-        ended_gently: whether it was told to end and cut nothing off; one that was told before it served did.
+        ended_gently: whether it was told to end, cut nothing off and lost no sequence; one that was told before it
+            served did.
     """
 
     def __init__(self, plan: Plan, hosting: Hosting) -> None:
@@ -175,6 +177,7 @@ class _Server:
         )
         self._readiness = ReadinessFile(plan.readiness_file)
         self._front_ends = self._make_front_ends()
+        self._store: SequenceStore | None = None
         self._is_serving = False
         self._is_draining = False
 
@@ -221,12 +224,24 @@ class _Server:
         """Serve until drained.
 
         Raises:
-            ConfigError: what is at the root cannot be loaded, or TLS cannot be set up.
+            ConfigError: what is at the root cannot be loaded, TLS cannot be set up, or another server keeps its
+                sequences in the same folder.
             OSError: an address cannot be bound.
 
         Ownership: everything that the server opens.
         Cancellation: ends everything at once.
         """
+        with self._locked_store():
+            await self._serve(task_status)
+
+    def _locked_store(self) -> AbstractContextManager[None]:
+        """Keep the folder of the sequences, where there are any; what has the root of the ports has none."""
+        folder = self._settings.sequence_store
+        if folder is None or self._plan.root:
+            return nullcontext()
+        return locked_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
+
+    async def _serve(self, task_status: trio.TaskStatus[Running]) -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._registry.run)
             if self._plan.root:
@@ -274,9 +289,13 @@ class _Server:
         plane.begin_serving()
         self._readiness.show(ready=plane.readiness().ready)
         nursery.start_soon(self._readiness.follow, plane)
-        if not self._plan.root:
-            nursery.start_soon(self._first_load)
         sequences = self._registry.context.shared(SequenceManagers)
+        if not self._plan.root:
+            if self._settings.sequence_store is not None:
+                seconds = self._settings.sequence_store_seconds
+                self._store = SequenceStore(sequences, self._settings.sequence_store, seconds)
+                nursery.start_soon(self._store.run)
+            nursery.start_soon(self._first_load)
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
         grpc, rest, metrics = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics"))
@@ -284,9 +303,8 @@ class _Server:
 
     async def _first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""
-        if self._settings.sequence_store is not None:
-            sequences = self._registry.context.shared(SequenceManagers)
-            await restore_sequences(sequences, self._settings.sequence_store)
+        if self._store is not None:
+            await self._store.restore()
         try:
             if self._source is not None:
                 await self._source.reload(force=True)
@@ -335,10 +353,8 @@ class _Server:
             log.warning("requests cut", count=cut, drain_seconds=self._settings.drain_seconds)
         elif not self._hosting.is_part:
             log.info("drained")
-        if self._settings.sequence_store is not None:
-            sequences = self._registry.context.shared(SequenceManagers)
-            await save_sequences(sequences, self._settings.sequence_store)
-        self.ended_gently = not cut
+        saved = self._store is None or await self._store.save_at_end()
+        self.ended_gently = saved and not cut
 
 
 def _metrics_of(plan: Plan) -> Metrics | None:

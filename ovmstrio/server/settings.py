@@ -70,6 +70,9 @@ class ServerSettings(BaseModel):
     sequence_store: Path | None = _setting(
         None, SERVER, "Folder where sequences are kept from the end of the server to its next start."
     )
+    sequence_store_seconds: Annotated[float, Field(ge=0, le=86_400)] = _setting(
+        5, SERVER, "Time of which steps may be missing there when the server is killed; 0 writes only at its end."
+    )
     allow_empty: bool = _setting(False, SERVER, "Be ready with no model configured.")
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,14 @@ from tests.support.processes import run_ovms, serving
 pytestmark = pytest.mark.e2e
 
 
-def _rest(address: str, value: float, **control: int) -> httpx.Response:
+def _rest(address: str, value: float, client: Any = httpx, **control: int) -> httpx.Response:
     inputs: list[dict[str, Any]] = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [value, value]}]
     datatypes = {"sequence_id": "UINT64", "sequence_control_input": "UINT32"}
     inputs += [
         {"name": name, "datatype": datatypes[name], "shape": [1], "data": [number]} for name, number in control.items()
     ]
-    return httpx.post(f"{address}/v2/models/m/infer", json={"inputs": inputs}, timeout=10)
+    answer: httpx.Response = client.post(f"{address}/v2/models/m/infer", json={"inputs": inputs}, timeout=10)
+    return answer
 
 
 def _sum(response: httpx.Response) -> float:
@@ -82,6 +85,67 @@ def test_sequences_over_both_protocols_and_a_restart(tmp_path: Path) -> None:
         assert _sum(_rest(server.rest, 4, sequence_id=1)) == 7
         assert _sum(_rest(server.rest, 1, sequence_id=1, sequence_control_input=2)) == 8
         assert server.get("/v2/models/m/sequences").json() == {"sequences": []}
+
+
+def _stored(tmp_path: Path, *options: str) -> list[str]:
+    base = ir.save(ir.accumulator(), tmp_path, "m")
+    kept = str(tmp_path / "kept")
+    return ["--model_name", "m", "--model_path", str(base), "--stateful", "--sequence_store", kept, *options]
+
+
+def test_a_server_that_is_killed_loses_no_more_than_it_said(tmp_path: Path) -> None:
+    """Steps that succeeded a second before SIGKILL are there, the sum fits their number, and the log says how old.
+
+    A second server in the same folder does not start, and names the first, of which nothing is in the next one's way.
+    """
+    options = _stored(tmp_path, "--sequence_store_seconds", "1")
+    with serving(*options) as server:
+        second = run_ovms("serve", "--port", "0", "--rest_bind_address", "127.0.0.1", "--rest_port", "1", *options)
+        told = " ".join((second.stdout + second.stderr).split())
+        assert second.returncode == 1
+        assert f"process {server.process.pid} on" in told
+        assert "serving m" in told
+        assert "give this one another folder" in told
+        client = httpx.Client()
+        done: list[float] = []
+        ends = time.monotonic() + 2.5
+        while time.monotonic() < ends:
+            control = {"sequence_id": 7} if done else {"sequence_id": 7, "sequence_control_input": 1}
+            assert _sum(_rest(server.rest, 1, client=client, **control)) == len(done) + 1
+            done.append(time.monotonic())
+        killed = time.monotonic()
+        server.process.kill()
+        server.process.wait(10)
+    with serving(*options) as server:
+        (listed,) = server.get("/v2/models/m/sequences").json()["sequences"]
+        kept = listed["requests"]
+        assert sum(each < killed - 1 for each in done) <= kept <= len(done)
+        assert listed["lost_seconds"] == 1
+        assert _sum(_rest(server.rest, 1, sequence_id=7)) == kept + 1
+        code, printed = server.stop()
+    assert code == 0
+    (line,) = [line for line in printed.splitlines() if "sequences restored" in line]
+    assert "sequences=1" in line
+    assert "lost_seconds=1.0" in line
+    assert 0 < float(line.split("written_seconds_ago=")[1].split()[0]) < 60
+
+
+def test_sequences_that_cannot_be_saved_are_a_failure(tmp_path: Path) -> None:
+    """With no room for the file the server ends with 1, and what was kept before is there for the next one."""
+    options = _stored(tmp_path, "--sequence_store_seconds", "0.2")
+    with serving(*options) as server:
+        assert _sum(_rest(server.rest, 5, sequence_id=3, sequence_control_input=1)) == 5
+        file = tmp_path / "kept" / "sequences.bin"
+        ends = time.monotonic() + 10
+        while b'"id":3' not in file.read_bytes() and time.monotonic() < ends:
+            server.get("/v2/health/live")
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (100, 100))
+        assert _sum(_rest(server.rest, 5, sequence_id=3)) == 10
+        code, printed = server.stop()
+        assert (code, "sequences not saved" in printed) == (1, True)
+        assert "File too large" in printed
+    with serving(*options) as server:
+        assert _sum(_rest(server.rest, 1, sequence_id=3)) == 6
 
 
 def test_a_model_without_sequences_has_no_list(tmp_path: Path) -> None:

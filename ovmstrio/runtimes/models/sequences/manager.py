@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 
 
-__all__ = ["Sequence", "SequenceManager", "Turn"]
+__all__ = ["Changes", "Sequence", "SequenceManager", "Turn"]
 
 _MISSING: Final = "Sequence with provided ID does not exist"
 _EXISTS: Final = "Sequence with provided ID already exists"
@@ -52,6 +52,7 @@ class SequenceManager:
         migrates: whether sequences may go on in another version or instance.
         next_id: the id that is tried first for the next sequence that brings none; the same in all relatives.
         servables: how many loaded instances of the version use it.
+        changes: notes what becomes of sequences, for a store; None where there is none.
     """
 
     def __init__(self, name: str, version: int, variables: tuple[TensorSpec, ...]) -> None:
@@ -64,6 +65,7 @@ class SequenceManager:
         self.migrates = True
         self.next_id = 1
         self.servables = 0
+        self.changes: Changes | None = None
         self._sequences: dict[int, Sequence] = {}
 
     def __contains__(self, number: int) -> bool:
@@ -142,15 +144,21 @@ class SequenceManager:
 
     def take(self, sequence: Sequence) -> None:
         """Take a sequence over from whichever manager has it; requests that run or wait for it go on."""
-        sequence.owner._sequences.pop(sequence.id, None)  # noqa: SLF001 - another one of this class
+        sequence.owner._forget(sequence)  # noqa: SLF001 - another one of this class
         sequence.owner = self
         self._sequences[sequence.id] = sequence
+        sequence.note()
 
     def remove(self, sequence: Sequence) -> None:
         """End a sequence; its id is free."""
         if sequence.alive:
             sequence.alive = False
-            del self._sequences[sequence.id]
+            self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._sequences.pop(sequence.id, None)
+        if self.changes is not None:
+            self.changes.touched[self, sequence.id] = None
 
 
 class Turn:
@@ -225,6 +233,7 @@ class Sequence:
         idle: whether the cleaner has come by since the last request that succeeded.
         started_at: when it was started, on trio's clock.
         used_at: when its last request succeeded, on trio's clock.
+        lost_seconds: of how long, at most, steps are missing because a server ended without a word; see the store.
     """
 
     id: int
@@ -238,6 +247,7 @@ class Sequence:
     idle: bool = False
     started_at: float = field(default_factory=trio.current_time)
     used_at: float = field(default_factory=trio.current_time)
+    lost_seconds: float = 0.0
 
     def advance(self, state: State) -> None:
         """Note that a request has succeeded, and what the model remembers now."""
@@ -245,9 +255,44 @@ class Sequence:
         self.requests += 1
         self.idle = False
         self.used_at = trio.current_time()
+        self.note()
+
+    def note(self) -> None:
+        """Have a store write the sequence down, if there is one."""
+        changes = self.owner.changes
+        if changes is not None:
+            changes.touched[self.owner, self.id] = self
 
     @property
     def info(self) -> SequenceInfo:
         """The sequence as others see it."""
         now = trio.current_time()
-        return SequenceInfo(self.id, now - self.started_at, now - self.used_at, self.requests)
+        idle_seconds = now - self.used_at
+        return SequenceInfo(self.id, now - self.started_at, idle_seconds, self.requests, self.lost_seconds)
+
+
+class Changes:
+    """What happened to the sequences of all models since they were last written down; of each only what it came to.
+
+    Noting costs as much for a sequence of a thousand requests as for one of one, and is done in every request.
+
+    Attributes:
+        touched: the sequences by manager and id; None for one that the manager has not any more.
+        dropped: the models, by name and version, whose manager was given up or replaced, with all that it had.
+    """
+
+    __slots__ = ("dropped", "touched")
+
+    def __init__(self) -> None:
+        self.touched: dict[tuple[SequenceManager, int], Sequence | None] = {}
+        self.dropped: set[tuple[str, int]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.touched or self.dropped)
+
+    def hand_out(self) -> Changes:
+        """Give everything that was noted, and begin anew."""
+        out = Changes()
+        out.touched, self.touched = self.touched, out.touched
+        out.dropped, self.dropped = self.dropped, out.dropped
+        return out

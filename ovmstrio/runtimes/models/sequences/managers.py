@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ovmstrio.runtimes.models.sequences.manager import SequenceManager
+from ovmstrio.runtimes.models.sequences.manager import Changes, SequenceManager
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
@@ -24,9 +24,14 @@ log = structlog.get_logger(__name__)
 
 
 class SequenceManagers:
-    """One manager a version of a stateful model."""
+    """One manager a version of a stateful model.
+
+    Attributes:
+        changes: notes what becomes of sequences, for a store; None where there is none.
+    """
 
     def __init__(self) -> None:
+        self.changes: Changes | None = None
         self._managers: dict[tuple[str, int], SequenceManager] = {}
 
     def __iter__(self) -> Iterator[SequenceManager]:
@@ -56,8 +61,18 @@ class SequenceManagers:
         """Put a new manager in the place of a version's, for an instance that may be loaded later."""
         manager = SequenceManager(name, version, variables)
         manager.relatives = partial(self._relatives, manager)
+        manager.changes = self.changes
         self._managers[name, version] = manager
+        self._note_dropped(name, version)
         return manager
+
+    def has(self, manager: SequenceManager) -> bool:
+        """Tell whether a manager is the one of its version still."""
+        return self._managers.get((manager.name, manager.version)) is manager
+
+    def _note_dropped(self, name: str, version: int) -> None:
+        if self.changes is not None:
+            self.changes.dropped.add((name, version))
 
     def close(self, manager: SequenceManager) -> None:
         """Say that an instance is closed; with the last one the manager goes, too.
@@ -69,6 +84,7 @@ class SequenceManagers:
         if manager.servables or self._managers.get(key) is not manager:
             return
         del self._managers[key]
+        self._note_dropped(*key)
         loaded = (other for other in self._relatives(manager) if other.servables)
         heir = max(loaded, key=lambda other: other.version, default=None)
         if heir is None:
