@@ -26,8 +26,8 @@ class Datatype:
         numpy: the dtype of arrays that hold it; ``object`` for ``BYTES``.
         itemsize: bytes an element takes on the wire; 0 for ``BYTES``, whose elements differ.
         openvino: OpenVINO's name, such as ``f32``.
-        contents_field: the field of ``InferTensorContents`` that may carry it; empty where the protocol has none
-            (``FP16`` and ``BF16`` travel raw only).
+        contents_field: the field of ``InferTensorContents`` that may carry it.  The protocol has none for ``FP16`` and
+            ``BF16``; they come as the ``FP32`` numbers that are rounded to them.
     """
 
     name: str
@@ -56,8 +56,8 @@ _ALL: Final = (
     _row("UINT16", "<u2", "u16", "uint_contents"),
     _row("UINT32", "<u4", "u32", "uint_contents"),
     _row("UINT64", "<u8", "u64", "uint64_contents"),
-    _row("FP16", "<f2", "f16", ""),
-    _row("BF16", "<u2", "bf16", ""),
+    _row("FP16", "<f2", "f16", "fp32_contents"),
+    _row("BF16", "<u2", "bf16", "fp32_contents"),
     _row("FP32", "<f4", "f32", "fp32_contents"),
     _row("FP64", "<f8", "f64", "fp64_contents"),
     BYTES,

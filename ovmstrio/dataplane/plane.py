@@ -22,6 +22,7 @@ from ovmstrio.core.events import OK, CallEvent, Step
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
+from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
 from ovmstrio.registry import Readiness
 from ovmstrio.runtimes.kind import Takes
 
@@ -216,6 +217,8 @@ class DataPlane:
     ) -> Any:
         """Answer one call, as ``render`` makes an answer and tells its size of what the service gives.
 
+        Outputs that the request names are all that is answered, in that order.
+
         Raises:
             ServerError: any of its kinds; what the look-up or the servable raised.
 
@@ -230,7 +233,11 @@ class DataPlane:
             request.event = event
             self._start(event)
             try:
+                if request.outputs:
+                    check_outputs(request.outputs, lease.servable.metadata.outputs)
                 answer: Any = await lease.servable.infer(request)
+                if request.outputs:
+                    keep_outputs(answer, request.outputs)
                 if render is not None:
                     answer, event.sent = render(answer)
             except BaseException as error:

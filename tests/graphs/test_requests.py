@@ -145,7 +145,11 @@ def test_strings_that_came_one_by_one_are_framed() -> None:
 @pytest.mark.parametrize("tag", [PYTHON, "OVTENSOR", "TFTENSOR", "TENSOR"])
 @pytest.mark.parametrize(
     "request_",
-    [typed("FP32", (3,), [1.0]), typed("FP32", (3,), [1] * 3, "int_contents"), typed("FP16", (3,), [1.0] * 3)],
+    [
+        typed("FP32", (3,), [1.0]),
+        typed("FP32", (3,), [1] * 3, "int_contents"),
+        typed("FP16", (3,), [1] * 3, "int_contents"),
+    ],
 )
 def test_a_wrong_number_of_values_is_refused(tag: str, request_: InferRequest) -> None:
     """Values that are missing, surplus or in the wrong field do not count."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ovmstrio.core.datatypes import BY_NAME, to_bf16
 from ovmstrio.core.request import Contents
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch, refused
@@ -25,6 +26,7 @@ _PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
 MAX_FILLED_BYTES: Final = 2**26
 """The largest array that fewer values than elements may stand for: a small message must not ask for a large one."""
 
+_BF16: Final = BY_NAME["BF16"]
 _ARRAY_KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
@@ -48,15 +50,23 @@ def to_array(contents: Contents | None, shape: tuple[int, ...], count: int, spec
     if contents is None or not count:
         return np.empty(shape, spec.datatype.numpy)
     values = contents.values
-    kind = spec.datatype.numpy.kind
-    _check_kind(values, kind, spec)
-    if kind in "iu":
+    try:
+        return _filled(_elements(values, spec), count).reshape(shape)
+    except (OverflowError, ValueError) as error:
+        raise _wrong_values(spec, str(error)) from None
+
+
+def _elements(values: Sequence[Any] | Array, spec: TensorSpec) -> Array:
+    dtype = spec.datatype.numpy
+    is_bits = isinstance(values, np.ndarray) and values.dtype == dtype
+    if spec.datatype is _BF16 and not is_bits:
+        _check_kind(values, "f", spec)
+        return to_bf16(np.asarray(values, np.float32))
+    _check_kind(values, dtype.kind, spec)
+    if dtype.kind in "iu":
         _check_range(values, spec)
     with np.errstate(over="ignore"):
-        try:
-            return _filled(np.asarray(values, spec.datatype.numpy), count).reshape(shape)
-        except (OverflowError, ValueError) as error:
-            raise _wrong_values(spec, str(error)) from None
+        return np.asarray(values, dtype)
 
 
 def _may_fill(contents: Contents | None, actual: int, count: int, spec: TensorSpec) -> bool:

@@ -48,7 +48,7 @@ class ModelServable:
         return self._source is not None
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call with all outputs of the model, in the order of their names, whichever were asked for.
+        """Answer one call with all outputs of the model, in the order of their names.
 
         The caller owns the request, whose buffers must stay unchanged until this returns.
 

@@ -73,7 +73,7 @@ def assert_same(request: InferRequest, oracle: Any) -> None:
     for ours, theirs in zip(request.inputs, oracle.inputs, strict=True):
         assert (ours.name, ours.datatype, ours.shape) == (theirs.name, theirs.datatype, tuple(theirs.shape))
         assert shown(ours.parameters) == shown(parameters(theirs.parameters))
-        assert (ours.contents is not None) == theirs.HasField("contents")
+        assert (ours.contents is not None) == bool(theirs.contents.ListFields())
         if ours.contents is not None:
             expected = list(getattr(theirs.contents, ours.contents.field)) if ours.contents.field else []
             np.testing.assert_array_equal(list(ours.contents.values), expected)
@@ -141,7 +141,7 @@ def test_tensors_of_a_large_message_are_views_of_it() -> None:
     assert [bytes(view or b"") for view in request.raw_inputs] == [raw.tobytes(), b"", b"x"]
 
 
-@pytest.mark.parametrize("datatype", sorted(name for name, row in BY_NAME.items() if row.contents_field))
+@pytest.mark.parametrize("datatype", sorted(BY_NAME))
 def test_the_field_that_fits_the_datatype_wins(datatype: str) -> None:
     """Of several filled fields the one that the datatype calls for is taken."""
     fitting = BY_NAME[datatype].contents_field
@@ -161,12 +161,11 @@ def test_without_a_fitting_field_the_first_filled_one_is_kept() -> None:
     filled = {"uint64_contents": [7], "fp64_contents": [0.5]}
     message = ModelInferRequest(inputs=[{"datatype": "FP16", "contents": filled}, {"datatype": "FP32", "contents": {}}])
 
-    wrong, empty = (tensor.contents for tensor in decode(message.SerializeToString()).inputs)
+    wrong, nothing = (tensor.contents for tensor in decode(message.SerializeToString()).inputs)
 
     assert wrong is not None
     assert (wrong.field, list(wrong.values)) == ("uint64_contents", [7])
-    assert empty is not None
-    assert (empty.field, list(empty.values)) == ("fp32_contents", [])
+    assert nothing is None
 
 
 def test_many_values_keep_their_bits() -> None:

@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_named(document: Any, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("document", "text"),
-    [({"x": "a"}, "FP32 data holds str"), ({"half": 1.5}, "FP16 cannot be sent as JSON")],
+    [({"x": "a"}, "FP32 data holds str"), ({"half": True}, "FP16 data holds bool")],
 )
 def test_values_that_do_not_fit_a_model_are_named(document: Any, text: str) -> None:
     """What the model's datatype cannot take is refused as everywhere in REST."""

@@ -198,8 +198,6 @@ def test_raw_bytes_are_elements_or_one_text(data: bytes, elements: list[str]) ->
 @pytest.mark.parametrize(
     ("datatype", "shape", "data", "text"),
     [
-        ("FP16", (1,), b"\0\0", "'FP16' cannot be written as JSON"),
-        ("BF16", (1,), b"\0\0", "'BF16' cannot be written as JSON"),
         ("my words", (1,), b"\0\0", "'my words' cannot be written as JSON"),
         ("INT32", (2,), b"\0\0\0\0", "its 4 bytes are not INT32 elements of shape [2]"),
         ("INT32", (-1,), b"\0\0\0\0", "its 4 bytes are not INT32 elements of shape [-1]"),

@@ -183,13 +183,18 @@ def _decode_input(message: Any) -> InferInput:
     )
 
 
-def _decode_contents(message: Any, datatype: str) -> Contents:
-    """Take the field that fits the datatype; without it the first that is filled, which validation will name."""
+def _decode_contents(message: Any, datatype: str) -> Contents | None:
+    """Take the field that fits the datatype; without it the first that is filled, which validation will name.
+
+    None where nothing is filled: some clients send an empty message beside raw contents.
+    """
     filled = [field.name for field, _ in message.ListFields()]
+    if not filled:
+        return None
     known = BY_NAME.get(datatype)
     fitting = known.contents_field if known is not None else ""
-    if fitting in filled or not filled:
-        return Contents(fitting, _decode_elements(message, fitting) if filled else ())
+    if fitting in filled:
+        return Contents(fitting, _decode_elements(message, fitting))
     return Contents(filled[0], _decode_elements(message, filled[0]))
 
 

@@ -7,7 +7,9 @@ the protocol is followed instead.
 
 from __future__ import annotations
 
+import json
 from itertools import chain
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -52,6 +54,8 @@ _PARSER_GAVE_UP: Final = ("depth limit", "recursion limit")
 """What orjson says, in its newer and its older versions, of a document that is too deep for it."""
 _MAX_BYTES: Final = 2**63 - 1
 _NUMBER: Final = frozenset({int, float})
+_NOT_FINITE: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+"""What JSON has no numbers for, as answers have it and protobuf's JSON."""
 _ELEMENT_TYPES: Final = {
     "bool_contents": frozenset({bool}),
     "int_contents": frozenset({int}),
@@ -117,8 +121,18 @@ def parse_document(head: Buffer) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         if any(text in str(error).lower() for text in _PARSER_GAVE_UP):
             raise _refuse(TOO_DEEP, f"at most {_MAX_DEPTH} lists and objects may lie in each other") from None
-        raise MalformedJson(f"{NOT_JSON} - {error}") from None
+        document = _parse_bare_names(bytes(head), f"{NOT_JSON} - {error}")
     return as_object(document)
+
+
+def _parse_bare_names(head: bytes, refusal: str) -> Any:
+    """Read what Python's writer makes of numbers that are not finite: ``NaN`` and ``Infinity`` without quotes."""
+    if b"NaN" in head or b"Infinity" in head:
+        try:
+            return json.loads(head)
+        except (ValueError, RecursionError):
+            pass
+    raise MalformedJson(refusal) from None
 
 
 def as_object(document: Any) -> dict[str, Any]:
@@ -215,12 +229,10 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
     datatype = BY_NAME.get(read.datatype)
     if datatype is None:
         raise _refuse(UNSUPPORTED_PRECISION, f"input {read.name}: {read.datatype!r} is none of {', '.join(BY_NAME)}")
-    if not datatype.contents_field:
-        if not values:
-            return None
-        detail = f"input {read.name}: {datatype.name} cannot be sent as JSON; send it as a binary tensor"
-        raise _refuse(INPUT_UNREADABLE, detail)
-    strangers = set(map(type, values)) - _ELEMENT_TYPES[datatype.contents_field]
+    allowed = _ELEMENT_TYPES[datatype.contents_field]
+    if allowed is _NUMBER and str in (kinds := set(map(type, values))) and kinds <= _NUMBER | {str}:
+        values = [_NOT_FINITE.get(value, value) for value in values]
+    strangers = set(map(type, values)) - allowed
     if strangers:
         detail = (
             f"input {read.name}: {datatype.name} data holds {', '.join(sorted(each.__name__ for each in strangers))}"
@@ -243,17 +255,21 @@ def _flatten(data: list[Any]) -> list[Any]:
 
 
 def _assign_tail(request: InferRequest, tail: memoryview) -> None:
-    """Give each input its part of the bytes behind the JSON, in order."""
+    """Give each input that has no data in the JSON its part of the bytes behind it, in order."""
     at, sole = 0, len(request.inputs) == 1
+    raw: list[Buffer | None] = []
     for given in request.inputs:
         size = _binary_size(given, len(tail), sole=sole)
         if size is None:
+            raw.append(None)
             continue
         if size > len(tail) - at:
             detail = f"input {given.name}: {size} bytes announced, {len(tail) - at} left"
             raise _refuse(BUFFER_EXCEEDED, detail)
-        request.raw_inputs.append(tail[at : at + size])
+        raw.append(tail[at : at + size])
         at += size
+    if any(part is not None for part in raw):
+        request.raw_inputs = raw
 
 
 def _binary_size(given: InferInput, tail_length: int, *, sole: bool) -> int | None:

@@ -108,10 +108,8 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
 
 
 def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
-    """Answer without a body, as OVMS does, unless the client asks for JSON."""
-    if "application/json" in (request.header("accept") or "").lower():
-        return json_answer({state: True})
-    return HttpAnswer(200)
+    """Answer as KServe's clients read it; ``HEAD`` gets no body."""
+    return HttpAnswer(200) if request.method == "HEAD" else json_answer({state: True})
 
 
 def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:

@@ -10,7 +10,6 @@ A message is joined from serialised pieces, which is the same as merging them; a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +22,7 @@ from ovmstrio.api.raw_contents import raw_contents, split_elements
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE, BY_NUMBER
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest, NotSupported
-from ovmstrio.core.request import Contents, InferInput, InferRequest
+from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.protocol.descriptors import POOL, message_class
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer, InferResponse
     from ovmstrio.core.tensor import Tensor
 
-__all__ = ["PredictRequest", "PredictResponse", "decode_predict", "encode_predict"]
+__all__ = ["PredictRequest", "decode_predict", "encode_predict"]
 
 _NAME: Final = "tensorflow.serving.PredictRequest"
 _Request: Final = message_class(_NAME)
@@ -49,12 +48,10 @@ _ONLY_AS_VALUES: Final = frozenset({"DT_STRING", "DT_HALF", "DT_UINT16"})
 _MAX_BITS: Final = 2**16 - 1
 
 
-@dataclass(slots=True)
-class PredictRequest:
-    """One call: what is to be inferred, and the names of the outputs that are wanted, none for all of them."""
+class PredictRequest(InferRequest):
+    """A call that came as TensorFlow's message; the outputs that it asks for are those of ``output_filter``."""
 
-    request: InferRequest
-    output_filter: tuple[str, ...] = ()
+    __slots__ = ()
 
 
 def decode_predict(data: bytes) -> PredictRequest:
@@ -70,12 +67,13 @@ def decode_predict(data: bytes) -> PredictRequest:
             f"malformed {_NAME}: its {len(data)} bytes are not a protobuf message of that type"
         ) from None
     spec = message.model_spec
-    request = InferRequest(spec.name, str(spec.version.value), received=len(data))
+    request = PredictRequest(spec.name, str(spec.version.value), received=len(data))
     for name, tensor in _bounded(message.inputs, "inputs").items():
         given, raw = _decode_tensor(name, tensor)
         request.inputs.append(given)
         request.raw_inputs.append(raw)
-    return PredictRequest(request, tuple(_bounded(message.output_filter, "names in output_filter")))
+    request.outputs = [RequestedOutput(name) for name in _bounded(message.output_filter, "names in output_filter")]
+    return request
 
 
 def _decode_tensor(name: str, message: Any) -> tuple[InferInput, Buffer | None]:
@@ -97,18 +95,18 @@ def _decode_values(name: str, message: Any, row: TensorFlowType) -> Sequence[Any
     if row.datatype is BYTES:
         return list(message.string_val)
     values = read_elements(message, row.values_field, row.values_dtype, packed=row.packed)
-    return _halves(name, values) if row.name == "DT_HALF" else values
+    return _halves(name, values, row.datatype.numpy) if row.values_field == "half_val" else values
 
 
-def _halves(name: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Make numbers of the bits that ``half_val`` holds."""
+def _halves(name: str, values: Sequence[Any] | np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Make elements of the bits that ``half_val`` holds."""
     bits = np.asarray(values, "<i4")
     if bits.size and (bits.min() < 0 or bits.max() > _MAX_BITS):
         raise InvalidRequest(
             "Invalid values in tensor proto container - half_val holds the 16 bits of each number, "
             f"expected 0 to {_MAX_BITS}, got {bits.min()} to {bits.max()}; input name: {name}"
         )
-    return bits.astype("<u2").view("<f2")
+    return bits.astype("<u2").view(dtype)
 
 
 def _show_type(number: int) -> str:
@@ -133,29 +131,19 @@ _CONTENT_TAG: Final = b"\x22"
 _STRING_TAG: Final = b"\x42"
 
 
-@dataclass(slots=True)
-class PredictResponse:
-    """What a servable answered, and the names of the outputs that are wanted of it, none for all of them."""
-
-    response: InferResponse
-    output_filter: tuple[str, ...] = ()
-
-
-def encode_predict(answer: PredictResponse) -> bytes:
+def encode_predict(response: InferResponse) -> bytes:
     """Write a ``PredictResponse``.
 
     Raises:
         NotSupported: an output has an element type that TensorFlow has not.
     """
-    response = answer.response
     parts: list[Buffer] = []
     for tensor in response.outputs:
-        if not answer.output_filter or tensor.name in answer.output_filter:
-            key = b"".join(delimited(_KEY_TAG, tensor.name.encode()))
-            value = _tensor_parts(tensor)
-            size = sum(map(len, value))
-            head = key + _VALUE_TAG + encode_varint(size)
-            parts += (_OUTPUTS_TAG, encode_varint(len(head) + size), head, *value)
+        key = b"".join(delimited(_KEY_TAG, tensor.name.encode()))
+        value = _tensor_parts(tensor)
+        size = sum(map(len, value))
+        head = key + _VALUE_TAG + encode_varint(size)
+        parts += (_OUTPUTS_TAG, encode_varint(len(head) + size), head, *value)
     parts.append(_encode_spec(response.model_name, response.model_version))
     return b"".join(parts)
 

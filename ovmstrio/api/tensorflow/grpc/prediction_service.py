@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from grpclib.const import Cardinality, Handler
 
 from ovmstrio.api.doors import TENSORFLOW_GRPC
-from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, PredictResponse, encode_predict
+from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, encode_predict
 from ovmstrio.api.tensorflow.tensorflow_types import describe_signature
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.protocol.generated.google import protobuf
@@ -28,7 +28,6 @@ __all__ = ["ModelService", "PredictionService"]
 
 _PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
 _SIGNATURE_DEF: Final = "signature_def"
-_SEQUENCE_ID: Final = "sequence_id"
 """An output that no filter takes away: without it a sequence could not be gone on with."""
 
 
@@ -48,33 +47,13 @@ class PredictionService(pb.PredictionServiceBase):
 
         Raises:
             ServerError: what the data plane raised.
-            InvalidRequest: the filter names an output that the model has not.
             NotSupported: an output has an element type that TensorFlow has not.
 
         Cancellation: at any checkpoint; the data plane gives back what the call held.
         """
-        asked: PredictRequest = await call.recv_message()
-        request, wanted = asked.request, asked.output_filter
+        request: PredictRequest = await call.recv_message()
         request.deadline = call.deadline
-        if wanted:
-            await self._check_filter(request.model_name, request.model_version, wanted)
-            wanted = (*wanted, _SEQUENCE_ID)
-
-        def render(response: InferResponse) -> tuple[bytes, int]:
-            data = encode_predict(PredictResponse(response, wanted))
-            return data, len(data)
-
-        await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, render))
-
-    async def _check_filter(self, name: str, version: str, wanted: tuple[str, ...]) -> None:
-        """Refuse a filter before the inference, which may change the state of a sequence."""
-        described = await self._plane.describe(name, version, TENSORFLOW_GRPC)
-        outputs = [spec.name for spec in described.outputs]
-        strangers = [given for given in wanted if given not in outputs and given != _SEQUENCE_ID]
-        if strangers:
-            raise InvalidRequest(
-                f"output_filter: expected names of outputs, which are {', '.join(outputs)}, got {strangers[0]!r}"
-            )
+        await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, _render))
 
     async def get_model_metadata(self, message: pb.GetModelMetadataRequest) -> pb.GetModelMetadataResponse:
         """Tell the inputs and outputs of a version, or of the default one.  Does not block.
@@ -125,6 +104,11 @@ class ModelService(pb.ModelServiceBase):
             "settings are taken from the configuration file only; change it, and POST /v1/config/reload over REST "
             "if the server does not watch it"
         )
+
+
+def _render(response: InferResponse) -> tuple[bytes, int]:
+    data = encode_predict(response)
+    return data, len(data)
 
 
 def _describe(status: VersionStatus) -> pb.ModelVersionStatus:

@@ -35,7 +35,7 @@ def decode_inputs(**inputs: Any) -> PredictRequest:
 
 def checked(message: Any, datatype: str, *dims: Dim) -> Any:
     """Give the array that a model with one input makes of a tensor."""
-    request = decode_inputs(x=message).request
+    request = decode_inputs(x=message)
     return validate(request, [TensorSpec("x", BY_NAME[datatype], dims, None)])["x"]
 
 
@@ -95,9 +95,7 @@ def test_strings_reach_the_model(strings: list[bytes]) -> None:
 
 def test_packed_and_single_values_side_by_side() -> None:
     """One request may carry one tensor packed and the other in single values, as stateful clients send them."""
-    request = decode_inputs(
-        x=content("DT_FLOAT", np.array([1.5], "f4")), n=tensor("DT_UINT64", (1,), uint64_val=[7])
-    ).request
+    request = decode_inputs(x=content("DT_FLOAT", np.array([1.5], "f4")), n=tensor("DT_UINT64", (1,), uint64_val=[7]))
     specs = [TensorSpec("n", BY_NAME["UINT64"], (Dim.fixed(1),)), TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(1),))]
     found = validate(request, specs)
     assert {name: array.tolist() for name, array in found.items()} == {"n": [7], "x": [1.5]}
@@ -154,8 +152,6 @@ def test_numbers_that_the_type_cannot_hold_are_refused() -> None:
     """Narrow integers travel in a wider field and are not cut."""
     with pytest.raises(InvalidRequest, match=r"300 is out of range of UINT8 \[0, 255\]; input name: x"):
         checked(tensor("DT_UINT8", (1,), int_val=[300]), "UINT8", ANY_SIZE)
-    with pytest.raises(InvalidRequest, match="70000 is out of range of BF16"):
-        checked(tensor("DT_BFLOAT16", (1,), half_val=[70000]), "BF16", ANY_SIZE)
 
 
 def test_a_small_message_does_not_ask_for_a_large_array() -> None:
@@ -168,15 +164,17 @@ def test_a_small_message_does_not_ask_for_a_large_array() -> None:
 def test_model_version_and_filter_are_taken_over() -> None:
     """The version is the text that look-ups take, 0 for none; labels stand for the default version."""
     found = decode(predict_request("m", {}, 3, output_filter=["a", "b"]).SerializeToString())
-    assert (found.request.model_name, found.request.model_version, found.output_filter) == ("m", "3", ("a", "b"))
+    assert (found.model_name, found.model_version) == ("m", "3")
+    assert [output.name for output in found.outputs] == ["a", "b"]
     label = predict_request("m", {})
     label.model_spec.version_label = "stable"
-    assert decode(label.SerializeToString()).request.model_version == "0"
+    assert decode(label.SerializeToString()).model_version == "0"
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
+        (predict_request("m", {"x": tensor("DT_BFLOAT16", (1,), half_val=[70000])}), "70000 to 70000; input name: x"),
         (b"\xff", "malformed tensorflow.serving.PredictRequest: its 1 bytes are not a protobuf message of that type"),
         (predict_request("m", {"x": tensor("DT_FLOAT", (1,) * 1025)}), "at most 1024 dimensions, got 1025"),
         (predict_request("m", {str(n): tensor("DT_FLOAT", ()) for n in range(1025)}), "at most 1024 inputs, got 1025"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ovmstrio.api.tensorflow.grpc.predict_messages import PredictResponse, encode_predict
+from ovmstrio.api.tensorflow.grpc.predict_messages import encode_predict
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import NotSupported
@@ -20,9 +20,9 @@ from tests.api.grpc.tensorflow.calls import array_of
 PACKED = sorted(name for name in BY_DATATYPE if name not in {"BYTES", "UINT64"})
 
 
-def encode(*outputs: Tensor | RawTensor, wanted: tuple[str, ...] = ()) -> Any:
+def encode(*outputs: Tensor | RawTensor) -> Any:
     """Encode as the transport does, and read by Google's class."""
-    answer = PredictResponse(InferResponse("m", "3", list(outputs)), wanted)
+    answer = InferResponse("m", "3", list(outputs))
     return message_class("tensorflow.serving.PredictResponse").FromString(encode_predict(answer))
 
 
@@ -65,12 +65,6 @@ def test_strings_are_in_single_values(strings: list[bytes]) -> None:
     found = encode(Tensor("s", BY_NAME["BYTES"], array)).outputs["s"]
     assert (found.dtype, list(found.string_val)) == (7, strings)
     assert [dim.size for dim in found.tensor_shape.dim] == [len(strings)]
-
-
-def test_a_filter_leaves_the_wanted_outputs() -> None:
-    """What is not named is left out."""
-    outputs = [Tensor(name, BY_NAME["FP32"], np.zeros(1, "f4")) for name in "abc"]
-    assert set(encode(*outputs, wanted=("c", "a", "other")).outputs) == {"a", "c"}
 
 
 def test_buffers_of_user_code_are_read_by_their_type() -> None:

@@ -93,7 +93,7 @@ async def test_a_filter_chooses_outputs(server: Server) -> None:
     assert set((await server.call(predict_request("two", inputs))).outputs) == {"sum", "difference"}
     assert await refusal(server.call(predict_request("two", inputs, output_filter=["other"]))) == (
         "INVALID_ARGUMENT",
-        "output_filter: expected names of outputs, which are difference, sum, got 'other'",
+        "requested outputs: expected some of difference, sum, got other",
     )
     unknown = await refusal(server.call(predict_request("nobody", {}, output_filter=["sum"])))
     assert unknown == ("NOT_FOUND", "Pipeline with requested name is not found")
