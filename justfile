@@ -36,6 +36,10 @@ fmt:
 bench *args:
     {{ bin }}/python -m benchmarks {{ args }}
 
+# Attack servers, and measure what a neighbour notices.
+attacks:
+    {{ bin }}/python -m benchmarks attacks
+
 # Generate the message classes from protos/ again.
 protos:
     {{ bin }}/python protos/generate.py

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from benchmarks import (
+    attacks,
     batching,
     footprint,
     graphs,
@@ -42,6 +43,7 @@ MEASUREMENTS = {
     "handler_models": handlers_models,
     "ops_engine": ops_engine,
     "ops_calls": ops_calls,
+    "attacks": attacks,
 }
 
 _HEAD = """# Results

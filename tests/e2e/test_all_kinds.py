@@ -19,86 +19,13 @@ import tritonclient.grpc
 from tritonclient.utils import np_to_triton_dtype
 
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST, RESPONSE
-from tests.support import ir
-from tests.support.graphs import graph_text, python_node
+from tests.support.all_kinds import NAMES, OPS, write_all_kinds
 from tests.support.processes import OvmsProcess, serving
-from tests.support.projects import write_project
 
 pytestmark = pytest.mark.e2e
 
-NAMES = ("model", "dag", "graph", "handler", "ops")
 PATIENCE_SECONDS = 30
 ROW = np.arange(10, dtype=np.float32).reshape(1, 10)
-
-NODE = """
-from pyovms import Tensor
-
-class OvmsPythonModel:
-    def execute(self, inputs):
-        return [Tensor("out", bytes(inputs[0]).upper())]
-"""
-HANDLER = """
-class Handler:
-    def handle_post(self, payload):
-        return sum(payload)
-"""
-OPS = """
-from ovmstrio.ops import Op, WebService
-
-
-class Count(Op):
-    def preprocess(self, input_dicts, data_id=0, log_id=0):
-        (given,) = input_dicts.values()
-        return {"y": "first " + given["x"]}, False, None, ""
-
-
-class Service(WebService):
-    def get_pipeline_response(self, read_op):
-        return Count(name="count", input_ops=[read_op])
-
-
-service = Service(name="ops")
-service.prepare_pipeline_config("config.yml")
-service.run_service()
-"""
-
-
-def _dag() -> dict[str, Any]:
-    node = {
-        "name": "node",
-        "type": "DL model",
-        "model_name": "model",
-        "inputs": [{"b": {"node_name": "request", "data_item": "b"}}],
-        "outputs": [{"data_item": "a", "alias": "a"}],
-    }
-    return {
-        "name": "dag",
-        "inputs": ["b"],
-        "nodes": [node],
-        "outputs": [{"a": {"node_name": "node", "data_item": "a"}}],
-    }
-
-
-def _write(folder: Path) -> Path:
-    repository = ir.save(ir.dummy(), folder / "repository", "model")
-    (folder / "graph").mkdir()
-    (folder / "graph" / "node.py").write_text(NODE)
-    text = graph_text(python_node("node.py", ["IN:in"], ["OUT:out"]))
-    (folder / "graph" / "graph.pbtxt").write_text(text)
-    write_project(folder / "handler", HANDLER)
-    (folder / "ops").mkdir()
-    (folder / "ops" / "config.yml").write_text("worker_num: 4\nlogging: {enabled: false}\n")
-    (folder / "ops" / "web_service.py").write_text(OPS)
-    config = folder / "config.json"
-    document = {
-        "model_config_list": [{"config": {"name": "model", "base_path": str(repository)}}],
-        "pipeline_config_list": [_dag()],
-        "mediapipe_config_list": [{"name": "graph", "base_path": str(folder / "graph")}],
-        "handler_config_list": [{"name": "handler", "path": str(folder / "handler")}],
-        "op_pipeline_config_list": [{"name": "ops", "path": str(folder / "ops")}],
-    }
-    config.write_text(json.dumps(document, indent=1))
-    return config
 
 
 @pytest.fixture
@@ -111,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def server(folder: Path) -> Iterator[OvmsProcess]:
     """Serve it all, with a log for programs; changes are seen at once."""
     options = ["--log_format", "json", "--file_system_poll_wait_seconds", "0.1"]
-    with serving("--config_path", str(_write(folder)), *options) as running:
+    with serving("--config_path", str(write_all_kinds(folder)), *options) as running:
         yield running
 
 

@@ -40,8 +40,9 @@ def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProces
 class OvmsProcess:
     """A running ``ovms`` command that serves."""
 
-    def __init__(self, process: subprocess.Popen[str], grpc: int, rest: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], grpc: int, rest: int, log: Path | None = None) -> None:
         self.process = process
+        self._log = log
         self.grpc = f"127.0.0.1:{grpc}"
         self.rest = f"http://127.0.0.1:{rest}"
 
@@ -68,8 +69,7 @@ class OvmsProcess:
         ends = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < ends:
             if self.process.poll() is not None:
-                output, _ = self.process.communicate()
-                raise AssertionError(f"the server ended with {self.process.returncode}:\n{output}")
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self._printed()}")
             if self.answers(path):
                 return
             threading.Event().wait(0.02)
@@ -78,33 +78,44 @@ class OvmsProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal and wait for the end; returns the exit code and all that was printed."""
         self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=STOP_TIMEOUT_SECONDS)
+        output = self._printed()
         return self.process.returncode, output
+
+    def _printed(self) -> str:
+        """Wait for the end, and give all that was printed."""
+        output, _ = self.process.communicate(timeout=STOP_TIMEOUT_SECONDS)
+        return output if self._log is None else self._log.read_text(errors="replace")
 
 
 @contextlib.contextmanager
 def running(
-    *arguments: str, grpc: int, rest: int, ready: bool = True, folder: Path | None = None
+    *arguments: str, grpc: int, rest: int, ready: bool = True, folder: Path | None = None, log: Path | None = None
 ) -> Iterator[OvmsProcess]:
-    """Run an ``ovms`` command that serves at these ports until the block ends, in a folder or the current one."""
+    """Run an ``ovms`` command that serves at these ports until the block ends, in a folder or the current one.
+
+    What it prints goes to the end of ``log``, where one is given; a server that prints much needs one, for nobody reads
+    the pipe that it has otherwise.
+    """
     command = [sys.executable, "-m", "ovms_cli", *arguments]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        server = OvmsProcess(process, grpc, rest)
-        if ready:
-            server.wait_ready()
-        yield server
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    with contextlib.ExitStack() as stack:
+        output = subprocess.PIPE if log is None else stack.enter_context(log.open("a"))
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, text=True)
+        try:
+            server = OvmsProcess(process, grpc, rest, log)
+            if ready:
+                server.wait_ready()
+            yield server
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
 
 
 @contextlib.contextmanager
-def serving(*options: str, ready: bool = True) -> Iterator[OvmsProcess]:
-    """Run ``ovms serve`` with options on free loopback ports until the block ends."""
+def serving(*options: str, ready: bool = True, log: Path | None = None) -> Iterator[OvmsProcess]:
+    """Run ``ovms serve`` with options on free loopback ports until the block ends; ``log`` as for :func:`running`."""
     grpc, rest = free_ports(2)
     arguments = ["serve", "--port", str(grpc), "--rest_port", str(rest)]
     arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
-    with running(*arguments, grpc=grpc, rest=rest, ready=ready) as server:
+    with running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log) as server:
         yield server

@@ -1,0 +1,51 @@
+"""The attacks by name.  ``python -m tests.attacks.attacks NAME GRPC_PORT REST_PORT`` makes one and says how it went."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tests.attacks.clients import bodies, floods, overload, readers, texts
+from tests.attacks.ports import Ports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ATTACKS", "Attack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One attack.
+
+    Attributes:
+        run: makes it, in a process of its own, and says in a few words what came of it.
+        options: further options of the server that is attacked.
+    """
+
+    run: Callable[[Ports], str]
+    options: tuple[str, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """What the attacker does, as its docstring says."""
+        return (self.run.__doc__ or "").strip().rstrip(".")
+
+
+ATTACKS: Final[dict[str, Attack]] = {
+    "settings": Attack(floods.settings_flood),
+    "window_updates": Attack(floods.window_update_flood),
+    "long_texts": Attack(texts.long_texts),
+    "long_chains": Attack(texts.long_chains),
+    "long_outputs": Attack(texts.long_outputs),
+    "unread_answers": Attack(readers.unread_answers),
+    "slow_readers": Attack(readers.slow_readers),
+    "slow_bodies": Attack(bodies.slow_bodies),
+    "gzip_bombs": Attack(bodies.gzip_bombs),
+    "overload": Attack(overload.overload),
+    "long_searches": Attack(overload.long_searches),
+}
+
+if __name__ == "__main__":
+    print(ATTACKS[sys.argv[1]].run(Ports(*map(int, sys.argv[2:]))))  # noqa: T201 - whoever started this reads it

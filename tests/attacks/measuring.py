@@ -1,0 +1,187 @@
+"""One attack on a server of its own: what the neighbour notices, and what it costs the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import psutil
+
+from tests.attacks.attacks import ATTACKS
+from tests.attacks.ports import Ports
+from tests.attacks.served import write_attacked
+from tests.support.processes import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Latencies", "Measured", "Watch", "measure", "neighbour"]
+
+WARM_SECONDS: Final = 1.0
+QUIET_SECONDS: Final = 5.0
+SHORTEST_SECONDS: Final = 3.0
+ATTACK_SECONDS: Final = 180.0
+SETTLE_SECONDS: Final = 10.0
+SAMPLE_SECONDS: Final = 0.05
+GROWTH: Final = 1.1
+"""How much memory a server may have after an attack, in multiples of what it had before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """What calls took, in milliseconds, from when they were due."""
+
+    p50: float
+    p99: float
+    slowest: float
+    count: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> Latencies:
+        """Count some calls."""
+        p50, p99, slowest = (float(each) for each in np.percentile(values, [50, 99, 100]))
+        return cls(p50, p99, slowest, len(values))
+
+    def __str__(self) -> str:
+        return f"{self.p50:.1f} / {self.p99:.1f} / {self.slowest:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of an attack: the neighbour's calls, the server's seconds of CPU, its memory in megabytes."""
+
+    attack: str
+    outcome: str
+    quiet: Latencies
+    attacked: Latencies
+    seconds: float
+    cpu_seconds: float
+    before_mb: float
+    peak_mb: float
+    after_mb: float
+
+    @property
+    def delay_ms(self) -> float:
+        """How much longer the neighbour's slowest hundredth took."""
+        return self.attacked.p99 - self.quiet.p99
+
+    @property
+    def growth(self) -> float:
+        """Memory afterwards, in multiples of what was there before."""
+        return self.after_mb / self.before_mb
+
+
+class Watch:
+    """Looks at the memory and the CPU time of a server and its children."""
+
+    def __init__(self, pid: int) -> None:
+        self._server = psutil.Process(pid)
+        self._over = threading.Event()
+        self.peak_mb = 0.0
+
+    def _family(self) -> list[psutil.Process]:
+        return [self._server, *self._server.children(recursive=True)]
+
+    @property
+    def resident_mb(self) -> float:
+        """What all of them have now."""
+        total = 0.0
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss / 1e6
+        return total
+
+    @property
+    def cpu_seconds(self) -> float:
+        """What they and their children of before have used so far."""
+        total = 0.0
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        ended = self._server.cpu_times()
+        return total + ended.children_user + ended.children_system
+
+    @contextlib.contextmanager
+    def peaks(self) -> Iterator[None]:
+        """Note the most that they have at any time in the block."""
+        sampler = threading.Thread(target=self._sample)
+        sampler.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            sampler.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            self.peak_mb = max(self.peak_mb, self.resident_mb)
+
+    def settled_mb(self, goal: float) -> float:
+        """Give what they have once it is no more than a goal, or after a while."""
+        ends = time.monotonic() + SETTLE_SECONDS
+        while (now := self.resident_mb) > goal and time.monotonic() < ends:
+            threading.Event().wait(0.1)
+        return now
+
+
+@contextlib.contextmanager
+def neighbour(ports: Ports, latencies: list[float]) -> Iterator[None]:
+    """Have a neighbour call while the block runs, and give its latencies."""
+    command = [sys.executable, "-m", "tests.attacks.neighbour", *map(str, ports)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asking\n", "the neighbour could not ask"
+            yield
+            output, _ = process.communicate(timeout=ATTACK_SECONDS)
+            assert process.returncode == 0, "the neighbour was refused"
+            latencies += json.loads(output)
+        finally:
+            process.kill()
+
+
+def _listen(ports: Ports, seconds: float) -> Latencies:
+    latencies: list[float] = []
+    with neighbour(ports, latencies):
+        threading.Event().wait(seconds)
+    return Latencies.of(latencies)
+
+
+def _attack(name: str, ports: Ports) -> tuple[str, float]:
+    """Make an attack; gives what came of it, and its seconds."""
+    command = ["nice", sys.executable, "-m", "tests.attacks.attacks", name, *map(str, ports)]
+    started = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ATTACK_SECONDS, check=False)
+    seconds = time.monotonic() - started
+    threading.Event().wait(max(0.0, SHORTEST_SECONDS - seconds))
+    said = (done.stdout or done.stderr).strip().splitlines()
+    return said[-1] if said else "", seconds
+
+
+def measure(name: str, folder: Path, *, quiet_seconds: float = QUIET_SECONDS) -> Measured:
+    """Attack a server that is started for it, in an empty folder."""
+    attack = ATTACKS[name]
+    config = write_attacked(folder)
+    options = ["--config_path", str(config), *attack.options]
+    with serving(*options, log=folder / "log") as server:
+        ports = Ports(int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2]))
+        _listen(ports, WARM_SECONDS)
+        quiet = _listen(ports, quiet_seconds)
+        watch = Watch(server.process.pid)
+        before, cpu = watch.resident_mb, watch.cpu_seconds
+        latencies: list[float] = []
+        with watch.peaks(), neighbour(ports, latencies):
+            outcome, seconds = _attack(name, ports)
+        attacked = Latencies.of(latencies)
+        used = watch.cpu_seconds - cpu
+        after = watch.settled_mb(before * GROWTH)
+        return Measured(name, outcome, quiet, attacked, seconds, used, before, watch.peak_mb, after)

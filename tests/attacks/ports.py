@@ -1,0 +1,14 @@
+"""Where the server that is attacked listens, on loopback."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Ports"]
+
+
+class Ports(NamedTuple):
+    """The ports of a server."""
+
+    grpc: int
+    rest: int

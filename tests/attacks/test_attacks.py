@@ -1,0 +1,24 @@
+"""While a hostile client does its worst, others are served as before, and nothing of it stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.attacks import ATTACKS
+from tests.attacks.measuring import measure
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+DELAY_MS = 500.0
+GROWTH = 1.25
+QUIET_SECONDS = 2.0
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_neighbour_hardly_notices_an_attack(tmp_path: Path, name: str) -> None:
+    """Its slowest hundredth takes little longer, on a machine that tests share, and memory is given back."""
+    measured = measure(name, tmp_path, quiet_seconds=QUIET_SECONDS)
+    assert measured.delay_ms < DELAY_MS, measured
+    assert measured.growth < GROWTH, measured

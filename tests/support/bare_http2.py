@@ -1,0 +1,216 @@
+"""A blocking HTTP/2 client on a bare socket, which sends whatever it is told: calls of gRPC, floods, nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from hpack import Decoder, Encoder
+
+from ovmstrio.wire.grpc import frames
+from ovmstrio.wire.grpc.frames import FRAME_HEADER, FRAME_HEADER_BYTES, MAX_WINDOW, PREFACE, FrameType, Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ANSWER_SECONDS", "Answer", "BareConnection", "ConnectionEnded", "Frame", "call_headers", "frame", "framed"]
+
+ANSWER_SECONDS: Final = 90.0
+MAX_FRAME_BYTES: Final = 16_384
+END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
+_DEFAULT_WINDOW: Final = 65_535
+_READ_BYTES: Final = 256 * 1024
+
+
+class ConnectionEnded(Exception):
+    """The server has closed or reset the connection."""
+
+
+class Frame(NamedTuple):
+    """One frame as it came."""
+
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+@dataclass
+class Answer:
+    """What has come for one call: header fields, the message's bytes, and whether, and how, it has ended."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    data: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    reset: int | None = None
+
+    @property
+    def status(self) -> str:
+        """What gRPC calls the outcome, as a number; empty where it was not told."""
+        return self.headers.get("grpc-status", "")
+
+    @property
+    def message(self) -> bytes:
+        """The first message, without the five bytes before it."""
+        return bytes(self.data[5 : 5 + int.from_bytes(self.data[1:5], "big")])
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Serialise any frame."""
+    return FRAME_HEADER.pack(len(payload) >> 16, len(payload) & 0xFFFF, kind, flags, stream_id) + payload
+
+
+def framed(message: bytes, *, compressed: bool = False) -> bytes:
+    """Put gRPC's five bytes before a message."""
+    return bytes([compressed]) + len(message).to_bytes(4, "big") + message
+
+
+def call_headers(path: str, further: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
+    """List what a gRPC client sends."""
+    return [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "127.0.0.1"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        *further,
+    ]
+
+
+class BareConnection:
+    """One connection.  It acknowledges SETTINGS and PINGs that it reads, and gives no window back unless it was told.
+
+    Args:
+        port: on loopback.
+        settings: what it asks of the server.
+        window: how many bytes the server may send on the connection in all.
+        timeout: seconds until a read or a write gives up.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        settings: Mapping[Setting, int] | None = None,
+        window: int = MAX_WINDOW,
+        timeout: float = ANSWER_SECONDS,
+        receive_buffer: int = 0,
+    ) -> None:
+        self.socket = socket.socket()
+        self.socket.settimeout(timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect(("127.0.0.1", port))
+        self.answers: dict[int, Answer] = {}
+        self.goaway: Frame | None = None
+        self._encoder, self._decoder = Encoder(), Decoder(1_000_000)
+        self._unread = bytearray()
+        self._next_stream = 1
+        self.send(PREFACE + frames.settings(dict(settings or {Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})))
+        if window > _DEFAULT_WINDOW:
+            self.send(frames.window_update(0, window - _DEFAULT_WINDOW))
+
+    def close(self) -> None:
+        """Close without a word."""
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, data: bytes) -> None:
+        """Send any bytes.
+
+        Raises:
+            ConnectionEnded: nobody takes them.
+        """
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ConnectionEnded from error
+
+    def begin(
+        self, path: str, body: bytes | None, further: Sequence[tuple[str, str]] = (), *, end: bool = True
+    ) -> tuple[int, bytes]:
+        """Make the bytes of a call, its stream's number with them; ``None`` is a body that comes later."""
+        stream, self._next_stream = self._next_stream, self._next_stream + 2
+        self.answers[stream] = Answer()
+        block = self._encoder.encode(call_headers(path, further))
+        data = frames.header_frames(stream, block, MAX_FRAME_BYTES, end_stream=False)
+        return stream, data if body is None else data + self.data(stream, body, end=end)
+
+    @staticmethod
+    def data(stream: int, body: bytes, *, end: bool) -> bytes:
+        """Serialise a body as DATA frames."""
+        parts = [body[at : at + MAX_FRAME_BYTES] for at in range(0, len(body), MAX_FRAME_BYTES)] or [b""]
+        last = len(parts) - 1
+        flags = [END_STREAM if end and number == last else 0 for number in range(len(parts))]
+        return b"".join(frame(FrameType.DATA, flag, stream, part) for flag, part in zip(flags, parts, strict=True))
+
+    def ask(self, path: str, message: bytes, further: Sequence[tuple[str, str]] = ()) -> Answer:
+        """Make one call and wait for its end."""
+        stream, data = self.begin(path, framed(message), further)
+        self.send(data)
+        return self.wait(stream)
+
+    def wait(self, stream: int) -> Answer:
+        """Read until a call has ended; its answer is given once.
+
+        Raises:
+            ConnectionEnded: the connection ended before.
+            TimeoutError: nothing came for too long.
+        """
+        answer = self.answers[stream]
+        while not answer.ended:
+            self.take(self.read())
+        return self.answers.pop(stream)
+
+    def read(self) -> Frame:
+        """Read one frame.
+
+        Raises:
+            ConnectionEnded: there is no more.
+            TimeoutError: nothing came for too long.
+        """
+        while len(self._unread) < FRAME_HEADER_BYTES or len(self._unread) < self._wanted():
+            try:
+                data = self.socket.recv(_READ_BYTES)
+            except ConnectionResetError as error:
+                raise ConnectionEnded from error
+            if not data:
+                raise ConnectionEnded
+            self._unread += data
+        end = self._wanted()
+        _, _, kind, flags, stream = FRAME_HEADER.unpack_from(self._unread)
+        payload = bytes(self._unread[FRAME_HEADER_BYTES:end])
+        del self._unread[:end]
+        return Frame(kind, flags, stream, payload)
+
+    def _wanted(self) -> int:
+        return FRAME_HEADER_BYTES + int.from_bytes(self._unread[:3], "big")
+
+    def take(self, got: Frame) -> None:
+        """Note what a frame says, and answer what has to be answered."""
+        answer = self.answers.get(got.stream, Answer())
+        match got.kind:
+            case FrameType.HEADERS:
+                fields = self._decoder.decode(got.payload)
+                answer.headers.update((str(name), str(value)) for name, value in fields)
+            case FrameType.DATA:
+                answer.data += got.payload
+            case FrameType.RST_STREAM:
+                answer.reset, answer.ended = int.from_bytes(got.payload, "big"), True
+            case FrameType.GOAWAY:
+                self.goaway = got
+            case FrameType.SETTINGS | FrameType.PING if not got.flags & ACK:
+                payload = got.payload if got.kind == FrameType.PING else b""
+                with contextlib.suppress(ConnectionEnded):
+                    self.send(frame(got.kind, ACK, 0, payload))
+        if got.kind in {FrameType.HEADERS, FrameType.DATA} and got.flags & END_STREAM:
+            answer.ended = True
