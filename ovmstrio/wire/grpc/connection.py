@@ -32,6 +32,7 @@ from ovmstrio.wire.grpc.events import (
 from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import FailureTranslator, Wakeup, trailers_only_block
+from ovmstrio.wire.grpc.senders import Senders
 from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.listeners import Peer
 
@@ -65,6 +66,7 @@ class Connection:
 
     Attributes:
         calls: the calls whose handlers run, by stream.
+        senders: messages that wait for the peer.
         closed: set when ``run`` has ended.
     """
 
@@ -92,7 +94,7 @@ class Connection:
         self._further = further
         self._reading = trio.CancelScope()
         self._unsent = Wakeup()
-        self._backlog: trio.lowlevel.ParkingLot | None = None
+        self.senders = Senders(self.core, limits.write_high_water_bytes, self._unsent.wake)
         self._closing = False
         self._broken = False
         self._opened_at = self._heard_at = trio.current_time()
@@ -138,11 +140,10 @@ class Connection:
                     # A full read says that more is waiting: a large message then takes few reads.
                     max_bytes = _READ_BYTES if len(data) < max_bytes else _LARGE_READ_BYTES
                     self._heard_at = trio.current_time()
-                    for event in core.receive(data):
-                        self._dispatch[type(event)](self, event)
-                    if core.outbound:
-                        self._check_backlog()
-                        self.mark_dirty()
+                    self._handle(core.receive(data))
+                    while core.more:
+                        await trio.lowlevel.checkpoint()
+                        self._handle(core.go_on())
             except ConnectionFault as fault:
                 self._faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
                 core.fail(fault)
@@ -153,13 +154,19 @@ class Connection:
             return False
         return not self._broken
 
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            self._dispatch[type(event)](self, event)
+        if self.core.outbound:
+            self._check_backlog()
+            self.mark_dirty()
+
     async def _write(self) -> None:
         try:
             while True:
                 while self.core.outbound:
                     data = self.core.take_outbound()
-                    if self._backlog is not None:
-                        self._backlog.unpark_all()
+                    self.senders.let_next()
                     await self._stream.send_all(data)
                 if self._closing:
                     return
@@ -185,13 +192,6 @@ class Connection:
     def mark_dirty(self) -> None:
         """Let the writer send what waits in the core."""
         self._unsent.wake()
-
-    async def wait_writable(self) -> None:
-        """Wait until the writer's backlog is below its high-water mark."""
-        while len(self.core.outbound) >= self.limits.write_high_water_bytes:
-            if self._backlog is None:
-                self._backlog = trio.lowlevel.ParkingLot()
-            await self._backlog.park()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -224,10 +224,9 @@ class Connection:
 
     def _on_window(self, event: WindowOpened) -> None:
         if event.stream is None:
-            for call in self.calls.values():
-                call.wake_sender()
-        elif (call_ := self.calls.get(event.stream.stream_id)) is not None:
-            call_.wake_sender()
+            self.senders.let_next()
+        else:
+            self.senders.wake(event.stream.stream_id)
 
     def _on_ping_acknowledged(self, event: PingAcknowledged) -> None:
         if event.payload == _DRAIN_PING:

@@ -6,6 +6,7 @@ knows streams, windows and limits. What a call is, when to read and when to writ
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -36,15 +37,21 @@ from ovmstrio.wire.grpc.frames import (
 from ovmstrio.wire.grpc.headers import HeaderDecoder, MalformedRequest, RequestHead, read_trailers
 from ovmstrio.wire.grpc.limits import RateLimit, TransportLimits
 from ovmstrio.wire.grpc.replies import TABLE_SIZE_ZERO
+from ovmstrio.wire.grpc.windows import DEFAULT_WINDOW, SendWindows, window_error
 
 __all__ = ["Http2Core"]
 
-_DEFAULT_WINDOW: Final = 65_535
 _DEFAULT_TABLE_BYTES: Final = 4_096
 _PRIORITY_BYTES: Final = 5
 _LARGEST_FRAME_SETTING: Final = 2**24 - 1
 _RESET_CODES: Final = 4
+_SETTING_BYTES: Final = 6
 _LENGTH_BYTES: Final = 3
+_TURN: Final = 1_024
+"""Frames that are handled before others get their turn.  A header block counts as many as it has bytes: its fields may
+have one byte each, and those cost more than a frame."""
+_WHOLE_FRAME_BYTES: Final = 1_024
+"""Size from which on a DATA frame was not cut down by the peer's windows, and pays for their updates."""
 _VIEWED_FROM_BYTES: Final = 8 * 1024
 """Size from which on a DATA frame's payload is a view of what was received, so that it is copied once, when its message
 is complete.  Smaller ones are copied out, lest a few bytes keep a whole read alive."""
@@ -56,7 +63,8 @@ class Http2Core:
     Attributes:
         outbound: bytes to be sent; the shell takes them with ``take_outbound``.
         streams: every stream that the shell has not released.
-        send_window: what the peer's connection window still allows.
+        windows: what the peer lets this side send.
+        more: whether frames wait that ``go_on`` has yet to handle.
         ready: whether the peer's preface and first SETTINGS have come.
         draining: whether the final GOAWAY is out, so that new streams are refused.
     """
@@ -65,20 +73,23 @@ class Http2Core:
         self._limits = limits
         self._decoder = HeaderDecoder(limits.max_header_list_bytes)
         self._pending = b""
+        self._unread = b""
+        self._unread_from = 0
+        self._turn_left = _TURN
         self._preface_seen = False
         self._events: list[Event] = []
         self._last_stream_id = 0
-        self._initial_send_window = _DEFAULT_WINDOW
         self._max_send_frame = MAX_FRAME_BYTES
         self._receive_window = limits.connection_window_bytes
         self._credit = 0
         self._table_update: bytes | None = None
         self._table_given_up = False
         self._continued: _ContinuedBlock | None = None
-        self._reset_ids: dict[int, None] = {}
+        self._reset_ids: OrderedDict[int, None] = OrderedDict()
         self._resets = RateLimit(limits.max_resets_per_second, clock)
         self._pings = RateLimit(limits.max_pings_per_second, clock)
         self._settings = RateLimit(limits.max_settings_per_second, clock)
+        self._updates = RateLimit(limits.max_window_updates_per_second, clock)
         self._idle_frames = RateLimit(limits.max_idle_frames_per_second, clock)
         self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
             self._on_data,
@@ -93,7 +104,8 @@ class Http2Core:
             self._on_continuation,
         )
         self.streams: dict[int, StreamState] = {}
-        self.send_window = _DEFAULT_WINDOW
+        self.windows = SendWindows()
+        self.more = False
         self.ready = False
         self.draining = False
         self.outbound = bytearray(_greeting(limits))
@@ -103,10 +115,13 @@ class Http2Core:
     def receive(self, data: bytes | bytearray) -> list[Event]:
         """Take bytes as they came from the peer and return what they mean.
 
+        No more than a turn's worth of frames is handled; while ``more`` is true, ``go_on`` must follow.
+
         Raises:
             ConnectionFault: the peer broke a rule of the connection; call ``fail`` and close it.
         """
         data, position = bytes(data), 0
+        self._turn_left = _TURN
         if not self._preface_seen:
             data = self._pending + data
             if not self._read_preface(data):
@@ -119,6 +134,20 @@ class Http2Core:
             position = missing
         if position < len(data):
             self._pending = self._read_frames(data, position)
+        return self._take_events()
+
+    def go_on(self) -> list[Event]:
+        """Handle the next of the frames that one turn was too short for; as ``receive``."""
+        data, self._unread = self._unread, b""
+        self._turn_left = _TURN
+        self.more = False
+        self._pending = self._read_frames(data, self._unread_from)
+        return self._take_events()
+
+    def _take_events(self) -> list[Event]:
+        if self.windows.opened:
+            self.windows.opened = False
+            self._events.append(WindowOpened(None))
         events, self._events = self._events, []
         return events
 
@@ -131,10 +160,14 @@ class Http2Core:
         return min(length + FRAME_HEADER_BYTES - have, len(data))
 
     def _read_frames(self, data: bytes, position: int) -> bytes:
-        """Handle every whole frame; gives the bytes of the one that was cut."""
+        """Handle whole frames, a turn of them; gives the bytes of the one that was cut."""
         size = len(data)
         unpack, handlers = FRAME_HEADER.unpack_from, self._handlers
         while size - position >= FRAME_HEADER_BYTES:
+            if self._turn_left <= 0:
+                self._unread, self._unread_from, self.more = data, position, True
+                return b""
+            self._turn_left -= 1
             high, low, kind, flags, stream_id = unpack(data, position)
             if high or low > MAX_FRAME_BYTES:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {high << 16 | low} bytes")
@@ -240,6 +273,7 @@ class Http2Core:
             self._on_header_block(stream_id, bytes(block.data), block.end_stream)
 
     def _on_header_block(self, stream_id: int, block: bytes, end_stream: int) -> None:
+        self._turn_left -= len(block)
         if not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}, an even number")
         if stream_id > self._last_stream_id:
@@ -264,13 +298,15 @@ class Http2Core:
     def _open_stream(self, stream_id: int, head: RequestHead | MalformedRequest, end_stream: int) -> None:
         self._last_stream_id = stream_id
         if self.draining or len(self.streams) >= self._limits.max_concurrent_streams:
+            if not self.draining:
+                self._count_reset()
             self.outbound += frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM)
             self._remember_reset(stream_id)
             return
         if isinstance(head, MalformedRequest):
             self._reset_unknown(stream_id, ErrorCode.PROTOCOL_ERROR)
             return
-        stream = StreamState(stream_id, head, self._limits.stream_window_bytes, self._initial_send_window)
+        stream = StreamState(stream_id, head, self._limits.stream_window_bytes)
         self.streams[stream_id] = stream
         self._events.append(RequestStarted(stream))
         if end_stream:
@@ -290,21 +326,20 @@ class Http2Core:
         if len(payload) != 4:  # noqa: PLR2004  # a 32-bit number
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not four bytes long")
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
+        if self._updates.exceeded():
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_window_updates")
         if not stream_id:
-            self.send_window += increment
-            if not increment or self.send_window > MAX_WINDOW:
-                raise ConnectionFault(_window_error(increment), f"WINDOW_UPDATE by {increment} on the connection")
-            self._events.append(WindowOpened(None))
+            self.windows.grant_connection(increment)
             return
         self._check_not_idle(stream_id, "WINDOW_UPDATE")
         stream = self.streams.get(stream_id)
         if stream is None or stream.reset:
             return
-        stream.send_window += increment
-        if not increment or stream.send_window > MAX_WINDOW:
-            self._stream_error(stream, _window_error(increment))
-            return
-        self._events.append(WindowOpened(stream))
+        if not self.windows.grant(stream, increment):
+            self._stream_error(stream, window_error(increment))
+        elif stream.is_starved and self.windows.of(stream) > 0:
+            stream.is_starved = False
+            self._events.append(WindowOpened(stream))
 
     def _on_priority(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
@@ -321,21 +356,27 @@ class Http2Core:
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
-        if len(payload) % 6 or (flags & Flag.ACK and payload):
+        if len(payload) % _SETTING_BYTES or (flags & Flag.ACK and payload):
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of an impossible length")
-        if self._settings.exceeded():
+        if self._settings.exceeded(max(1, len(payload) // _SETTING_BYTES)):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_settings")
         if flags & Flag.ACK:
             return
-        for start in range(0, len(payload), 6):
-            key = int.from_bytes(payload[start : start + 2], "big")
-            self._apply_setting(key, int.from_bytes(payload[start + 2 : start + 6], "big"))
+        initial_window = None
+        for start in range(0, len(payload), _SETTING_BYTES):
+            key, value = frames.setting(payload, start)
+            if key == Setting.INITIAL_WINDOW_SIZE:
+                initial_window = value
+                if value > MAX_WINDOW:
+                    break
+            else:
+                self._apply_setting(key, value)
+        if initial_window is not None:
+            self.windows.set_initial(initial_window)
         self.outbound += frames.settings_ack()
 
     def _apply_setting(self, key: int, value: int) -> None:
-        if key == Setting.INITIAL_WINDOW_SIZE:
-            self._apply_initial_window(value)
-        elif key == Setting.MAX_FRAME_SIZE:
+        if key == Setting.MAX_FRAME_SIZE:
             if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
         elif key == Setting.ENABLE_PUSH:
@@ -345,24 +386,13 @@ class Http2Core:
             self._table_given_up = True
             self._table_update = TABLE_SIZE_ZERO
 
-    def _apply_initial_window(self, value: int) -> None:
-        if value > MAX_WINDOW:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value}")
-        change = value - self._initial_send_window
-        self._initial_send_window = value
-        for stream in self.streams.values():
-            stream.send_window += change
-            if stream.send_window > MAX_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value} overflows a window")
-        if change > 0:
-            self._events.append(WindowOpened(None))
-
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != 8:  # noqa: PLR2004  # as RFC 9113 has it
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "PING is not eight bytes long")
         if flags & Flag.ACK:
+            self._count_idle_frame()
             self._events.append(PingAcknowledged(payload))
             return
         if self._pings.exceeded():
@@ -374,6 +404,7 @@ class Http2Core:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:  # noqa: PLR2004  # last stream and code
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is too short")
+        self._count_idle_frame()
         self._events.append(PeerLeaving())
 
     # -- what goes out -------------------------------------------------------------------------------------------
@@ -385,7 +416,8 @@ class Http2Core:
 
     def sendable(self, stream: StreamState) -> int:
         """Say how many bytes of DATA may go out in one frame now; zero or less when none may."""
-        return min(stream.send_window, self.send_window, self._max_send_frame)
+        windows = self.windows
+        return min(stream.credit + windows.initial, windows.connection, self._max_send_frame)
 
     def send_headers(self, stream: StreamState, block: bytes, *, end_stream: bool = False) -> None:
         """Send a header block: the response's headers, or its trailers when it ends the stream."""
@@ -398,13 +430,15 @@ class Http2Core:
     def send_data(self, stream: StreamState, prefix: bytes, payload: bytes | memoryview) -> None:
         """Send one DATA frame of at most ``sendable(stream)`` bytes."""
         size = len(prefix) + len(payload)
-        stream.send_window -= size
-        self.send_window -= size
+        stream.credit -= size
+        self.windows.connection -= size
         out = self.outbound
         out += frames.data_header(stream.stream_id, size, 0)
         out += prefix
         out += payload
-        self._pings.forgive()
+        if prefix or size >= _WHOLE_FRAME_BYTES:
+            self._pings.forgive()
+            self._updates.forgive()
 
     def consume(self, stream: StreamState, size: int) -> None:
         """Let the peer send ``size`` bytes more, because so many were read."""
@@ -478,7 +512,7 @@ class Http2Core:
     def _remember_reset(self, stream_id: int) -> None:
         self._reset_ids[stream_id] = None
         if len(self._reset_ids) > 4 * self._limits.max_concurrent_streams:
-            del self._reset_ids[next(iter(self._reset_ids))]
+            self._reset_ids.popitem(last=False)
 
     def _check_not_idle(self, stream_id: int, what: str) -> None:
         if stream_id > self._last_stream_id or not stream_id & 1:
@@ -517,10 +551,6 @@ class _ContinuedBlock:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_continuations")
 
 
-def _window_error(increment: int) -> ErrorCode:
-    return ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
-
-
 def _greeting(limits: TransportLimits) -> bytes:
     greeting = frames.settings(
         {
@@ -529,6 +559,6 @@ def _greeting(limits: TransportLimits) -> bytes:
             Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
         }
     )
-    if limits.connection_window_bytes > _DEFAULT_WINDOW:
-        greeting += frames.window_update(0, limits.connection_window_bytes - _DEFAULT_WINDOW)
+    if limits.connection_window_bytes > DEFAULT_WINDOW:
+        greeting += frames.window_update(0, limits.connection_window_bytes - DEFAULT_WINDOW)
     return greeting

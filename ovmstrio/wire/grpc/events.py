@@ -23,28 +23,35 @@ __all__ = [
 
 
 class StreamState:
-    """One open stream: what arrived, what may be sent, which directions are closed."""
+    """One open stream: what arrived, what may be sent, which directions are closed.
+
+    Attributes:
+        credit: bytes that the peer granted this stream beyond its INITIAL_WINDOW_SIZE, less those that were sent.
+        is_starved: whether somebody waits for its window to open; cleared when that is told.
+    """
 
     __slots__ = (
         "buffer",
         "content_left",
+        "credit",
         "head",
+        "is_starved",
         "local_closed",
         "receive_window",
         "remote_closed",
         "reset",
-        "send_window",
         "stream_id",
         "uncredited",
     )
 
-    def __init__(self, stream_id: int, head: RequestHead, receive_window: int, send_window: int) -> None:
+    def __init__(self, stream_id: int, head: RequestHead, receive_window: int) -> None:
         self.stream_id = stream_id
         self.head = head
         self.buffer = MessageBuffer()
         self.content_left = head.content_length
         self.receive_window = receive_window
-        self.send_window = send_window
+        self.credit = 0
+        self.is_starved = False
         self.uncredited = 0
         self.remote_closed = False
         self.local_closed = False
@@ -74,7 +81,7 @@ class StreamReset:
 
 @dataclass(slots=True)
 class WindowOpened:
-    """More may be sent: on one stream, or on all of them (``None``)."""
+    """More may be sent: on one stream that was starved, or wherever the connection's window was in the way."""
 
     stream: StreamState | None
 

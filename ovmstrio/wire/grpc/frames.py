@@ -23,6 +23,7 @@ __all__ = [
     "header_frames",
     "ping",
     "rst_stream",
+    "setting",
     "settings",
     "settings_ack",
     "strip_padding",
@@ -136,6 +137,12 @@ def settings(values: dict[Setting, int]) -> bytes:
     """Serialise a SETTINGS frame."""
     payload = b"".join(_SETTING.pack(key, value) for key, value in values.items())
     return _pack_header(0, len(payload), FrameType.SETTINGS, 0, 0) + payload
+
+
+def setting(payload: bytes, start: int) -> tuple[int, int]:
+    """Read the entry of a SETTINGS frame that begins at ``start``: its identifier and its value."""
+    key, value = _SETTING.unpack_from(payload, start)
+    return key, value
 
 
 def settings_ack() -> bytes:

@@ -35,6 +35,10 @@ _CACHED_BLOCK_BYTES: Final = 1_024
 _TABLE_ENTRY_OVERHEAD: Final = 32
 _LONGEST_TIMEOUT: Final = 9  # eight digits and a unit
 _HARD_LIMIT_FACTOR: Final = 4
+_HARD_LIMIT_EXTRA_BYTES: Final = 16 * 1_024
+"""How much larger a list may be that is still read, to be refused by its name: reading costs some µs a field."""
+_MANY_TABLE_UPDATES: Final = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\x00-\x7f]){3}").match
+"""More changes of the table's size than a block may begin with (RFC 7541, section 4.2)."""
 
 
 class MalformedRequest(ValueError):
@@ -85,7 +89,9 @@ class HeaderDecoder:
     def header_list(self, block: bytes) -> HeaderList:
         """Decode any header block, which keeps the table in step."""
         if self._hpack is None:
-            self._hpack = Decoder(self._limit * _HARD_LIMIT_FACTOR)
+            self._hpack = Decoder(min(self._limit * _HARD_LIMIT_FACTOR, self._limit + _HARD_LIMIT_EXTRA_BYTES))
+        if _MANY_TABLE_UPDATES(block):
+            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a header block changes the table's size three times")
         before = self._table_mark(self._hpack)
         try:
             headers = tuple(self._hpack.decode(block, raw=True))
@@ -104,7 +110,9 @@ class HeaderDecoder:
             head = read_request_head(headers, self._limit)
         except MalformedRequest as error:
             head = error
-        if not self._table_changed and len(block) <= _CACHED_BLOCK_BYTES:
+        is_refused = isinstance(head, RequestHead) and head.refusal is not None
+        # A short block may decode to a long list, which is refused.
+        if not self._table_changed and len(block) <= _CACHED_BLOCK_BYTES and not is_refused:
             if len(self._cache) >= _CACHED_HEADS:
                 self._cache.clear()
             self._cache[block] = head

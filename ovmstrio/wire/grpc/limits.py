@@ -24,13 +24,13 @@ class RateLimit:
         self._count = 0
         self._window_start = float("-inf")
 
-    def exceeded(self) -> bool:
-        """Count one event and say whether it is one too many."""
+    def exceeded(self, events: int = 1) -> bool:
+        """Count events and say whether they are too many."""
         now = self._clock()
         if now - self._window_start >= 1.0:
             self._window_start = now
             self._count = 0
-        self._count += 1
+        self._count += events
         return self._count > self._limit
 
     def forgive(self) -> None:
@@ -65,8 +65,10 @@ class TransportLimits:
             that does not read loses its connection.
         max_resets_per_second: streams of one connection that may end in RST_STREAM, by either side.
         max_pings_per_second: PINGs of the peer while the server sends it no data.
-        max_settings_per_second: SETTINGS frames of the peer.
-        max_idle_frames_per_second: frames that carry nothing: PRIORITY, empty DATA, unknown types.
+        max_settings_per_second: entries in SETTINGS of the peer; a frame without any counts as one.
+        max_window_updates_per_second: WINDOW_UPDATEs of the peer while the server sends it no data.
+        max_idle_frames_per_second: frames that carry nothing: PRIORITY, GOAWAY, empty DATA, unknown types, PINGs that
+            answer the server's.
         handshake_seconds: until TLS and the HTTP/2 preface must be complete.
         keepalive_idle_seconds: silence after which the server sends a PING.
         keepalive_timeout_seconds: how long that PING may stay unanswered.
@@ -87,7 +89,8 @@ class TransportLimits:
     max_write_backlog_bytes: int = 4 * 1024 * 1024
     max_resets_per_second: int = 2_000
     max_pings_per_second: int = 100
-    max_settings_per_second: int = 50
+    max_settings_per_second: int = 100
+    max_window_updates_per_second: int = 10_000
     max_idle_frames_per_second: int = 1_000
     handshake_seconds: float = 10.0
     keepalive_idle_seconds: float = 120.0
@@ -124,5 +127,6 @@ class TransportLimits:
             max_resets_per_second=50,
             max_pings_per_second=20,
             max_settings_per_second=20,
+            max_window_updates_per_second=150,
             max_idle_frames_per_second=50,
         )

@@ -25,6 +25,9 @@ PREFIX_BYTES: Final = 5
 ACCEPTED_ENCODINGS: Final = ("identity", "gzip")
 _PREFIX = Struct(">BL")
 _GZIP_WINDOW_BITS: Final = 31
+_MANY_CHUNKS: Final = 1_024
+_SMALL_CHUNK_BYTES: Final = 512
+"""Chunks that are smaller on average are joined when there are many: each is an object of some fifty bytes."""
 _pack_prefix = _PREFIX.pack
 _unpack_prefix = _PREFIX.unpack_from
 
@@ -37,7 +40,7 @@ def message_prefix(length: int) -> bytes:
 class MessageBuffer:
     """Request bytes of one stream that no reader has taken yet.
 
-    Chunks are joined once, when a message is complete, so a large message is copied once however it was cut.
+    Chunks are joined once, when a message is complete, so a large message is copied once, unless it comes in crumbs.
 
     Attributes:
         size: bytes in the buffer.
@@ -55,12 +58,14 @@ class MessageBuffer:
 
     def append(self, chunk: bytes | memoryview) -> None:
         """Add the payload of a DATA frame."""
-        if self.size:
+        self.size += len(chunk)
+        if self.size > len(chunk):
             self._chunks.append(chunk)
+            if len(self._chunks) >= _MANY_CHUNKS and self.size < len(self._chunks) * _SMALL_CHUNK_BYTES:
+                self._join()
         else:
             self._first = chunk
             self._position = 0
-        self.size += len(chunk)
 
     def clear(self) -> None:
         """Drop everything."""

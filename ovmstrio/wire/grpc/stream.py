@@ -36,6 +36,7 @@ from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
     from ovmstrio.wire.grpc.replies import FailureTranslator
+    from ovmstrio.wire.grpc.senders import Senders
 
 __all__ = ["Call", "CallHost", "Metadata", "Peer", "current_call"]
 
@@ -67,12 +68,10 @@ class CallHost(Protocol):
     limits: TransportLimits
     failures: FailureTranslator
     peer: Peer
+    senders: Senders
 
     def mark_dirty(self) -> None:
         """Let the writer send what waits in the core."""
-
-    async def wait_writable(self) -> None:
-        """Wait until the writer's backlog is below its high-water mark."""
 
 
 class Call:
@@ -101,7 +100,6 @@ class Call:
         "_sending",
         "_trailing_metadata",
         "_trailing_status",
-        "_writable",
         "deadline",
         "failure",
         "handler",
@@ -125,7 +123,6 @@ class Call:
         self.scope = trio.CancelScope(deadline=self.deadline)
         self.failure: GRPCError | None = None
         self._readable = Wakeup()
-        self._writable = Wakeup()
         self._requests = 0
         self._replies = 0
         self._headers_sent = False
@@ -308,7 +305,8 @@ class Call:
             core.send_data(self.state, prefix, data)
         else:
             self._sending = True
-            await self._send_in_pieces(prefix, memoryview(data))
+            await self._host.senders.send(self.state, prefix, data)
+            self._check_open()
             self._sending = False
 
     def _encode(self, message: Any) -> bytes:
@@ -320,20 +318,6 @@ class Call:
                 f"response message of {size} bytes is larger than the limit of {limit} bytes (max_send_message_bytes)",
             )
         return data
-
-    async def _send_in_pieces(self, prefix: bytes, rest: memoryview) -> None:
-        core, state = self._host.core, self.state
-        while prefix or rest:
-            await self._host.wait_writable()
-            room = core.sendable(state)
-            if room < max(1, len(prefix)):
-                await self._writable.wait()
-            else:
-                end = room - len(prefix)
-                core.send_data(state, prefix, rest[:end])
-                prefix, rest = b"", rest[end:]
-                self._host.mark_dirty()
-            self._check_open()
 
     async def send_trailing_metadata(
         self,
@@ -421,7 +405,3 @@ class Call:
             self._host.core.consume(self.state, self.state.uncredited)
         else:
             self._readable.wake()
-
-    def wake_sender(self) -> None:
-        """Tell a waiting sender that the client's window has opened."""
-        self._writable.wake()

@@ -7,12 +7,22 @@ from collections.abc import Sequence
 from hpack import Decoder, Encoder
 
 from ovmstrio.wire.grpc import frames
+from ovmstrio.wire.grpc.core import Http2Core
+from ovmstrio.wire.grpc.events import Event
 from ovmstrio.wire.grpc.frames import FRAME_HEADER, PREFACE, FrameType
 
-__all__ = ["HELLO", "data", "decoded", "frame", "headers", "message", "request_headers"]
+__all__ = ["HELLO", "data", "decoded", "frame", "headers", "message", "receive_all", "request_headers"]
 
 HELLO = PREFACE + frames.settings({})
 END_STREAM, END_HEADERS = 0x1, 0x4
+
+
+def receive_all(core: Http2Core, script: bytes) -> list[Event]:
+    """Have a core handle all of some bytes, however many turns that takes."""
+    events = core.receive(script)
+    while core.more:
+        events += core.go_on()
+    return events
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

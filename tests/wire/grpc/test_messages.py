@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import tracemalloc
 
 import pytest
 from grpclib.const import Status
@@ -28,6 +29,20 @@ def test_messages_come_out_as_they_went_in(payloads: list[bytes], cuts: list[int
         taken.append(item)
     assert taken == [(0, payload) for payload in payloads]
     assert buffer.size == 0
+
+
+def test_crumbs_take_little_more_room_than_their_bytes() -> None:
+    """Bytes that come two at a time are not kept as objects of their own."""
+    buffer, crumb = MessageBuffer(), message(bytes(200_000))
+    tracemalloc.start()
+    try:
+        for start in range(0, len(crumb), 2):
+            buffer.append(crumb[start : start + 2])
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 2 * len(crumb)
+    assert buffer.take(200_000) == (0, bytes(200_000))
 
 
 def test_an_announced_size_above_the_limit_is_refused_before_it_arrives() -> None:

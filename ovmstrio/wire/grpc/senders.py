@@ -1,0 +1,116 @@
+"""Messages that cannot be sent at once: who waits on one connection, for what, and who goes on first.
+
+A message waits for its stream's window, and then in a queue for the connection's window and its writer.  Whatever
+opens, one sender is woken, which sends and lets the next one go on: bytes of the peer never wake more senders than
+they let send.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.wire.grpc.replies import Wakeup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.wire.grpc.core import Http2Core
+    from ovmstrio.wire.grpc.events import StreamState
+
+__all__ = ["Senders"]
+
+_FEW: Final = 64
+"""Entries of the heap that may be out of date whatever the number of those that are not."""
+
+
+class Senders:
+    """The senders of one connection that wait.
+
+    Args:
+        core: the connection's state.
+        high_water_bytes: of answers that may wait for the socket.
+        mark_dirty: lets the writer send what waits in the core.
+    """
+
+    def __init__(self, core: Http2Core, high_water_bytes: int, mark_dirty: Callable[[], None]) -> None:
+        self._core = core
+        self._high_water_bytes = high_water_bytes
+        self._mark_dirty = mark_dirty
+        self._queue = trio.lowlevel.ParkingLot()
+        self._starved: dict[int, tuple[StreamState, Wakeup]] = {}
+        self._by_credit: list[tuple[int, int]] = []
+
+    async def send(self, stream: StreamState, prefix: bytes, message: bytes | memoryview) -> bool:
+        """Send a message in pieces, as windows and the writer allow; False if the stream ended before.
+
+        Cancellation: while it waits; a part of the message may have been sent.
+        """
+        rest = memoryview(message)
+        try:
+            while prefix or rest:
+                await self._turn(stream)
+                if stream.local_closed:
+                    return False
+                room = self._core.sendable(stream)
+                start, end = prefix[:room], max(0, room - len(prefix))
+                self._core.send_data(stream, start, rest[:end])
+                prefix, rest = prefix[room:], rest[end:]
+                self._mark_dirty()
+        finally:
+            self.let_next()
+        return True
+
+    def let_next(self) -> None:
+        """Let the next sender go on that can, of the queue and of those whose own window was in the way."""
+        if not self._is_open():
+            return
+        if self._queue:
+            self._queue.unpark()
+        # Those whose streams were granted most come first, whatever the peer's INITIAL_WINDOW_SIZE is.
+        heap, initial = self._by_credit, self._core.windows.initial
+        while heap and heap[0][0] < initial:
+            _, stream_id = heappop(heap)
+            if self.wake(stream_id):
+                return
+
+    def wake(self, stream_id: int) -> bool:
+        """Let the sender of one stream go on, whose window has opened; False if none waits for it."""
+        starved = self._starved.pop(stream_id, None)
+        if starved is None:
+            return False
+        starved[0].is_starved = False
+        starved[1].wake()
+        return True
+
+    def _is_open(self) -> bool:
+        return self._core.windows.connection > 0 and len(self._core.outbound) < self._high_water_bytes
+
+    async def _turn(self, stream: StreamState) -> None:
+        """Wait until bytes of a stream may be sent, or it is over."""
+        windows = self._core.windows
+        while not stream.local_closed:
+            if windows.of(stream) <= 0:
+                await self._wait_for_window(stream)
+            elif not self._is_open():
+                await self._queue.park()
+            else:
+                return
+
+    async def _wait_for_window(self, stream: StreamState) -> None:
+        self.let_next()
+        wakeup = Wakeup()
+        self._starved[stream.stream_id] = stream, wakeup
+        stream.is_starved = True
+        if len(self._by_credit) > 2 * len(self._starved) + _FEW:
+            self._by_credit = [(-each.credit, number) for number, (each, _) in self._starved.items()]
+            heapify(self._by_credit)
+        else:
+            heappush(self._by_credit, (-stream.credit, stream.stream_id))
+        try:
+            await wakeup.wait()
+        finally:
+            stream.is_starved = False
+            self._starved.pop(stream.stream_id, None)
