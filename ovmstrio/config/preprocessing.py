@@ -34,6 +34,9 @@ _OVMS_PRECISIONS: Final = {
 def parse_precisions(value: Any) -> dict[str, str]:
     """Read the option ``precision``: ``FP32``, ``input:FP32``, or an object with the precision of each input.
 
+    A pair such as ``uint8:fp32`` is OVMS's ``<target>:<source>``: what requests bring, and what the model takes, which is
+    known from the model.
+
     Returns:
         KServe's name of the precision, by input; ``""`` is for all.
 
@@ -42,19 +45,23 @@ def parse_precisions(value: Any) -> dict[str, str]:
     """
     if isinstance(value, str) and ":" in value and not value.lstrip().startswith("{"):
         name, _, precision = value.rpartition(":")
-        value = {name.strip(): precision}
+        if _known_name(name) not in PRECISIONS:
+            value = {name.strip(): precision}
     return by_tensor("precision", value, _precision)
 
 
 def _precision(option: str, text: str) -> str:
+    names = [_known_name(part) for part in text.split(":")]
+    unknown = [name for name in names if name not in PRECISIONS]
+    if unknown or len(names) > len(("target", "source")):
+        form = f"one of {', '.join(PRECISIONS)}, such as FP32, input:FP32 or UINT8:FP32"
+        raise wrong(option, text, form, suggestion=did_you_mean(unknown[0], PRECISIONS) if unknown else "")
+    return names[0]
+
+
+def _known_name(text: str) -> str:
     name = text.strip().upper()
-    name = _OVMS_PRECISIONS.get(name, name)
-    if name not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise wrong(
-            option, text, f"one of {known}, such as FP32 or input:FP32", suggestion=did_you_mean(name, PRECISIONS)
-        )
-    return name
+    return _OVMS_PRECISIONS.get(name, name)
 
 
 def parse_color_formats(value: Any) -> dict[str, str]:

@@ -98,7 +98,9 @@ class ServerSettings(BaseModel):
     )
     scale: str | None = _setting(None, MODEL, "Divides the input: 127.5, or a list with one a channel; needs --layout.")
     color_format: str | None = _setting(None, MODEL, "Colour format of the input: BGR or BGR:RGB; needs --layout.")
-    precision: str | None = _setting(None, MODEL, "Element type of the input: FP32 or input:FP32; needs --layout.")
+    precision: str | None = _setting(
+        None, MODEL, "Element type of the input: FP32, input:FP32 or UINT8:FP32; needs --layout."
+    )
     stateful: bool = _setting(False, MODEL, "Serve sequences.")
     idle_sequence_cleanup: bool | None = _setting(None, MODEL, "Remove idle sequences; needs --stateful.")
     low_latency_transformation: bool | None = _setting(None, MODEL, "Apply LowLatency2; needs --stateful.")

@@ -135,6 +135,8 @@ def test_spellings_of_ovms() -> None:
     assert parse_version_policy({"latest": {}}) == LatestVersions(num_versions=1)
     assert parse_precisions("fp32") == {"": "FP32"}
     assert parse_precisions("in:U8") == {"in": "UINT8"}
+    assert parse_precisions("uint8:fp32") == {"": "UINT8"}
+    assert parse_precisions('{"a": "uint8:fp32", "b": "fp16:fp32"}') == {"a": "UINT8", "b": "FP16"}
     assert parse_precisions('{"x:0": "I64"}') == {"x:0": "INT64"}
     assert parse_color_formats("nv12:RGB") == {"": "NV12:RGB"}
     assert parse_scale("[1,2.5, 3]") == (1, 2.5, 3)

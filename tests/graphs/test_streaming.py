@@ -207,6 +207,35 @@ async def test_the_immediate_policy_runs_on_each_input(tmp_path: Path) -> None:
     assert answers.failure is None
 
 
+async def test_labels_come_once_and_images_after_them(tmp_path: Path) -> None:
+    """The requirement's handler as it stands: with labels alone ``execute`` falls off its end, and nothing is sent."""
+    handler = """
+    class OvmsPythonModel:
+        def initialize(self, kwargs):
+            self.labels = []
+
+        def execute(self, inputs):
+            for input in inputs:
+                if input.name == "labels":
+                    self.labels = bytes(input).split()
+                else:
+                    return [Tensor("result", self.labels[bytes(input)[0]])]
+    """
+    node = python_node(
+        "handler.py",
+        ["INPUT1:labels", "INPUT2:image"],
+        ["OUTPUT:result"],
+        more='input_stream_handler { input_stream_handler: "ImmediateInputStreamHandler" }',
+    )
+    text = graph_text(
+        node, inputs=["OVMS_PY_TENSOR1:labels", "OVMS_PY_TENSOR2:image"], outputs=["OVMS_PY_TENSOR:result"]
+    )
+    async with loaded(tmp_path / "g", text, handler=handler) as graph:
+        answers = await stream(graph, ask({"labels": b"cat dog"}), ask({"image": b"\x01"}), ask({"image": b"\x00"}))
+    assert [(name, value) for _, name, value in answers.outputs] == [("result", "dog"), ("result", "cat")]
+    assert answers.failure is None
+
+
 async def test_requests_that_are_wrong_in_themselves_leave_the_stream_open(tmp_path: Path) -> None:
     """Wrong sizes, names and addressees are told one by one, and good requests between them are served."""
     async with loaded(tmp_path / "g", TEXT, handler=ECHO) as graph:
@@ -272,7 +301,7 @@ async def test_a_side_packet_that_nobody_gave_keeps_the_run_from_starting(tmp_pa
     ("body", "text"),
     [
         ("raise ValueError('no such thing')", "ValueError: no such thing (handler.py:5)"),
-        ("return None", "Expected: list or generator"),
+        ("return 7", "Expected: list or generator"),
         ("return [1]", "int"),
         ("return [Tensor('other', b'')]", "other is not a valid node output"),
         ("yield [Tensor('out', b'')]", "Execute yielded, but LOOPBACK is not defined in the node"),

@@ -128,6 +128,9 @@ class PythonCalculator:
         result = await self._call("execute", self._handler.model.execute, inputs)
         if isinstance(result, list):
             self._emit(context, result)
+        elif result is None:
+            # It fell off its end: nothing is sent, as with an empty list.
+            return
         else:
             self._pump = self._make_pump(result)
             self._timestamp = context.timestamp

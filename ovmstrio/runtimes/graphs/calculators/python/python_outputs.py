@@ -55,9 +55,8 @@ def routed_yield(value: Any, ports: Mapping[str, Port]) -> Outputs:
 
 def unexpected_result(value: Any) -> WrongOutputError:
     """Make the error for a result of execute that is no list and cannot be iterated."""
-    hint = "; return [] to send nothing" if value is None else ""
     return WrongOutputError(
-        f"Unexpected Python object type. Expected: list or generator. Received: {type(value).__name__}{hint}"
+        f"Unexpected Python object type. Expected: list or generator. Received: {type(value).__name__}"
     )
 
 
