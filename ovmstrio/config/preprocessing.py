@@ -34,8 +34,8 @@ _OVMS_PRECISIONS: Final = {
 def parse_precisions(value: Any) -> dict[str, str]:
     """Read the option ``precision``: ``FP32``, ``input:FP32``, or an object with the precision of each input.
 
-    A pair such as ``uint8:fp32`` is OVMS's ``<target>:<source>``: what requests bring, and what the model takes, which is
-    known from the model.
+    A pair such as ``uint8:fp32`` is OVMS's ``<target>:<source>``: what requests bring, and what the model takes, which
+    is known from the model itself.
 
     Returns:
         KServe's name of the precision, by input; ``""`` is for all.
