@@ -1,9 +1,9 @@
 """A client that keeps its own pace and measures what its calls take, while others are served or attack.
 
 ``python -m tests.attacks.neighbour GRPC_PORT REST_PORT`` asks a trivial model over both until its input ends, and
-prints the latencies in milliseconds as JSON.  Calls are due at a steady rate, and each is measured from then on, so that
-a server that stood still is seen by every call that waited.  A call without an answer is the last one, and counts as
-long as it was waited for.
+prints the latencies in milliseconds as JSON.  Calls are due at a steady rate, and each is measured from then on, so
+that a server that stood still is seen by every call that waited.  A call without an answer is the last one, and
+counts as long as it was waited for.
 """
 
 from __future__ import annotations

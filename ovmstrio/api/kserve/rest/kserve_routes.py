@@ -114,7 +114,11 @@ def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
 
 def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
     entries = repository_index(plane.statuses(), only_ready=only_ready)
-    return [{"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in entries]
+    # OVMS's benchmark client takes an entry for exactly three values.
+    return [
+        {"name": e.name, "version": e.version, "state": e.state} | ({"reason": e.reason} if e.reason else {})
+        for e in entries
+    ]
 
 
 def _tensors(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
