@@ -40,10 +40,19 @@ def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bo
     names = []
     for index, port in enumerate(ports):
         known = sorted(port.get_names())
-        fallback = port.node.friendly_name if is_input else f"out_{index}"
         alias = next((aliases[name] for name in known if name in aliases), None)
-        names.append(alias or (str(port.get_any_name()) if known else fallback))
+        names.append(alias or _own_name(port, known, is_input=is_input) or f"out_{index}")
     return names
+
+
+def _own_name(port: Any, known: list[str], *, is_input: bool) -> str:
+    """Give an input's name, also where an output is the same tensor and has a name of its own for it."""
+    source = port.node if is_input else port.node.input_value(0).get_node()
+    name = str(source.friendly_name)
+    if source.get_type_name() != "Parameter" or name not in known:
+        return known[0] if known else name if is_input else ""
+    others = [other for other in known if other != name]
+    return name if is_input or not others else others[0]
 
 
 def dims_of(shape: ov.PartialShape, unknown: tuple[Dim, ...] = (ANY_SIZE,)) -> tuple[Dim, ...]:
@@ -62,13 +71,9 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelS
     """Describe a model.
 
     Raises:
-        ConfigError: it has no inputs, no outputs, two tensors of one name, or a tensor that no protocol can carry.
+        ConfigError: it has no outputs, two tensors of one name, or a tensor that no protocol can carry.
     """
-    problems = [
-        Problem(f"the model has no {kind}", file=file)
-        for kind, ports in (("inputs", model.inputs), ("outputs", model.outputs))
-        if not ports
-    ]
+    problems = [] if model.outputs else [Problem("the model has no outputs", file=file)]
     inputs, input_ports = _side(model.inputs, mapping.inputs, file, problems, is_input=True)
     outputs, output_ports = _side(model.outputs, mapping.outputs, file, problems, is_input=False)
     if problems:

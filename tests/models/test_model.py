@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
 import trio
+from openvino import opset13 as op
 
 from ovmstrio.config.specs import BatchSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.datatypes import BY_NAME
@@ -79,7 +81,7 @@ async def test_string_matrices(tmp_path: Path) -> None:
 
 
 async def test_all_outputs_are_returned_in_the_order_of_names(tmp_path: Path) -> None:
-    """Whichever outputs are asked for, all come, sorted; the id comes back."""
+    """All come, sorted, for the data plane to choose from; the id comes back."""
     servable = await load(ir.sum_of_two(), tmp_path)
     request = raw_request({"y": np.full((1, 10), 2, np.float32), "x": np.full((1, 10), 5, np.float32)})
     request.outputs = [RequestedOutput("sum"), RequestedOutput("nothing")]
@@ -87,6 +89,27 @@ async def test_all_outputs_are_returned_in_the_order_of_names(tmp_path: Path) ->
     response = await servable.infer(request)
     assert [(out.name, float(out.array[0, 0])) for out in tensors(response)] == [("difference", 3.0), ("sum", 7.0)]
     assert (response.model_name, response.model_version, response.id) == ("model", "1", "seven")
+
+
+async def test_a_model_without_inputs_answers(tmp_path: Path) -> None:
+    """A table of constants is a model, too."""
+    constant = op.constant(np.arange(3, dtype=np.float32))
+    constant.output(0).set_names({"table"})
+    servable = await load(ov.Model([op.result(constant)], [], "table"), tmp_path)
+    response = await servable.infer(raw_request({}))
+    assert [(out.name, out.array.tolist()) for out in tensors(response)] == [("table", [0.0, 1.0, 2.0])]
+
+
+async def test_an_input_that_is_an_output_keeps_its_name(tmp_path: Path) -> None:
+    """What a converter passes through is one tensor with two names: the parameter's is the input's."""
+    given = op.parameter([1, 2], np.float32, name="x")
+    given.output(0).set_names({"x", "a"})
+    relu = op.relu(given)
+    relu.output(0).set_names({"y"})
+    servable = await load(ov.Model([op.result(given), op.result(relu)], [given]), tmp_path)
+    assert [spec.name for spec in servable.metadata.inputs] == ["x"]
+    response = await servable.infer(raw_request({"x": np.array([[-1, 2]], np.float32)}))
+    assert [(out.name, out.array.tolist()) for out in tensors(response)] == [("a", [[-1, 2]]), ("y", [[0, 2]])]
 
 
 async def test_scalars_and_empty_tensors(tmp_path: Path) -> None:

@@ -211,7 +211,6 @@ def test_a_parameter_is_a_text_a_whole_number_or_a_boolean(value: bytes) -> None
         ({"outputs": [{"name": 1}], "inputs": [X]}, "Could not parse outputs content"),
         ({"outputs": [{"name": "y", "parameters": 1}], "inputs": [X]}, NO_PARAMETERS),
         ({}, "No inputs found"),
-        ({"inputs": []}, "No inputs found"),
         ({"inputs": None}, INPUT_UNREADABLE),
         ({"inputs": {}}, INPUT_UNREADABLE),
         ({"inputs": 0}, INPUT_UNREADABLE),

@@ -192,11 +192,11 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
 
 
 def _inputs(document: dict[str, Any]) -> list[Any]:
-    given = document.get("inputs", [])
+    if "inputs" not in document:
+        raise _refuse(NO_INPUTS)
+    given = document["inputs"]
     if not isinstance(given, list):
         raise _refuse(INPUT_UNREADABLE, f"inputs: expected a list, got {kind_of(given)}")
-    if not given:
-        raise _refuse(NO_INPUTS)
     return given
 
 
