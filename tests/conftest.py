@@ -11,6 +11,8 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from tests.support.processes import SHARED_CACHE
+
 # A machine that is busy with something else must not fail a property.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
@@ -35,6 +37,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have trials of models remembered beside what commands of other tests do."""
+    monkeypatch.setattr("ovmstrio.openvino.trials.memory.user_cache_path", lambda _: SHARED_CACHE)
 
 
 @pytest.fixture(autouse=True)

@@ -227,7 +227,7 @@ class Timing:
 
 
 def warm_up(model: ov.CompiledModel, signature: ModelSignature, *, synchronous: bool) -> Timing | None:
-    """Time inferences on zeros, dynamic dimensions being 1.
+    """Time inferences on ones, dynamic dimensions being 1.
 
     Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not
     counted, as it allocates; a model for which one run is long is run twice only.  ``synchronous`` is as in
@@ -244,6 +244,6 @@ def warm_up(model: ov.CompiledModel, signature: ModelSignature, *, synchronous: 
             slot.infer()
             times.append(time.perf_counter() - begin)
     except ModelFailure as error:
-        log.info("warm-up skipped: the model does not run on zeros", reason=error.message)
+        log.info("warm-up skipped: the model does not run on ones", reason=error.message)
         return None
     return Timing(statistics.median(times), sum(array.nbytes for array in arrays))

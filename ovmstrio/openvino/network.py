@@ -86,7 +86,7 @@ class Network:
             if change is not None:
                 change.leave(slot.request)
             taken = time.perf_counter() - start
-            # Inputs of open shapes may take far longer than the zeros that the model was first run on.
+            # Inputs of open shapes may take far longer than the ones that the model was first run on.
             self._usual_seconds += _WEIGHT_OF_LAST * (taken - self._usual_seconds)
             self._hooks.inference_time(taken)
             if event is not None:

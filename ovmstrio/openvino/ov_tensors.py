@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import openvino as ov
 
-from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.datatypes import BY_NAME, BYTES, to_bf16
 from ovmstrio.core.tensor import Array, TensorSpec
 
 __all__ = ["from_tensor", "idle_tensor", "placeholder", "set_inputs", "to_tensor"]
@@ -53,11 +53,17 @@ def _small_shape(spec: TensorSpec, more: int = 0) -> list[int]:
     return [size + more if dim.accepts(size + more) else size for size, dim in zip(least, spec.shape, strict=True)]
 
 
-def placeholder(spec: TensorSpec, more: int = 0) -> Array:
-    """Make an input of zeros, or of empty strings, as small as can be; open dimensions are larger by ``more``."""
+def placeholder(spec: TensorSpec, more: int = 0, *, value: int = 1) -> Array:
+    """Make an input of ones, as small as can be; open dimensions are larger by ``more``.
+
+    Zeros are not what models are made for: OpenVINO 2026.4 divides by a step of 0 in ``Range``, which ends the process.
+    Strings are ``1``, or empty for a ``value`` of 0.
+    """
+    shape = _small_shape(spec, more)
     if spec.datatype is BYTES:
-        return np.full(_small_shape(spec, more), b"", dtype=object)
-    return np.zeros(_small_shape(spec, more), spec.datatype.numpy)
+        return np.full(shape, str(value).encode() if value else b"", dtype=object)
+    filled = np.full(shape, value, np.float32 if spec.datatype.name == "BF16" else spec.datatype.numpy)
+    return to_bf16(filled) if spec.datatype.name == "BF16" else filled
 
 
 def idle_tensor(spec: TensorSpec) -> ov.Tensor:

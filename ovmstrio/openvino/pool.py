@@ -116,7 +116,7 @@ class Slot:
         where that fails, too, every request is refused until it succeeds.
         """
         self._broken = ""
-        if self._signature.has_fixed_inputs or [self._runs_on_zeros(more) for more in (0, 1, 0)][1:] != [True, True]:
+        if self._signature.has_fixed_inputs or [self._runs_on_ones(more) for more in (0, 1, 0)][1:] != [True, True]:
             try:
                 self._attach(compile_again())
             except ConfigError as error:
@@ -124,7 +124,7 @@ class Slot:
                 log.exception("failed model cannot be loaded again", reason=error.message)
         self.unbind()
 
-    def _runs_on_zeros(self, more: int) -> bool:
+    def _runs_on_ones(self, more: int) -> bool:
         try:
             self.bind([placeholder(spec, more) for spec in self._signature.inputs])
             self.infer()

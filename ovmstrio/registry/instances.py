@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ovmstrio.config.specs import ServableSpec
+    from ovmstrio.core.errors import Problem
     from ovmstrio.core.servable import Servable
     from ovmstrio.runtimes.kind import Takes
 
@@ -25,8 +26,8 @@ class Instance:
     """One loaded servable with the number of calls in flight.
 
     A version that is loaded again has a new instance; the old one lives until its last lease is given back.
-    ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, and ``takes`` the calls
-    that it takes.
+    ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, ``takes`` the calls that
+    it takes, and ``remarks`` are what is odd with it.
     """
 
     spec: ServableSpec
@@ -35,6 +36,7 @@ class Instance:
     files: str
     calls: frozenset[str]
     takes: frozenset[Takes]
+    remarks: tuple[Problem, ...] = ()
     name: str = field(init=False)
     in_flight: int = 0
     _drained: trio.Event | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -101,13 +102,14 @@ class VersionLoader:
         record = service.load_begins(version)
         async with self._limiter:
             files = await self._marks.of(service, spec, directory)
+            remarks: list[Problem] = []
             log.info("loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
                 if spec.errors:
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 # What a service takes is known to those who call it.
-                servable = cast("Servable", await self._load(service, spec, version, directory))
+                servable = cast("Servable", await self._load(service, spec, version, directory, remarks))
                 await self._check_grpc_names(service, servable)
             except Exception as error:  # noqa: BLE001 - the servable border
                 problems = problems_of(service.kind, spec, error, directory)
@@ -118,14 +120,17 @@ class VersionLoader:
             seconds = perf_counter() - started
             log.info("available", kind=spec.kind, name=service.name, version=version, load_seconds=round(seconds, 3))
             calls, takes = frozenset(call.name for call in service.calls), service.kind.takes
-            instance = Instance(spec, str(version), servable, files, calls, takes)
+            odd = tuple(service.kind.place(spec, remark, directory) for remark in remarks)
+            instance = Instance(spec, str(version), servable, files, calls, takes, odd)
             return service.load_succeeds(record, instance, seconds)
 
-    async def _load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Service:
+    async def _load(
+        self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path, remarks: list[Problem]
+    ) -> Service:
         context = self._context()
         if context is None:
             raise NotReady("the server is not running")
-        return await service.kind.load(spec, version, directory, context)
+        return await service.kind.load(spec, version, directory, replace(context, remark=remarks.append))
 
     async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
         """Close what brings a gRPC service that something else has; no checkpoint for what does not."""

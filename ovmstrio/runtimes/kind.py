@@ -60,6 +60,10 @@ class Dependency:
     reloads: bool = False
 
 
+def ignore_remark(_: Problem) -> None:
+    """Forget what is odd with what is loaded all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadContext:
     """What the server lends to those that load.
@@ -73,6 +77,7 @@ class LoadContext:
         is_trial: whether what is loaded is closed again without a call, as a check does.
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
         make_limit: makes what counts the requests of a service that may have so many in flight.
+        remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
     """
 
     lease: LeaseServable
@@ -83,6 +88,7 @@ class LoadContext:
     is_trial: bool = False
     is_alone: bool = False
     make_limit: Callable[[int], ConcurrencyLimit] = LocalLimit
+    remark: Callable[[Problem], None] = ignore_remark
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:

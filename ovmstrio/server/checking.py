@@ -20,6 +20,7 @@ from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.ovms_json import examine_config
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import Registry
 from ovmstrio.registry.order import find_circles
 from ovmstrio.repository.versions import scan
@@ -182,7 +183,8 @@ class _Check:
         self.add(*await trio.to_thread.run_sync(self._examine, spec.services))
         registry = Registry(self.kinds, partial(LoadContext, is_trial=True), poll_seconds=0)
         async with trio.open_nursery() as nursery:
-            await nursery.start(registry.run)
+            with trying_models(nursery, "auto", trials_folder()):
+                await nursery.start(registry.run)
             tried = [service for service in spec.services if self.imports or not self.kinds[service.kind].imports]
             await registry.apply(tried)
             for service in tried:

@@ -4,6 +4,7 @@
 
     serve ── signals             the first drains, the second stops at once
           └─ server
+             ├─ trials           a process each, of models that were never seen to run
              ├─ registry         loads, retirements, the watcher
              │  └─ services      what each runs besides its calls; outlives them
              ├─ gRPC             a nursery a connection, a task an RPC
@@ -31,6 +32,7 @@ from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
+from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import Registry
 from ovmstrio.registry.source import ConfigSource, reload_versions
 from ovmstrio.runtimes.kind import LoadContext
@@ -243,7 +245,8 @@ class _Server:
 
     async def _serve(self, task_status: trio.TaskStatus[Running]) -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._registry.run)
+            with trying_models(nursery, self._settings.trial_load, trials_folder(self._settings.cache_dir)):
+                await nursery.start(self._registry.run)
             if self._plan.root:
                 await self._load_root()
             async with AsyncExitStack() as opened:

@@ -64,6 +64,12 @@ class ServerSettings(BaseModel):
         1, SERVER, "How often the configuration and version directories are looked at; 0 never."
     )
     cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
+    trial_load: Literal["auto", "off", "again"] = _setting(
+        "auto",
+        SERVER,
+        "Run models that were never seen to run on this machine in a process of their own first, so that a crash is "
+        "theirs; again also tries those that crashed.",
+    )
     sequence_cleaner_poll_wait_minutes: Annotated[int, Field(ge=0, le=2**32 - 1)] = _setting(
         5, SERVER, "How often sequences are looked at; one that is idle twice in a row is removed. 0 never."
     )

@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import ir
 from tests.support.processes import OvmsProcess, run_ovms, serving
+from tests.support.trials import verdicts
 
 pytestmark = pytest.mark.e2e
 
@@ -200,6 +201,29 @@ def test_a_corrupt_model_is_explained_and_leaves_the_others_serving(tmp_path: Pa
             assert _infer_grpc(client) == 1
         _wait_until(lambda: "model.onnx" in server.get("/v2/health/ready").text)
         assert server.get("/v2/health/ready").status_code == 503
+
+
+def test_a_version_that_crashes_openvino_comes_and_goes_and_nobody_else_notices(tmp_path: Path, model: Path) -> None:
+    """At the start of the server it is the reason why that is not ready; by a reload the old version serves on."""
+    bad = ir.save(ir.steps(bad=1), tmp_path, "bad")
+    config = _config(tmp_path, m=model, bad=bad)
+    options = ("--cache_dir", str(tmp_path / "cache"), "--trial_load", "auto", "--file_system_poll_wait_seconds", "0")
+    with serving("--config_path", str(config), *options, ready=False) as server:
+        server.wait_live()
+        _wait_until(lambda: "SIGFPE" in server.get("/v2/health/ready").text)
+        _config(tmp_path, m=model)
+        assert _post(server, "/v1/config/reload").status_code == 201
+        server.wait_ready()
+        with _under_load(server) as load:
+            shutil.copytree(bad / "1", model / "2")
+            answer = _post(server, "/v1/config/reload")
+            assert answer.status_code == 500
+            assert "OpenVINO crashes with SIGFPE when it runs the model, in its layer counting (Range)" in answer.text
+        assert load.failures == []
+        assert set(load.seen) == {1}
+        assert server.get("/v2/models/m/ready").is_success
+    (verdict,) = (each for each in verdicts(tmp_path / "cache/trials") if each["crash"])
+    assert verdict["crash"] == "SIGFPE"
 
 
 def test_calls_in_flight_finish_when_the_server_is_told_to_stop(tmp_path: Path, model: Path) -> None:

@@ -168,7 +168,7 @@ def test_models_that_may_fail_have_streams_of_their_own(tmp_path: Path) -> None:
     assert network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, nireq=8).pool.size == 8
 
 
-async def test_models_that_fail_on_zeros_recover_by_loading_again(tmp_path: Path) -> None:
+async def test_models_that_fail_on_ones_recover_by_loading_again(tmp_path: Path) -> None:
     """A model that nothing is known to succeed on is compiled again after a failure."""
     running = network(ir.reshape_by_data(), tmp_path)
     assert not running.runs_inline
@@ -259,7 +259,7 @@ async def test_large_requests_of_a_dynamic_model_leave_the_event_loop(tmp_path: 
 
 
 async def test_a_network_learns_how_long_its_inferences_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inputs far larger than the zeros at the start occupy a thread at first, and none when they have become usual."""
+    """Inputs far larger than the ones at the start occupy a thread at first, and none when they have become usual."""
     running = send_away(network(ir.matmul(), tmp_path))
     waited: list[int] = []
     wait_in_thread = running._wait_in_thread

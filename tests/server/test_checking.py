@@ -338,3 +338,20 @@ async def test_an_input_that_goes_nowhere_is_only_a_warning(tmp_path: Path) -> N
     )
     assert [each.model for each in report.loaded] == ["m", "p"]
     assert (await check_pipelines(config, load=False)).problems == report.problems
+
+
+async def test_a_model_that_crashes_openvino_is_an_error_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check goes on, and tells the signal; one that only zeros crash is told of and loads."""
+    monkeypatch.setattr("ovmstrio.openvino.trials.pool._SECONDS_FOR_LAYER", 0)
+    for name, model in (("bad", ir.steps(bad=1)), ("good", ir.dummy()), ("odd", ir.steps())):
+        ir.save(model, tmp_path, name)
+    report = await check_config(
+        _config(tmp_path, *({"name": name, "base_path": name} for name in ("bad", "good", "odd")))
+    )
+    assert report.loaded == (LoadedVersion("good", 1), LoadedVersion("odd", 1))
+    assert _told(report) == [("model.xml", "", "error"), ("model.xml", "", "warning")]
+    assert [str(tmp_path / name / "1/model.xml") for name in ("bad", "odd")] == [each.file for each in report.problems]
+    assert ["SIGFPE when it runs" in each.message for each in report.problems] == [True, False]
+    assert "when all inputs of the model are zeros" in report.problems[1].message

@@ -14,6 +14,7 @@ __all__ = [
     "accumulator",
     "dummy",
     "dynamic",
+    "first_string",
     "image_passthrough",
     "lstm",
     "lstm_weights",
@@ -24,6 +25,7 @@ __all__ = [
     "scalar",
     "slow",
     "slow_accumulator",
+    "steps",
     "string_passthrough",
     "sum_of_two",
     "summing_loop",
@@ -121,6 +123,24 @@ def reshape_by_data() -> ov.Model:
     """Inputs ``numbers`` [4] and ``shape`` [2], output ``y``: the numbers in that shape, if they fit it."""
     shape, numbers = _parameter("shape", [2], "INT64"), _parameter("numbers", [4])
     return _model({"y": op.reshape(numbers, shape, special_zero=False)}, [numbers, shape], "reshape_by_data")
+
+
+def steps(*, bad: int = 0) -> ov.Model:
+    """INT32 input ``step``, output ``numbers``: those below 10 by the step, minus ``bad``.
+
+    A step of 0 divides by it in OpenVINO 2026.4, and ends the process with SIGFPE.
+    """
+    step = _parameter("step", (), "INT32")
+    taken = op.subtract(step, op.constant(np.int32(bad)))
+    numbers = op.range(op.constant(np.int32(0)), op.constant(np.int32(10)), taken, "i32", name="counting")
+    return _model({"numbers": numbers}, [step], "steps")
+
+
+def first_string() -> ov.Model:
+    """BYTES input ``strings``, output ``first``: a slice, which spoils the heap in OpenVINO 2026.4, and so SIGABRT."""
+    strings = _parameter("strings", (-1,), "BYTES")
+    bounds = [op.constant(np.array([number], np.int64)) for number in (0, 1, 1, 0)]
+    return _model({"first": op.slice(strings, *bounds, name="cutting")}, [strings], "first_string")
 
 
 def slow(size: int = 512, layers: int = 60) -> ov.Model:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-__all__ = ["OvmsProcess", "free_ports", "run_ovms", "running", "serving"]
+__all__ = ["SHARED_CACHE", "OvmsProcess", "environment", "free_ports", "run_ovms", "running", "serving"]
 
+SHARED_CACHE = Path(tempfile.gettempdir()) / f"ovmstrio-tests-{os.getuid()}"
+"""What is remembered of one run of the tests serves the next one, so that the same models are not tried again."""
 START_TIMEOUT_SECONDS = 60
 STOP_TIMEOUT_SECONDS = 30
 
@@ -30,10 +34,20 @@ def free_ports(count: int) -> list[int]:
         return [listener.getsockname()[1] for listener in held]
 
 
+def environment() -> dict[str, str]:
+    """Give the variables of a command: what it remembers stays out of the user's own folder."""
+    return {"XDG_CACHE_HOME": str(SHARED_CACHE), **os.environ}
+
+
 def run_ovms(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run one ``ovms`` command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "ovms_cli", *arguments], check=False, capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-m", "ovms_cli", *arguments],
+        check=False,
+        capture_output=True,
+        env=environment(),
+        text=True,
+        timeout=timeout,
     )
 
 
@@ -99,7 +113,9 @@ def running(
     command = [sys.executable, "-m", "ovms_cli", *arguments]
     with contextlib.ExitStack() as stack:
         output = subprocess.PIPE if log is None else stack.enter_context(log.open("a"))
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=output, stderr=subprocess.STDOUT, text=True
+        )
         try:
             server = OvmsProcess(process, grpc, rest, log)
             if ready:
@@ -113,8 +129,12 @@ def running(
 
 @contextlib.contextmanager
 def serving(*options: str, ready: bool = True, log: Path | None = None) -> Iterator[OvmsProcess]:
-    """Run ``ovms serve`` with options on free loopback ports until the block ends; ``log`` as for :func:`running`."""
+    """Run ``ovms serve`` with options on free loopback ports until the block ends; ``log`` as for :func:`running`.
+
+    Models are not tried first, unless an option says so.
+    """
     grpc, rest = free_ports(2)
+    options = options if "--trial_load" in options else (*options, "--trial_load", "off")
     arguments = ["serve", "--port", str(grpc), "--rest_port", str(rest)]
     arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", *options]
     with running(*arguments, grpc=grpc, rest=rest, ready=ready, log=log) as server:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.servable import Servable
-from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.network import Network
+from ovmstrio.openvino.trials import try_model
+from ovmstrio.openvino.trials.model_trial import trial_of
 from ovmstrio.repository.versions import find_model_file
 from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.model import ModelServable
@@ -38,6 +41,7 @@ async def load_model(
     hooks: ServableHooks = NULL_HOOKS,
     managers: SequenceManagers | None = None,
     tasks: trio.Nursery | None = None,
+    remark: Callable[[Problem], None] = lambda _: None,
 ) -> Servable:
     """Load, compile and warm up one version; the caller owns the servable and closes it.
 
@@ -48,13 +52,20 @@ async def load_model(
         hooks: are told of inferences and batches.
         managers: has the sequences of stateful models, those that go on after a reload among them.
         tasks: owns what models run in the background, which only those with batching do; must outlive the servable.
+        remark: is told what is odd with a model that is loaded all the same.
 
     Raises:
-        ConfigError: there is no model in the directory, it cannot be read, or its settings do not fit it.
+        ConfigError: there is no model in the directory, it cannot be read, its settings do not fit it, or OpenVINO
+            crashes when it runs.
+        NotReady: the model could not be tried.
 
     Cancellation: at once; the load goes on in its thread and its result is dropped.
     """
-    network = await _load_network(spec, directory, hooks, {})
+    source = await run_load(partial(_find, spec, directory))
+    verdict = await try_model(trial := trial_of(source, directory))
+    if (odd := verdict.remark(trial)) is not None:
+        remark(odd)
+    network = await _load_network(source, hooks, {})
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers())
     if spec.batching is not None:
@@ -68,19 +79,17 @@ async def load_model(
     refusal = check_auto(network.signature.inputs)
     if refusal:
         raise ConfigError([Problem(refusal, file=spec.origin, path="shape")])
-    source = NetworkSource(network, partial(_load_network, spec, directory, hooks))
-    return ModelServable(spec, version, network, source)
+    follower = NetworkSource(network, partial(_load_network, source, hooks))
+    return ModelServable(spec, version, network, follower)
 
 
-async def _load_network(
-    spec: ModelSpec, directory: Path, hooks: ServableHooks, requested: Mapping[str, tuple[int, ...]]
-) -> Network:
-    compiled = await run_load(partial(_load, spec, directory, requested))
+async def _load_network(source: ModelFile, hooks: ServableHooks, requested: Mapping[str, tuple[int, ...]]) -> Network:
+    compiled = await run_load(partial(compile_model, replace(source, requested=requested)))
     timing = compiled.timing
     network = Network(compiled, hooks)
     log.debug(
         "model compiled",
-        model=spec.name,
+        model=source.spec.name,
         nireq=compiled.nireq,
         streams=compiled.streams,
         inline=network.runs_inline,
@@ -89,7 +98,7 @@ async def _load_network(
     return network
 
 
-def _load(spec: ModelSpec, directory: Path, requested: Mapping[str, tuple[int, ...]]) -> Compiled:
+def _find(spec: ModelSpec, directory: Path) -> ModelFile:
     problems: list[Problem] = []
     found: list[Any] = []
     for read in (find_model_file, read_mapping):
@@ -100,4 +109,4 @@ def _load(spec: ModelSpec, directory: Path, requested: Mapping[str, tuple[int, .
     if problems:
         raise ConfigError(problems)
     file, mapping = found
-    return compile_model(ModelFile(file, spec, mapping, requested))
+    return ModelFile(file, spec, mapping)

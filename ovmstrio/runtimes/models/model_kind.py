@@ -101,6 +101,8 @@ class ModelKind(Kind[ModelSpec]):
         started = perf_counter()
         hooks = context.meters.servable(spec.name, str(version))
         managers = context.shared(SequenceManagers)
-        servable = await load_model(spec, version, directory, hooks=hooks, managers=managers, tasks=context.tasks)
+        servable = await load_model(
+            spec, version, directory, hooks=hooks, managers=managers, tasks=context.tasks, remark=context.remark
+        )
         hooks.set_load_seconds(perf_counter() - started)
         return servable

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import trio
+
 from ovmstrio.config.findings import did_you_mean
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError, NotReady, Problem
+from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings, PipelineSettings
 from ovmstrio.runtimes.ops.config.overrides import settings_of
 from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
@@ -117,16 +120,23 @@ async def _load(ops: Iterable[OpSettings], *, is_thread_op: bool) -> list[Proble
     """
     make = PredictorMaker(is_thread_op=is_thread_op)
     problems: list[Problem] = []
-    for settings in ops:
-        if not settings.has_model:
-            continue
-        try:
-            predictor = await make(settings, 0)
-        except ConfigError as error:
-            problems += [problem_of_model(each, settings) for each in error.problems]
-        else:
-            predictor.close()
+    async with trio.open_nursery() as nursery:
+        with trying_models(nursery, "auto", trials_folder()):
+            for settings in ops:
+                problems += await _load_one(make, settings) if settings.has_model else ()
+        nursery.cancel_scope.cancel()
     return problems
+
+
+async def _load_one(make: PredictorMaker, settings: OpSettings) -> list[Problem]:
+    try:
+        predictor = await make(settings, 0)
+    except ConfigError as error:
+        return [problem_of_model(each, settings) for each in error.problems]
+    except NotReady as error:
+        return [problem_of_model(Problem(error.message), settings)]
+    predictor.close()
+    return []
 
 
 def problem_of_model(problem: Problem, settings: OpSettings) -> Problem:

@@ -16,6 +16,7 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.compile import Compiled, ModelFile, compile_read
 from ovmstrio.openvino.paddle import read_paddle
 from ovmstrio.openvino.signature import port_names
+from ovmstrio.openvino.trials import Trial
 from ovmstrio.runtimes.ops.predictor.model_config import (
     ModelConfig,
     Variable,
@@ -26,7 +27,7 @@ from ovmstrio.runtimes.ops.predictor.model_config import (
 )
 from ovmstrio.runtimes.ops.predictor.protocol import Feed
 
-__all__ = ["LocalModel", "load_local_model", "map_aliases"]
+__all__ = ["LocalModel", "compile_plain", "load_local_model", "local_trial", "map_aliases"]
 
 
 def map_aliases(config: ModelConfig, inputs: Sequence[str], outputs: Sequence[str], folder: str) -> TensorMapping:
@@ -132,6 +133,31 @@ def load_local_model(folder: Path, device: str, plugin_config: Mapping[str, str]
     mapping = map_aliases(config, *names, str(folder))
     spec = ModelSpec(name=folder.name, base_path=folder, target_device=device, plugin_config=dict(plugin_config))
     return LocalModel(config, compile_read(model, ModelFile(folder, spec, mapping)))
+
+
+def local_trial(folder: Path, device: str, plugin_config: Mapping[str, str]) -> Trial:
+    """Make the trial of what :func:`load_local_model` would load."""
+    settings = [device, dict(plugin_config)]
+    return Trial(
+        name=folder.name,
+        path=folder,
+        compile=f"{__name__}:{compile_plain.__name__}",
+        argument=[str(folder), *settings],
+        read="ovmstrio.openvino.paddle:read_paddle",
+        source=folder,
+        device=device,
+        settings=settings,
+    )
+
+
+def compile_plain(argument: Sequence[Any]) -> Compiled:
+    """Load a model of plain data, for a trial.
+
+    Raises:
+        ConfigError: as :func:`load_local_model`.
+    """
+    folder, device, plugin_config = argument
+    return load_local_model(Path(folder), device, plugin_config).compiled
 
 
 def _names(ports: Sequence[Any], *, is_input: bool) -> list[str]:

@@ -12,9 +12,10 @@ import structlog
 from ovmstrio.core.errors import FailedPrecondition
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.network import BlockingNetwork
+from ovmstrio.openvino.trials import try_model_from_thread
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config
-from ovmstrio.runtimes.ops.predictor.local_model import LocalModel, load_local_model
+from ovmstrio.runtimes.ops.predictor.local_model import LocalModel, load_local_model, local_trial
 from ovmstrio.runtimes.ops.predictor.model_config import Variable
 
 __all__ = ["LocalPredictor"]
@@ -73,6 +74,7 @@ class LocalPredictor:
 
         Raises:
             ConfigError: the folder holds no model that OpenVINO can run.
+            NotReady: in a server, where it is tried first, it could not be.
         """
         given = locals()
         useless = [name for name in _OF_OTHER_DEVICES if given[name]]
@@ -82,7 +84,9 @@ class LocalPredictor:
             device_type=1 if use_gpu else 0, devices=str(gpu_id), thread_num=thread_num, precision=precision
         )
         device = device_for(settings, 0)
-        self._take(load_local_model(Path(model_path), device, plugin_config(settings, device, 1)))
+        wanted = (Path(model_path), device, plugin_config(settings, device, 1))
+        try_model_from_thread(local_trial(*wanted))
+        self._take(load_local_model(*wanted))
 
     def _take(self, model: LocalModel) -> None:
         feeds, fetches = model.config.feeds, model.config.fetches

@@ -14,11 +14,12 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.network import Network
+from ovmstrio.openvino.trials import try_model
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config, workers_on
 from ovmstrio.runtimes.ops.predictor.grpc_calls import Endpoints
 from ovmstrio.runtimes.ops.predictor.kserve import KServePredictor, PipelinePredictor
-from ovmstrio.runtimes.ops.predictor.local_model import LocalModel, load_local_model
+from ovmstrio.runtimes.ops.predictor.local_model import LocalModel, load_local_model, local_trial
 from ovmstrio.runtimes.ops.predictor.model_config import check_fetch, read_model_config
 from ovmstrio.runtimes.ops.predictor.protocol import Feed, FeedMismatch, Predictor
 
@@ -136,6 +137,7 @@ class PredictorMaker:
                 workers = workers_on(device, conf, settings.concurrency) if self._is_thread_op else 1
                 config = plugin_config(conf, device, workers)
                 folder = Path(conf.model_config or "")
+                await try_model(local_trial(folder, device, config))
                 model = await trio.to_thread.run_sync(load_local_model, folder, device, config)
                 shared = self._shared[settings, device] = LocalNetwork(model)
                 log.info("model loaded", op=settings.name, model=str(folder), device=device, **config)

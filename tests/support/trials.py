@@ -1,0 +1,58 @@
+"""Models that are tried, and what a folder remembers of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+import pytest
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.openvino.trials import trying_models
+from ovmstrio.openvino.trials.trying import TrialMode
+from ovmstrio.runtimes.models.load_model import load_model
+from tests.support import ir
+from tests.support.servables import EXACT
+
+__all__ = ["load_saved", "refusal_of", "saved", "trying", "verdicts"]
+
+
+def saved(model: ov.Model, repository: Path, name: str = "model", **settings: Any) -> ModelSpec:
+    """Save a model, and give its settings."""
+    return ModelSpec(name=name, base_path=ir.save(model, repository, name), plugin_config=EXACT, **settings)
+
+
+async def load_saved(spec: ModelSpec) -> list[Problem]:
+    """Load version 1 of a model and let it go; gives what was remarked."""
+    remarks: list[Problem] = []
+    servable = await load_model(spec, 1, spec.base_path / "1", remark=remarks.append)
+    await servable.aclose()
+    return remarks
+
+
+async def refusal_of(spec: ModelSpec) -> Problem:
+    """Give what is said of a model that is not loaded."""
+    with pytest.raises(ConfigError) as caught:
+        await load_saved(spec)
+    (problem,) = caught.value.problems
+    return problem
+
+
+@asynccontextmanager
+async def trying(folder: Path, mode: TrialMode = "auto") -> AsyncIterator[None]:
+    """Have models tried that are loaded in the block, and remembered in a folder."""
+    async with trio.open_nursery() as nursery:
+        with trying_models(nursery, mode, folder):
+            yield
+        nursery.cancel_scope.cancel()
+
+
+def verdicts(folder: Path) -> list[dict[str, str]]:
+    """Give all that a folder remembers."""
+    return [json.loads(file.read_text()) for file in sorted((folder / "verdicts").glob("*"))]
