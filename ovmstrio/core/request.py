@@ -125,6 +125,7 @@ class ServableMetadata:
     """What a servable tells of itself.
 
     ``inputs`` and ``outputs`` are sorted by name.  ``extra`` goes into the REST answer as it is (``rt_info``).
+    ``joined_rows`` is up to how many rows of different requests are run together, 0 where each runs alone.
     """
 
     name: str
@@ -132,3 +133,5 @@ class ServableMetadata:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     extra: dict[str, Any] = field(default_factory=dict)
+    joined_rows: int = 0
+    has_sequences: bool = False

@@ -23,6 +23,7 @@ from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
+from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.registry import Readiness
 from ovmstrio.runtimes.kind import Takes
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.registry import Lease, Registry, VersionStatus
 
@@ -48,7 +50,8 @@ DRAINING: Final = "the server is shutting down"
 class ModelMetadata:
     """What the server tells of one servable.
 
-    ``versions`` are all that can be called, ascending; ``serving`` is the one that was asked about.
+    ``versions`` are all that can be called, ascending; ``serving`` is the one that was asked about.  For
+    ``joined_rows`` see ``ServableMetadata``.
     """
 
     name: str
@@ -58,6 +61,9 @@ class ModelMetadata:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     extra: dict[str, Any]
+    joined_rows: int
+    has_sequences: bool
+    has_streams: bool
 
 
 class Description(NamedTuple):
@@ -92,7 +98,8 @@ class DataPlane:
         self.registry = registry
         self._obstacle = obstacle
         self._reload = reload
-        self._observers = (*observers, metrics) if metrics is not None else tuple(observers)
+        self._statistics = CallStatistics()
+        self._observers = (*observers, self._statistics, *(() if metrics is None else (metrics,)))
         self._metrics = metrics
         self._not_serving = STARTING
         self._changed = trio.Event()
@@ -184,8 +191,33 @@ class DataPlane:
         serving = str(asked if asked in versions else versions[-1])
         self._note_question(door.metadata, name, serving, door)
         return ModelMetadata(
-            name, [str(v) for v in versions], serving, known.platform, known.inputs, known.outputs, dict(known.extra)
+            name,
+            [str(v) for v in versions],
+            serving,
+            known.platform,
+            known.inputs,
+            known.outputs,
+            dict(known.extra),
+            known.joined_rows,
+            known.has_sequences,
+            Takes.STREAMS in self.registry.takes_of(name, version),
         )
+
+    def statistics(self, name: str, version: str, door: Door) -> list[tuple[str, str, VersionStatistics]]:
+        """Tell what was counted of the calls of a version, of all of a name, or of everything that can be called.
+
+        Raises:
+            NotFound: the name or version is unknown, or not served any more.
+            VersionLoading: the version is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        if name:
+            with self._worded(door, door.metadata):
+                self.registry.peek(name, version)
+        names = [name] if name else sorted(self.registry.statuses())
+        asked = str(int(version)) if version.strip("0") else ""
+        every = ((each, str(number)) for each in names for number in self.registry.available_versions(each))
+        return self._statistics.of(pair for pair in every if asked in ("", pair[1]))
 
     def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
         """List the live sequences of a version of a stateful model, or of the default one, by id.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.servable import LeaseServable, Servable
-    from ovmstrio.runtimes.kind import Kind
+    from ovmstrio.runtimes.kind import Kind, Takes
 
 __all__ = ["Registry"]
 
@@ -199,6 +199,10 @@ class Registry:
             InvalidRequest: the version is not a number.
         """
         return self._find(name, _parse(version)).servable
+
+    def takes_of(self, name: str, version: str = "") -> frozenset[Takes]:
+        """Give the calls that a version, or the default one, takes; raises as :meth:`peek`."""
+        return self._find(name, _parse(version)).takes
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Tell whether a version, or with none named the default one, can be called.

@@ -17,7 +17,7 @@ __all__ = ["EXTENSIONS", "SERVER_NAME", "IndexEntry", "repository_index", "serve
 
 SERVER_NAME: Final = "OpenVINO Model Server"
 """The name that clients of OVMS see and some of them check."""
-EXTENSIONS: Final = ("binary_tensor_data", "generate")
+EXTENSIONS: Final = ("binary_tensor_data", "generate", "model_configuration", "statistics")
 """Those of KServe v2 that the server has."""
 
 

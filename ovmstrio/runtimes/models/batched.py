@@ -7,6 +7,7 @@ each caller gets the rows that are its own.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from time import perf_counter
 from typing import Final, NamedTuple
@@ -60,7 +61,8 @@ class BatchedServable:
         self._network: Network | None = network
         self._signature = network.signature
         self._validate = Validator(network.signature.inputs)
-        self.metadata: ServableMetadata = model_metadata(spec.name, network.signature)
+        known = model_metadata(spec.name, network.signature)
+        self.metadata: ServableMetadata = replace(known, joined_rows=batching.max_batch_size)
         self._axes = [tensor.batch_axis or 0 for tensor in network.signature.inputs]
         options = BatchOptions(
             batching.max_batch_size, batching.batch_timeout_ms / 1000, batching.max_queue_size, batching.eager

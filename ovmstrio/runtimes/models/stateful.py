@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,7 +39,7 @@ class StatefulServable:
         _check_names(spec, network.signature)
         self.name = spec.name
         self.version = str(version)
-        self.metadata: ServableMetadata = model_metadata(spec.name, network.signature)
+        self.metadata: ServableMetadata = replace(model_metadata(spec.name, network.signature), has_sequences=True)
         self._network: Network | None = network
         self._validate = Validator(network.signature.inputs)
         self._variables = {variable.name: variable for variable in network.variables}

@@ -36,7 +36,12 @@ async def test_the_server_tells_what_it_is(serving: Serving) -> None:
     known = answer.json()
     assert known["name"] == "OpenVINO Model Server"
     assert known["version"]
-    assert known["extensions"] == ["binary_tensor_data", "generate"]
+    assert known["extensions"] == [
+        "binary_tensor_data",
+        "generate",
+        "model_configuration",
+        "statistics",
+    ]
 
 
 @pytest.mark.parametrize("state", ["live", "ready"])

@@ -14,6 +14,8 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.api.kserve.model_config import config_message
+from ovmstrio.api.kserve.model_statistics import statistics_message
 from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
 from ovmstrio.core.errors import InvalidRequest, ServerError
 from ovmstrio.core.request import InferRequest, StreamProblem
@@ -181,9 +183,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
     # What load generators and repository browsers ask for
 
     async def model_config(self, message: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        """Tell the little of a configuration that load generators read.  Does not block.
-
-        The batch is a dimension like any other, hence ``max_batch_size`` 0.
+        """Tell what load generators read of a configuration.  Does not block.
 
         Raises:
             NotFound: the name or version is unknown or retired.
@@ -191,14 +191,18 @@ class InferenceService(pb.GrpcInferenceServiceBase):
             InvalidRequest: the version is not a number.
         """
         model = self._plane.model_metadata(message.name, message.version, KSERVE_GRPC)
-        config = pb.ModelConfig(
-            name=model.name,
-            platform=model.platform,
-            backend=model.platform.lower(),
-            input=[pb.ModelInput(spec.name, _config_type(spec), spec.reported_shape) for spec in model.inputs],
-            output=[pb.ModelOutput(spec.name, _config_type(spec), spec.reported_shape) for spec in model.outputs],
-        )
-        return pb.ModelConfigResponse(config)
+        return pb.ModelConfigResponse(config_message(model))
+
+    async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        """Tell what was counted of the calls of a version, of all of a model, or of everything.  Does not block.
+
+        Raises:
+            NotFound: the name or version is unknown or retired.
+            VersionLoading: it is not loaded yet.
+            InvalidRequest: the version is not a number.
+        """
+        counted = self._plane.statistics(message.name, message.version, KSERVE_GRPC)
+        return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
 
     async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """List every version that the server knows of.  Does not block.
@@ -226,8 +230,3 @@ def _render(response: InferResponse) -> tuple[bytes, int]:
 
 def _describe(spec: TensorSpec) -> pb.ModelMetadataResponseTensorMetadata:
     return pb.ModelMetadataResponseTensorMetadata(spec.name, spec.datatype.name, spec.reported_shape)
-
-
-def _config_type(spec: TensorSpec) -> pb.DataType:
-    name = spec.datatype.name
-    return pb.DataType["TYPE_STRING" if name == "BYTES" else f"TYPE_{name}"]

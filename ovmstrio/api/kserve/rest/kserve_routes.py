@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ovmstrio.api.doors import KSERVE_REST, NOT_LOADED
+from ovmstrio.api.kserve.model_config import config_document
+from ovmstrio.api.kserve.model_statistics import statistics_document
 from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, answer_infer, check_version
 from ovmstrio.api.refusals import body_of_call
@@ -59,6 +61,9 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
             raise NotReady(f"Server is not ready - {readiness.reason}")
         return _healthy(request, "ready")
 
+    async def statistics(_: HttpRequest) -> HttpAnswer:
+        return _statistics(plane, "", "")
+
     async def models(_: HttpRequest) -> HttpAnswer:
         return json_answer({"models": _index(plane, only_ready=False)})
 
@@ -67,6 +72,7 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
         rule("/v2/health/live", "GET", live),
         rule("/v2/health/ready", "GET", ready),
         rule("/v2/models", "GET", models),
+        rule("/v2/models/stats", "GET", statistics),
         rule("/v2/repository/index", "POST", partial(_repository_index, plane)),
     ]
 
@@ -94,16 +100,22 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
 
     async def config(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         known = plane.model_metadata(model, check_version(version), KSERVE_REST)
-        document = {"name": known.name, "platform": known.platform, "backend": "openvino", "max_batch_size": 0}
-        return json_answer(
-            document | {"input": _config_tensors(known.inputs), "output": _config_tensors(known.outputs)}
-        )
+        return json_answer(config_document(known))
+
+    async def statistics(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
+        return _statistics(plane, model, check_version(version))
 
     async def sequences(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         alive = plane.sequences(model, check_version(version), KSERVE_REST)
         return json_answer({"sequences": [asdict(sequence) for sequence in alive]})
 
-    views = (("", metadata), ("/ready", model_ready), ("/config", config), ("/sequences", sequences))
+    views = (
+        ("", metadata),
+        ("/ready", model_ready),
+        ("/config", config),
+        ("/stats", statistics),
+        ("/sequences", sequences),
+    )
     return [rule(path, "GET", view) for suffix, view in views for path in model_paths(suffix)]
 
 
@@ -121,13 +133,10 @@ def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
     ]
 
 
+def _statistics(plane: DataPlane, model: str, version: str) -> HttpAnswer:
+    counted = plane.statistics(model, version, KSERVE_REST)
+    return json_answer({"model_stats": [statistics_document(*each) for each in counted]})
+
+
 def _tensors(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     return [{"name": t.name, "datatype": t.datatype.name, "shape": t.reported_shape} for t in tensors]
-
-
-def _config_tensors(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    kinds = {"BYTES": "STRING"}
-    return [
-        {"name": t.name, "data_type": f"TYPE_{kinds.get(t.datatype.name, t.datatype.name)}", "dims": t.reported_shape}
-        for t in tensors
-    ]

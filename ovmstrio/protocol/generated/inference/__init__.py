@@ -7,10 +7,12 @@ __all__ = (
     "DataType",
     "GrpcInferenceServiceBase",
     "InferParameter",
+    "InferStatistics",
     "InferTensorContents",
     "ModelConfig",
     "ModelConfigRequest",
     "ModelConfigResponse",
+    "ModelDynamicBatching",
     "ModelInferRequest",
     "ModelInferRequestInferInputTensor",
     "ModelInferRequestInferRequestedOutputTensor",
@@ -23,7 +25,12 @@ __all__ = (
     "ModelOutput",
     "ModelReadyRequest",
     "ModelReadyResponse",
+    "ModelSequenceBatching",
+    "ModelStatistics",
+    "ModelStatisticsRequest",
+    "ModelStatisticsResponse",
     "ModelStreamInferResponse",
+    "ModelTransactionPolicy",
     "RepositoryIndexRequest",
     "RepositoryIndexResponse",
     "RepositoryIndexResponseModelIndex",
@@ -33,6 +40,7 @@ __all__ = (
     "ServerMetadataResponse",
     "ServerReadyRequest",
     "ServerReadyResponse",
+    "StatisticDuration",
 )
 
 from collections.abc import AsyncIterator
@@ -114,6 +122,30 @@ default_message_pool.register_message("inference", "InferParameter", InferParame
 
 
 @dataclass(eq=False, repr=False)
+class InferStatistics(betterproto2.Message):
+    success: "StatisticDuration | None" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    From the request to the answer.
+    """
+
+    fail: "StatisticDuration | None" = betterproto2.field(2, betterproto2.TYPE_MESSAGE, optional=True)
+
+    queue: "StatisticDuration | None" = betterproto2.field(3, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    The parts of those that succeeded.
+    """
+
+    compute_input: "StatisticDuration | None" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, optional=True)
+
+    compute_infer: "StatisticDuration | None" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, optional=True)
+
+    compute_output: "StatisticDuration | None" = betterproto2.field(6, betterproto2.TYPE_MESSAGE, optional=True)
+
+
+default_message_pool.register_message("inference", "InferStatistics", InferStatistics)
+
+
+@dataclass(eq=False, repr=False)
 class InferTensorContents(betterproto2.Message):
     """
     Elements one by one, in row-major order, in the one field that fits the datatype.
@@ -165,20 +197,40 @@ default_message_pool.register_message("inference", "InferTensorContents", InferT
 
 @dataclass(eq=False, repr=False)
 class ModelConfig(betterproto2.Message):
+    """
+
+
+    Oneofs:
+        - scheduling_choice:
+    """
+
     name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     platform: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
 
     max_batch_size: "int" = betterproto2.field(4, betterproto2.TYPE_INT32)
     """
-    0: the batch is a dimension like any other and part of dims.
+    Above 0: the batch is the first dimension of every tensor, and not part of dims.
+    0: it is a dimension like any other.
     """
 
     input: "list[ModelInput]" = betterproto2.field(5, betterproto2.TYPE_MESSAGE, repeated=True)
 
     output: "list[ModelOutput]" = betterproto2.field(6, betterproto2.TYPE_MESSAGE, repeated=True)
 
+    dynamic_batching: "ModelDynamicBatching | None" = betterproto2.field(
+        11, betterproto2.TYPE_MESSAGE, optional=True, group="scheduling_choice"
+    )
+
+    sequence_batching: "ModelSequenceBatching | None" = betterproto2.field(
+        13, betterproto2.TYPE_MESSAGE, optional=True, group="scheduling_choice"
+    )
+
     backend: "str" = betterproto2.field(17, betterproto2.TYPE_STRING)
+
+    model_transaction_policy: "ModelTransactionPolicy | None" = betterproto2.field(
+        19, betterproto2.TYPE_MESSAGE, optional=True
+    )
 
 
 default_message_pool.register_message("inference", "ModelConfig", ModelConfig)
@@ -203,6 +255,20 @@ class ModelConfigResponse(betterproto2.Message):
 
 
 default_message_pool.register_message("inference", "ModelConfigResponse", ModelConfigResponse)
+
+
+@dataclass(eq=False, repr=False)
+class ModelDynamicBatching(betterproto2.Message):
+    """
+    That requests are joined, and up to how many rows.
+    """
+
+    preferred_batch_size: "list[int]" = betterproto2.field(1, betterproto2.TYPE_INT32, repeated=True)
+
+    max_queue_delay_microseconds: "int" = betterproto2.field(2, betterproto2.TYPE_UINT64)
+
+
+default_message_pool.register_message("inference", "ModelDynamicBatching", ModelDynamicBatching)
 
 
 @dataclass(eq=False, repr=False)
@@ -421,6 +487,63 @@ default_message_pool.register_message("inference", "ModelReadyResponse", ModelRe
 
 
 @dataclass(eq=False, repr=False)
+class ModelSequenceBatching(betterproto2.Message):
+    """
+    That a model has sequences of requests.
+    """
+
+    max_sequence_idle_microseconds: "int" = betterproto2.field(1, betterproto2.TYPE_UINT64)
+
+
+default_message_pool.register_message("inference", "ModelSequenceBatching", ModelSequenceBatching)
+
+
+@dataclass(eq=False, repr=False)
+class ModelStatistics(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    version: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    last_inference: "int" = betterproto2.field(3, betterproto2.TYPE_UINT64)
+    """
+    Milliseconds since the epoch, 0 before the first call.
+    """
+
+    inference_count: "int" = betterproto2.field(4, betterproto2.TYPE_UINT64)
+
+    execution_count: "int" = betterproto2.field(5, betterproto2.TYPE_UINT64)
+
+    inference_stats: "InferStatistics | None" = betterproto2.field(6, betterproto2.TYPE_MESSAGE, optional=True)
+
+
+default_message_pool.register_message("inference", "ModelStatistics", ModelStatistics)
+
+
+@dataclass(eq=False, repr=False)
+class ModelStatisticsRequest(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    Empty: all models.
+    """
+
+    version: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    Empty: all versions.
+    """
+
+
+default_message_pool.register_message("inference", "ModelStatisticsRequest", ModelStatisticsRequest)
+
+
+@dataclass(eq=False, repr=False)
+class ModelStatisticsResponse(betterproto2.Message):
+    model_stats: "list[ModelStatistics]" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, repeated=True)
+
+
+default_message_pool.register_message("inference", "ModelStatisticsResponse", ModelStatisticsResponse)
+
+
+@dataclass(eq=False, repr=False)
 class ModelStreamInferResponse(betterproto2.Message):
     error_message: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
     """
@@ -431,6 +554,18 @@ class ModelStreamInferResponse(betterproto2.Message):
 
 
 default_message_pool.register_message("inference", "ModelStreamInferResponse", ModelStreamInferResponse)
+
+
+@dataclass(eq=False, repr=False)
+class ModelTransactionPolicy(betterproto2.Message):
+    """
+    Whether a request may have any number of answers.
+    """
+
+    decoupled: "bool" = betterproto2.field(1, betterproto2.TYPE_BOOL)
+
+
+default_message_pool.register_message("inference", "ModelTransactionPolicy", ModelTransactionPolicy)
 
 
 @dataclass(eq=False, repr=False)
@@ -528,6 +663,19 @@ class ServerReadyResponse(betterproto2.Message):
 default_message_pool.register_message("inference", "ServerReadyResponse", ServerReadyResponse)
 
 
+@dataclass(eq=False, repr=False)
+class StatisticDuration(betterproto2.Message):
+    count: "int" = betterproto2.field(1, betterproto2.TYPE_UINT64)
+
+    ns: "int" = betterproto2.field(2, betterproto2.TYPE_UINT64)
+    """
+    In total.
+    """
+
+
+default_message_pool.register_message("inference", "StatisticDuration", StatisticDuration)
+
+
 class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
     async def server_live(self, message: "ServerLiveRequest") -> "ServerLiveResponse":
         """
@@ -584,6 +732,13 @@ class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
     async def model_config(self, message: "ModelConfigRequest") -> "ModelConfigResponse":
         """
         The little of a model's configuration that load generators ask for.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def model_statistics(self, message: "ModelStatisticsRequest") -> "ModelStatisticsResponse":
+        """
+        What was counted of the calls of one version, of all of one model, or of all models.
         """
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
@@ -655,6 +810,14 @@ class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
         response = await self.model_config(request)
         await stream.send_message(response)
 
+    async def __rpc_model_statistics(
+        self, stream: "grpclib.server.Stream[ModelStatisticsRequest, ModelStatisticsResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.model_statistics(request)
+        await stream.send_message(response)
+
     async def __rpc_repository_index(
         self, stream: "grpclib.server.Stream[RepositoryIndexRequest, RepositoryIndexResponse]"
     ) -> None:
@@ -712,6 +875,12 @@ class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 ModelConfigRequest,
                 ModelConfigResponse,
+            ),
+            "/inference.GRPCInferenceService/ModelStatistics": grpclib.const.Handler(
+                self.__rpc_model_statistics,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                ModelStatisticsRequest,
+                ModelStatisticsResponse,
             ),
             "/inference.GRPCInferenceService/RepositoryIndex": grpclib.const.Handler(
                 self.__rpc_repository_index,

@@ -1,0 +1,86 @@
+"""What was counted of the calls of each version: the numbers of KServe's and Triton's ``ModelStatistics``.
+
+Kept beside the metrics, which may be off and have other families; counting a call costs a look-up and some sums.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ovmstrio.core.events import OK, QUESTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ovmstrio.core.events import CallEvent, Step
+
+__all__ = ["CallStatistics", "Total", "VersionStatistics"]
+
+
+@dataclass(slots=True)
+class Total:
+    """How many there were, and how long they took in all."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one more."""
+        self.count += 1
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class VersionStatistics:
+    """The calls of one version.
+
+    Of those that were answered, ``queue`` is what they waited, ``compute`` what the service took, and ``rest`` what
+    is left of ``success``: reading the request and writing the answer.  ``last_call`` is in seconds since the epoch.
+    """
+
+    success: Total = field(default_factory=Total)
+    fail: Total = field(default_factory=Total)
+    queue: Total = field(default_factory=Total)
+    compute: Total = field(default_factory=Total)
+    rest: Total = field(default_factory=Total)
+    last_call: float = 0.0
+
+    def count(self, event: CallEvent) -> None:
+        """Count a call that has ended."""
+        self.last_call = time.time()
+        if event.code != OK:
+            self.fail.add(event.seconds)
+            return
+        self.success.add(event.seconds)
+        self.queue.add(event.queue_seconds)
+        self.compute.add(event.compute_seconds)
+        self.rest.add(max(0.0, event.seconds - event.queue_seconds - event.compute_seconds))
+
+
+class CallStatistics:
+    """An observer of calls that keeps the statistics of every version that was called."""
+
+    def __init__(self) -> None:
+        self._versions: dict[tuple[str, str], VersionStatistics] = {}
+
+    def of(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str, VersionStatistics]]:
+        """Give those of versions by name and number; of a version that was never called they are zeros."""
+        return [(name, version, self._versions.get((name, version)) or VersionStatistics()) for name, version in names]
+
+    def call_started(self, event: CallEvent) -> None:
+        """Nothing is counted before a call's end."""
+
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """A stream counts as one call."""
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Count a call, but no question."""
+        if event.method in QUESTIONS:
+            return
+        key = (event.name, event.version)
+        found = self._versions.get(key)
+        if found is None:
+            found = self._versions[key] = VersionStatistics()
+        found.count(event)
