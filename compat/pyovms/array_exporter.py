@@ -7,9 +7,12 @@ no methods, no operators and no items of an array, and numpy's functions take it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["Exporter", "over_array", "over_buffer"]
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["Exporter", "over_array", "over_buffer"]
 

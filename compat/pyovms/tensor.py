@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from pyovms.exporting import Exporter, over_array, over_buffer
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["Tensor"]
 
@@ -93,6 +96,16 @@ class Tensor(Exporter):
         """Make a tensor of what a client sent; the length of ``raw`` must fit where the datatype is known."""
         dtype = _DTYPES.get(datatype)
         self = over_buffer(cls, len(raw), _BYTE, raw) if dtype is None else over_buffer(cls, shape, dtype, raw)
+        self._name = name
+        self._shape = shape
+        self._datatype = datatype
+        self._source = None
+        return self
+
+    @classmethod
+    def _restored(cls, name: str, array: np.ndarray[Any, Any], shape: tuple[int, ...], datatype: str) -> Self:
+        """Make a tensor of what another process had; nobody changes the array."""
+        self = over_array(cls, array)
         self._name = name
         self._shape = shape
         self._datatype = datatype

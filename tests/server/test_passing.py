@@ -39,8 +39,8 @@ class _Passing:
 
     def close(self) -> None:
         """Close both ends."""
-        self.giver.packets.close()
-        self._taker.packets.close()
+        self.giver.close()
+        self._taker.close()
 
 
 @contextmanager
@@ -70,7 +70,7 @@ async def test_a_connection_works_where_it_was_given_to() -> None:
             await stream.aclose()
             assert await client.receive_some() == b""
             await client.aclose()
-            passing.giver.packets.finish()
+            passing.giver.finish()
         await passing.inbox.aclose()
     assert ended == ["one"]
 
@@ -80,7 +80,7 @@ async def test_what_nobody_took_is_closed() -> None:
     with _passing() as passing:
         client, accepted = await _connected()
         await passing.give(accepted)
-        passing.giver.packets.finish()
+        passing.giver.finish()
         await passing.run()
         await passing.inbox.aclose()
         assert await client.receive_some() == b""
@@ -90,6 +90,6 @@ async def test_what_nobody_took_is_closed() -> None:
 async def test_the_end_of_the_giver_is_the_end() -> None:
     """Whether it said so or not."""
     with _passing() as passing:
-        passing.giver.packets.close()
+        passing.giver.close()
         with trio.fail_after(5):
             await passing.run()

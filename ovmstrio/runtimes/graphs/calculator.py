@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
 
 if TYPE_CHECKING:
+    import trio
+
     from ovmstrio.core.request import ParameterValue
     from ovmstrio.core.servable import LeaseServable
+    from ovmstrio.work.isolation.isolated_code import Isolation
     from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 __all__ = [
@@ -82,6 +85,7 @@ class DefinitionScope:
     """What a node may use of the server while its graph is loaded.
 
     ``hide_errors``: clients are told only the type of what user code raises.
+    ``isolation``: how code of users is run in processes of its own, whose tasks are in ``tasks``; None for threads.
     """
 
     graph: str
@@ -89,6 +93,8 @@ class DefinitionScope:
     threads: WorkerThreads
     lease: LeaseServable
     hide_errors: bool = False
+    isolation: Isolation | None = None
+    tasks: trio.Nursery | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -23,13 +23,12 @@ from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.task import CUT, WorkerTask
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
-from ovmstrio.work.processes import KeptProcess
+from ovmstrio.work.processes import KeptProcess, WorkerProcess
 from ovmstrio.work.processes.program import signal_name
 
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.wire.listeners import Listener
-    from ovmstrio.work.processes import WorkerProcess
 
 __all__ = ["serve_with_workers"]
 
@@ -169,7 +168,7 @@ class _Parent:
         task = WorkerTask.of(self._plan, self._board.rows, row)
         return KeptProcess(
             row,
-            _PROGRAM,
+            partial(WorkerProcess, _PROGRAM, own_group=True),
             task.model_dump(mode="json"),
             self._board.descriptor,
             backoff=Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STABLE_SECONDS),

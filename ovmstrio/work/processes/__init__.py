@@ -9,8 +9,8 @@
             MessageChannel: plain data and arrays, small ones in a packet, large ones as a file in memory
 """
 
+from ovmstrio.work.messages.message_packets import NO_MESSAGE
 from ovmstrio.work.processes.kept_process import KeptProcess
-from ovmstrio.work.processes.message_channel import NO_MESSAGE
 from ovmstrio.work.processes.worker_process import WorkerEnded, WorkerProcess
 from ovmstrio.work.processes.worker_program import WorkRequest, WorkRequests, leave, run_program
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -21,9 +21,11 @@ class KeptProcess:
 
     Args:
         row: the number of the place.
-        module: the program.
+        make: makes a process, which is then started.
         first: what each process is told first.
         descriptor: goes along with it.
+        prepare: is called with a process that has been told, and its answer, and says whether it can be used; one that
+            cannot is killed.
         backoff: says when the next process is started.
         stopping: once it is set, no other process is started.
         changed: is called when a process has become ready, and when it has ended.
@@ -40,10 +42,11 @@ class KeptProcess:
     def __init__(
         self,
         row: int,
-        module: str,
+        make: Callable[[], WorkerProcess],
         first: Any,
-        descriptor: int,
+        descriptor: int | None = None,
         *,
+        prepare: Callable[[WorkerProcess, Any], Awaitable[bool]] | None = None,
         backoff: Backoff,
         stopping: trio.Event,
         changed: Callable[[], None],
@@ -53,7 +56,8 @@ class KeptProcess:
         self.is_ready = False
         self.given = 0
         self.process: WorkerProcess | None = None
-        self._module = module
+        self._make = make
+        self._prepare = prepare
         self._first = first
         self._descriptor = descriptor
         self._backoff = backoff
@@ -91,17 +95,19 @@ class KeptProcess:
 
         Cancellation: at once; the process is killed.
         """
-        process = self.process = WorkerProcess(self._module, own_group=True)
+        process = self.process = self._make()
         self.given = 0
         try:
             async with trio.open_nursery() as nursery:
                 try:
-                    await process.start(nursery, self._first, descriptor=self._descriptor)
+                    answer = await process.start(nursery, self._first, descriptor=self._descriptor)
+                    self.is_ready = self._prepare is None or await self._prepare(process, answer)
                 except WorkerEnded:
-                    await process.ended.wait()
-                else:
-                    self.is_ready = True
+                    self.is_ready = False
+                if self.is_ready:
                     self._changed()
+                else:
+                    process.kill()
             self._ended(self, process)
         finally:
             self.process = None

@@ -10,10 +10,9 @@ from typing import Final
 
 import trio
 
-__all__ = ["MOST_FILES", "PacketSocket", "packet_pair"]
+from ovmstrio.work.messages.message_packets import MOST_FILES
 
-MOST_FILES: Final = 2
-"""How many files a packet has at most."""
+__all__ = ["PacketSocket", "packet_pair"]
 
 _DESCRIPTOR: Final = "i"
 _DESCRIPTOR_BYTES: Final = array.array(_DESCRIPTOR).itemsize
@@ -33,6 +32,7 @@ class PacketSocket:
     """
 
     def __init__(self, end: socket.socket) -> None:
+        self._end = end
         self._socket = trio.socket.from_stdlib_socket(end)
 
     async def send(self, packet: bytes | bytearray, files: Sequence[int] = ()) -> None:
@@ -50,6 +50,19 @@ class PacketSocket:
             await self._socket.sendmsg([packet], rights)
         except (OSError, trio.ClosedResourceError) as error:
             raise trio.BrokenResourceError("the other end is gone") from error
+
+    def send_now(self, packet: bytes) -> bool:
+        """Send a packet if there is room for it, from whichever thread, and say whether there was.
+
+        One for an end that is gone counts as sent.
+        """
+        try:
+            self._end.send(packet, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
 
     async def receive(self, most: int) -> tuple[bytes, list[int]] | None:
         """Wait for a packet of up to ``most`` bytes, and the files that came with it; None once the other end is gone.

@@ -2,58 +2,100 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
-__all__ = ["describe_end", "describe_exit", "signal_name", "start_program"]
+from ovmstrio.work.messages.exits import MEANINGS
+
+__all__ = ["Program", "describe_end", "describe_exit", "signal_name", "start_program"]
 
 _ROOT: Final = Path(__file__).parents[3]
 
 
-async def start_program(module: str, theirs: socket.socket, *, own_group: bool = False) -> trio.Process:
-    """Start a module as a program, with the descriptor of a socket as its argument.
+_SERVER_PACKAGES: Final = ("ovmstrio", "pyovms", "cortex_internal")
+
+
+class Program(NamedTuple):
+    """What runs in a worker process.
+
+    Attributes:
+        module: is run as a program, with the descriptor of its socket as its first argument, and as its second that of
+            a pipe whose other end is closed when the server ends.
+        python: the interpreter, the server's own if None.  The module is run by its path under another one, with the
+            folders of the server's packages, by name, as its third argument, and nothing else of the server's.
+    """
+
+    module: str
+    python: Path | None = None
+
+    def command(self, end: int, lifeline: int) -> list[str]:
+        """Give the command that starts it."""
+        numbers = [str(end), str(lifeline)]
+        if self.python is None:
+            # Without -P, modules of the current directory would come before the server's.
+            return [sys.executable, "-P", "-m", self.module, *numbers]
+        file = _ROOT.joinpath(*self.module.split(".")).with_suffix(".py")
+        return [str(self.python), str(file), *numbers, json.dumps(_package_folders())]
+
+    def environment(self) -> dict[str, str] | None:
+        """Have the program find the server, which it does by itself if that is installed."""
+        if self.python is not None:
+            # What they name is for the server's interpreter.
+            return {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+        if _ROOT.name in {"site-packages", "dist-packages"}:
+            return None
+        search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        return {**os.environ, "PYTHONPATH": search_path}
+
+
+def _package_folders() -> dict[str, str]:
+    specs = {name: find_spec(name) for name in _SERVER_PACKAGES}
+    return {name: str(Path(spec.origin).parent) for name, spec in specs.items() if spec is not None and spec.origin}
+
+
+async def start_program(
+    program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False
+) -> trio.Process:
+    """Start a program.
 
     Args:
-        module: what is run.
+        program: what is run.
         theirs: the program's end.
+        lifeline: the end of a pipe that the program reads.
         own_group: whether signals from a terminal are not for the program, nor for what it starts.
 
     Raises:
         OSError: no process can be started.
 
-    Ownership: the process, which is the caller's to kill and to wait for; the socket remains the caller's.
+    Ownership: the process, which is the caller's to kill and to wait for; the files remain the caller's.
 
     Cancellation: none happens while it starts.
     """
-    # Without -P, modules of the current directory would come before the server's.
     return await trio.lowlevel.open_process(
-        [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+        program.command(theirs.fileno(), lifeline),
         stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(),),
-        env=_environment(),
+        pass_fds=(theirs.fileno(), lifeline),
+        env=program.environment(),
         process_group=0 if own_group else None,
     )
 
 
-def _environment() -> dict[str, str] | None:
-    """Have the program find the server, which it does by itself if that is installed."""
-    if _ROOT.name in {"site-packages", "dist-packages"}:
-        return None
-    search_path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": search_path}
-
-
 def describe_end(status: int) -> str:
     """Say in words how a process ended, whose status is below 0 for a signal."""
-    return f"ended with status {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
+    if status < 0:
+        return f"was killed by {signal_name(-status)}"
+    meaning = MEANINGS.get(status)
+    return f"ended with status {status}" + ("" if meaning is None else f" ({meaning})")
 
 
 def signal_name(number: int) -> str:

@@ -6,13 +6,15 @@ import itertools
 import math
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 import trio
 
-from ovmstrio.work.processes.message_channel import NO_MESSAGE, Message, MessageChannel
+from ovmstrio.work.messages.message_packets import NO_MESSAGE, Message
+from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair
-from ovmstrio.work.processes.program import describe_end, start_program
+from ovmstrio.work.processes.program import Program, describe_end, start_program
 
 __all__ = ["WorkerEnded", "WorkerProcess"]
 
@@ -20,6 +22,9 @@ _SECONDS_TO_DIE: Final = 2.0
 """How long a process whose end of the channel is gone gets to end by itself, so that its own status is seen."""
 
 _NO_ANSWER_EXPECTED: Final = 0
+
+_SECONDS_BETWEEN_LOOKS: Final = 0.05
+"""How often the memory of a process is looked at that has a limit."""
 
 
 class WorkerEnded(Exception):
@@ -34,11 +39,12 @@ class WorkerEnded(Exception):
 class _PendingAnswer:
     """What a request is to be answered with, whether it has been, and whether anybody waits for it."""
 
-    __slots__ = ("done", "is_abandoned", "is_answered", "value")
+    __slots__ = ("done", "is_abandoned", "is_answered", "value", "was_sent")
 
     def __init__(self) -> None:
         self.done = trio.Event()
         self.value: Any = None
+        self.was_sent = False
         self.is_answered = False
         self.is_abandoned = False
 
@@ -48,14 +54,17 @@ async def _nothing() -> None:
 
 
 class WorkerProcess:
-    """One process, from its start to its end; it runs a program that :func:`run_program` is the main function of.
+    """One process, from its start to its end; it runs a program that answers requests, as :func:`run_program` does.
 
     Args:
-        module: the program.
+        module: the program; see :class:`Program`, also for ``python``.
         calls_at_once: how many requests it has at most; others wait.
         grace_seconds: how long a request may go on whose caller has left.  After that the process takes no more, and is
             killed as soon as nobody waits for any other request.
+        spare_seconds: how long the other requests have then until the process is killed all the same.
         stuck: is called when that happens.
+        tells_of_leaving: whether the program is told of requests whose callers have left, as ``["cancel", number]``.
+        memory_limit: how many bytes of memory the process may have; 0 for any number.  It is killed above that.
         own_group: as for :func:`start_program`.
 
     Attributes:
@@ -69,8 +78,12 @@ class WorkerProcess:
         self,
         module: str,
         *,
+        python: Path | None = None,
         calls_at_once: int = 1,
         grace_seconds: float = math.inf,
+        spare_seconds: float = math.inf,
+        tells_of_leaving: bool = False,
+        memory_limit: int = 0,
         stuck: Callable[[], None] = lambda: None,
         own_group: bool = False,
     ) -> None:
@@ -78,8 +91,11 @@ class WorkerProcess:
         self.ended = trio.Event()
         self.why = ""
         self.status: int | None = None
-        self._module = module
+        self._program = Program(module, python)
         self._grace_seconds = grace_seconds
+        self._spare_seconds = spare_seconds
+        self._tells_of_leaving = tells_of_leaving
+        self._memory_limit = memory_limit
         self._stuck = stuck
         self._is_stuck = False
         self._own_group = own_group
@@ -94,6 +110,11 @@ class WorkerProcess:
     def pid(self) -> int | None:
         """The process's number."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def load(self) -> int:
+        """How many requests it has, with those that wait for others to be answered."""
+        return len(self._pending) + self._limiter.statistics().tasks_waiting
 
     @property
     def is_busy(self) -> bool:
@@ -143,13 +164,20 @@ class WorkerProcess:
         """
         ours, theirs = packet_pair()
         channel = self._channel = MessageChannel(ours)
+        lifeline, kept_open = os.pipe()
         try:
-            with theirs:
-                process = self._process = await start_program(self._module, theirs, own_group=self._own_group)
+            try:
+                with theirs:
+                    process = await start_program(self._program, theirs, lifeline, own_group=self._own_group)
+                self._process = process
+            finally:
+                os.close(lifeline)
             task_status.started()
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._wait_for_end, process, channel)
+                if self._memory_limit:
+                    nursery.start_soon(self._watch_memory, process.pid)
                 await self._receive_all(channel)
                 with trio.move_on_after(_SECONDS_TO_DIE):
                     await process.wait()
@@ -158,7 +186,8 @@ class WorkerProcess:
             self.is_retired = True
             with trio.CancelScope(shield=True):
                 await self._bury()
-            channel.packets.close()
+            os.close(kept_open)
+            channel.close()
             for number in list(self._pending):
                 self._settle(number)
             self.ended.set()
@@ -167,10 +196,27 @@ class WorkerProcess:
     async def _wait_for_end(self, process: trio.Process, channel: MessageChannel) -> None:
         try:
             await process.wait()
-            channel.packets.end()
+            channel.end()
         finally:
             # The nursery takes no tasks once its last one has ended, which is before whoever opened it runs again.
             self._nursery = None
+
+    async def _watch_memory(self, pid: int) -> None:
+        """Kill the process when it has more memory than it may.
+
+        Cancellation: at once.
+        """
+        file, page = Path(f"/proc/{pid}/statm"), os.sysconf("SC_PAGE_SIZE")
+        while True:
+            try:
+                resident = int(file.read_bytes().split()[1]) * page  # noqa: ASYNC240 - no disk is behind it
+            except (OSError, IndexError):
+                return
+            if resident > self._memory_limit:
+                self.why = f"was killed because it had {resident} bytes of memory; its limit is {self._memory_limit}"
+                self.kill()
+                return
+            await trio.sleep(_SECONDS_BETWEEN_LOOKS)
 
     async def _receive_all(self, channel: MessageChannel) -> None:
         try:
@@ -217,7 +263,7 @@ class WorkerProcess:
         """Tell the process that nothing more will come, so that it ends when it has done what it was asked."""
         self.is_retired = True
         if self._channel is not None:
-            self._channel.packets.finish()
+            self._channel.finish()
 
     async def close(self, grace_seconds: float) -> None:
         """Have the process finish, and wait for its end; it is killed if that takes too long.
@@ -248,11 +294,26 @@ class WorkerProcess:
         except trio.BrokenResourceError:
             raise WorkerEnded(self.why, was_called=False) from None
 
-    async def call(self, value: Any, descriptor: int | None = None) -> Any:
-        """Ask the process, and give its answer; as many as ``calls_at_once`` are asked side by side.
+    def tell_soon(self, value: Any) -> None:
+        """Send what is not answered and may get lost if the process is busy or gone.
 
         Raises:
-            WorkerEnded: the process ended before it answered, or takes no more.
+            TypeError: the value cannot be sent.
+        """
+        if self._channel is not None and not self.ended.is_set():
+            self._channel.send_soon([_NO_ANSWER_EXPECTED, value])
+
+    async def call(self, value: Any, descriptor: int | None = None, *, limit_seconds: float = math.inf) -> Any:
+        """Ask the process, and give its answer; as many as ``calls_at_once`` are asked side by side.
+
+        Args:
+            value: what is asked.
+            descriptor: goes along.
+            limit_seconds: how long the answer may take.  After that the process takes no more, as one whose caller has
+                left for too long.
+
+        Raises:
+            WorkerEnded: the process ended before it answered, took too long, or takes no more.
             TypeError: the value cannot be sent; nothing has been.
             OSError: there is no memory left.
 
@@ -266,22 +327,32 @@ class WorkerProcess:
         except trio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(pending)
         self._pending[number] = pending
-        was_called = True
+        if limit_seconds == math.inf:
+            await self._ask(pending, number, value, descriptor)
+        else:
+            with trio.move_on_after(limit_seconds) as scope:
+                await self._ask(pending, number, value, descriptor)
+            if scope.cancelled_caught:
+                self._give_up(f"did not end within {limit_seconds:g} s")
+                raise WorkerEnded(self.why, was_called=True)
+        if not pending.is_answered:
+            raise WorkerEnded(self.why, was_called=pending.was_sent)
+        return pending.value
+
+    async def _ask(self, pending: _PendingAnswer, number: int, value: Any, descriptor: int | None) -> None:
+        pending.was_sent = True
         try:
             await self._send(number, value, descriptor)
         except trio.BrokenResourceError:
-            was_called = False
+            pending.was_sent = False
         except BaseException:
             self._settle(number)
             raise
         try:
             await pending.done.wait()
         except trio.Cancelled:
-            self._abandon(pending)
+            self._abandon(pending, number)
             raise
-        if not pending.is_answered:
-            raise WorkerEnded(self.why, was_called=was_called)
-        return pending.value
 
     async def _send(self, number: int, value: Any, descriptor: int | None) -> None:
         if self.is_retired or self._channel is None:
@@ -295,9 +366,11 @@ class WorkerProcess:
             pending.done.set()
             self._kill_if_unneeded()
 
-    def _abandon(self, pending: _PendingAnswer) -> None:
+    def _abandon(self, pending: _PendingAnswer, number: int) -> None:
         pending.is_abandoned = True
         pending.value = None
+        if self._tells_of_leaving:
+            self.tell_soon(["cancel", number])
         if self._nursery is not None and not pending.done.is_set():
             self._nursery.start_soon(self._watch, pending)
         self._kill_if_unneeded()
@@ -310,10 +383,26 @@ class WorkerProcess:
         with trio.move_on_after(self._grace_seconds):
             await pending.done.wait()
             return
-        self.why = f"was killed because a call did not end within {self._grace_seconds:g} s of its caller's leaving"
+        self._give_up(f"did not end within {self._grace_seconds:g} s of its caller's leaving")
+
+    def _give_up(self, what: str) -> None:
+        """Retire the process because of a call; see that it is killed."""
+        if self._is_stuck:
+            return
+        self.why = f"was killed because a call {what}"
         self.is_retired = self._is_stuck = True
         self._stuck()
         self._kill_if_unneeded()
+        if self._nursery is not None and self._spare_seconds != math.inf:
+            self._nursery.start_soon(self._kill_later)
+
+    async def _kill_later(self) -> None:
+        """Kill the process, which others have requests of, too.
+
+        Cancellation: at once.
+        """
+        await trio.sleep(self._spare_seconds)
+        self.kill()
 
     def _kill_if_unneeded(self) -> None:
         if self._is_stuck and all(pending.is_abandoned for pending in self._pending.values()):

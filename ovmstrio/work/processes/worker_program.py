@@ -13,7 +13,8 @@ from typing import Any
 
 import trio
 
-from ovmstrio.work.processes.message_channel import Message, MessageChannel
+from ovmstrio.work.messages.message_packets import Message
+from ovmstrio.work.processes.message_channel import MessageChannel
 
 __all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "leave", "run_program"]
 
@@ -92,6 +93,7 @@ def run_program(serve: ServeRequests) -> None:
     for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
         signal.signal(meant_for_the_server, _leave_it_to_the_server)
     end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)
     try:
         trio.run(partial(_serve, serve), end)
     finally:

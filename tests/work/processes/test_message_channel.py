@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from ovmstrio.runtimes.pipelines.custom_nodes.native.abi import PRECISIONS
-from ovmstrio.work.processes.message_channel import MOST_INLINE, NO_MESSAGE, MessageChannel
+from ovmstrio.work.messages.message_packets import MOST_INLINE, NO_MESSAGE
+from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair
 
 
@@ -27,8 +28,8 @@ async def ends() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
     before = _descriptors()
     one, other = (MessageChannel(end) for end in packet_pair())
     yield one, other
-    one.packets.close()
-    other.packets.close()
+    one.close()
+    other.close()
     assert _descriptors() == before
 
 
@@ -83,7 +84,7 @@ async def test_what_cannot_be_sent_is_not_sent(ends: tuple[MessageChannel, Messa
     one, other = ends
     with pytest.raises(TypeError, match=r"not builtins\.object"):
         await one.send([bytes(MOST_INLINE), object()])
-    one.packets.finish()
+    one.finish()
     assert await other.receive() is None
 
 
@@ -99,7 +100,7 @@ async def test_what_is_no_message_is_refused(
     if content is not None:
         files = [os.memfd_create("test", os.MFD_ALLOW_SEALING) for _ in range(2)]
         os.write(files[0], content)
-    await one.packets.send(packet, files)
+    await one._socket.send(packet, files)
     for file in files:
         os.close(file)
     with pytest.raises(NO_MESSAGE):
@@ -111,7 +112,7 @@ async def test_more_descriptors_than_one_are_refused(ends: tuple[MessageChannel,
     one, other = ends
     text = b'["x",[]]'
     reader, writer = os.pipe()
-    await one.packets.send(b"i" + len(text).to_bytes(8, "little") + text, [reader, writer])
+    await one._socket.send(b"i" + len(text).to_bytes(8, "little") + text, [reader, writer])
     os.close(reader)
     os.close(writer)
     with pytest.raises(TypeError):
@@ -122,11 +123,11 @@ async def test_memory_that_is_in_use_cannot_be_taken_away(ends: tuple[MessageCha
     """The sender may have kept the file open."""
     one, other = ends
     await one.send(np.ones(MOST_INLINE, np.int8))
-    received = await other.packets.receive(1)
+    received = await other._socket.receive(64)
     assert received is not None
     packet, (file,) = received
     kept = os.dup(file)
-    await one.packets.send(packet, [file])
+    await one._socket.send(packet, [file])
     os.close(file)
     message = await other.receive()
     assert message is not None

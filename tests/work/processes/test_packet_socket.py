@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from ovmstrio.work.processes.message_channel import make_file, map_file
+from ovmstrio.work.messages.regions import MappedFile, Region
 from ovmstrio.work.processes.packet_socket import PacketSocket, packet_pair
 from ovmstrio.work.processes.program import describe_end
 
@@ -33,14 +33,16 @@ async def test_packets_keep_their_borders() -> None:
 async def test_a_file_goes_with_a_packet() -> None:
     """What was written is read on the other side, when the sender has closed its own descriptor long since."""
     one, other = _ends()
-    file = make_file("test", 8, lambda mapped: mapped.write(b"contents"))
-    await one.send(b"x", [file])
-    os.close(file)
+    region = Region(1, 8)
+    region.bytes[:] = b"contents"
+    await one.send(b"x", [region.file])
+    region.close()
     received = await other.receive(1)
     assert received is not None
     packet, (theirs,) = received
-    with map_file(theirs) as mapped:
-        assert (packet, mapped[:]) == (b"x", b"contents")
+    mapped = MappedFile(theirs)
+    assert (packet, mapped.bytes.tobytes()) == (b"x", b"contents")
+    del mapped
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(theirs)
     one.close()
@@ -49,21 +51,19 @@ async def test_a_file_goes_with_a_packet() -> None:
 
 async def test_a_mapped_file_cannot_shrink() -> None:
     """Memory that is in use stays, whatever its writer does."""
-    file = make_file("test", mmap.PAGESIZE, lambda mapped: None)
-    with map_file(os.dup(file)), pytest.raises(PermissionError):
-        os.ftruncate(file, 0)
-    os.close(file)
+    region = Region(1, mmap.PAGESIZE)
+    mapped = MappedFile(os.dup(region.file))
+    with pytest.raises(PermissionError):
+        os.ftruncate(region.file, 0)
+    region.close()
+    assert mapped.bytes.sum() == 0
 
 
-def test_a_file_that_cannot_be_written_is_closed() -> None:
+def test_a_region_that_cannot_be_made_is_closed() -> None:
     """No descriptor is lost."""
     before = len(list(Path("/proc/self/fd").iterdir()))
-
-    def fill(mapped: mmap.mmap) -> None:
-        mapped.write(b"more than there is room for")
-
-    with pytest.raises(ValueError, match="out of range"):
-        make_file("test", 1, fill)
+    with pytest.raises((OSError, OverflowError)):
+        Region(1, 2**62)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from ovmstrio.work.messages.value_codec import Encoded, decode
 from ovmstrio.work.processes import NO_MESSAGE
-from ovmstrio.work.processes.value_codec import Encoded, decode
 
 NUMBERS = st.sampled_from(["?", "<i1", "<u1", "<i2", "<i4", "<i8", "<u8", "<f2", "<f4", "<f8", "<c8", ">i4", "<M8[s]"])
 ARRAYS = hnp.arrays(

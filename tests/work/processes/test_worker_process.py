@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +176,10 @@ async def test_callers_may_be_cancelled_with_the_process(_: int) -> None:
 async def test_a_kept_process_is_started_again_until_it_is_to_stop() -> None:
     """What it is given goes to the one that is ready; a dismissed one ends by itself."""
     stopping, ends = trio.Event(), list[str]()
+    make = partial(WorkerProcess, PROGRAM, own_group=True)
     reader, writer = os.pipe()
     kept = KeptProcess(
-        0, PROGRAM, "work", writer, backoff=Backoff(0, 0), stopping=stopping,
+        0, make, "work", writer, backoff=Backoff(0, 0), stopping=stopping,
         changed=lambda: None, ended=lambda _, process: ends.append(process.why),
     )  # fmt: skip
     pids = []
@@ -210,7 +212,7 @@ async def test_what_notices_an_end_may_end_the_keeping() -> None:
 
     with Path(os.devnull).open() as file:  # noqa: ASYNC230 - takes no time worth a thread
         kept = KeptProcess(
-            0, PROGRAM, "leave", file.fileno(), backoff=Backoff(0, 0), stopping=trio.Event(),
+            0, partial(WorkerProcess, PROGRAM), "leave", file.fileno(), backoff=Backoff(0, 0), stopping=trio.Event(),
             changed=lambda: None, ended=refuse,
         )  # fmt: skip
         with pytest.raises(LookupError, match="ended with status 0"):

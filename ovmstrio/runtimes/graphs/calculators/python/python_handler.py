@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
-import inspect
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +11,14 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.runtimes.graphs.calculator import DefinitionScope, NodeFailure
+from ovmstrio.runtimes.graphs.calculators.python.node_in_processes import NodeInProcesses
+from ovmstrio.runtimes.graphs.calculators.python.node_in_threads import NodeInThreads
+from ovmstrio.runtimes.graphs.calculators.python.node_model import FAILED, NodeOutline
 from ovmstrio.runtimes.graphs.calculators.python.python_contract import has_loopback
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig
-from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_user_code
-from ovmstrio.work.user_code.importing import HandlerPackage
+from ovmstrio.work.processes import WorkerEnded
+from ovmstrio.work.user_code.calls import UserCodeRaisedError
+from ovmstrio.work.user_code.importing import ROOT
 from ovmstrio.work.user_code.places import SourceLine, at_place, describe, missing_module_fix, place_in, trimmed
 
 __all__ = ["EXECUTION_ERROR", "FINALIZE_SECONDS", "NodeHandler", "UserCode"]
@@ -25,32 +27,30 @@ log = structlog.get_logger(__name__)
 
 FINALIZE_SECONDS: Final = 10.0
 """How long ``finalize`` may take."""
-_CLASS: Final = "OvmsPythonModel"
-_FAILED: Final = "The Python Node state initialization failed"
+_PACKAGE: Final = re.compile(rf"\b{re.escape(ROOT)}\.n\d+\.")
+"""The names of packages that handlers are loaded in, of which users know nothing."""
 
 
 class NodeHandler:
     """The user's object behind a Python node, from its import to its end.
 
     Attributes:
-        model: the user's object, None before it is made and after the end.
-        open_hook: its method ``open(context)``, if it has one; the same of ``close_hook``.
+        code: where it lives.
     """
 
     def __init__(self, node: NodeConfig, file: Path, scope: DefinitionScope) -> None:
         self.node = node
-        self.threads = scope.threads
         self.grace_seconds = scope.threads.grace_seconds
-        self.ports = {ref.name: ref.port for ref in node.outputs}
         self.has_loopback = has_loopback(node)
         self.input_count = len(node.inputs) - self.has_loopback
         self.user_code = UserCode(scope.graph, node.name, file.parent, hide_errors=scope.hide_errors)
-        self.model: Any = None
-        self.open_hook: Callable[..., Any] | None = None
-        self.close_hook: Callable[..., Any] | None = None
+        self.code = _code_of(node, file, scope)
         self._file = file
-        self._package: HandlerPackage | None = None
-        self._is_initializing = False
+
+    @property
+    def model(self) -> Any:
+        """The user's object, where it is in this process; None before it is made and after the end."""
+        return self.code.made.model if isinstance(self.code, NodeInThreads) else None
 
     # Life
 
@@ -60,120 +60,60 @@ class NodeHandler:
         Raises:
             ConfigError: any of these fails.
 
-        Cancellation: as :meth:`WorkerThreads.call`; the caller closes what was made.
+        Cancellation: as :meth:`WorkerThreads.call`, or at once; the caller closes what was made.
         """
-        context = contextvars.copy_context()
         try:
-            await call_user_code(self.threads, self._make_model, context=context)
-            if self._method("initialize") is not None:
-                self._is_initializing = True
-                await call_user_code(self.threads, self._initialize, context=context)
+            await self.code.load()
         except UserCodeRaisedError as raised:
             if isinstance(raised.error, ConfigError):
                 raise raised.error from None
             raise self._failed(raised.error) from None
+        except (WorkerEnded, OSError) as error:
+            message = f"Error during python node initialization for handler_path: {self._file} - its worker process"
+            raise self._problem(f"{message} {error}") from None
 
     async def aclose(self) -> None:
         """Finalize the object, if there is one, and forget its modules; errors are logged.
 
         Cancellation: shielded, for ``FINALIZE_SECONDS`` and the pool's grace.
         """
-        model, finalize = self.model, self._method("finalize")
-        self.model = None
-        if model is not None and finalize is not None:
-            if self._is_initializing:
-                log.error("finalize is not run: initialize has not ended", **self._names())
-            else:
-                await self._finalize(finalize)
-        if self._package is not None:
-            self._package.unload()
-            self._package = None
-
-    async def _finalize(self, finalize: Callable[[], Any]) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + FINALIZE_SECONDS) as scope:
             try:
-                await call_user_code(self.threads, finalize, context=contextvars.copy_context())
+                await self.code.finalize()
             except UserCodeRaisedError as raised:
                 self.user_code.report(raised.error, "finalize")
             except RuntimeError as error:
                 log.error("finalize cannot run", reason=str(error), **self._names())  # noqa: TRY400 - no bug of its own
         if scope.cancelled_caught:
             log.error("finalize did not end in time", seconds=FINALIZE_SECONDS, **self._names())
-
-    # What it has
-
-    def _method(self, name: str) -> Callable[..., Any] | None:
-        method: Callable[..., Any] | None = getattr(self.model, name, None)
-        return method
-
-    def _hook(self, name: str) -> Callable[..., Any] | None:
-        """Give a method that takes a ``context``; one that does not is the user's own affair."""
-        method = self._method(name)
-        try:
-            parameters = [] if method is None else list(inspect.signature(method).parameters)
-        except (TypeError, ValueError):
-            return None
-        return method if parameters == ["context"] else None
-
-    # Loading, in a worker thread
-
-    def _make_model(self) -> None:
-        self._package = HandlerPackage(self._file.parent)
-        module = self._package.load(self._file)
-        made = getattr(module, _CLASS, None)
-        if made is None:
-            fix = f"define class {_CLASS} with a method execute(self, inputs)"
-            raise self._problem(f"No {_CLASS} class found in {self._file}", fix=fix)
-        if not callable(getattr(made, "execute", None)):
-            raise self._problem(
-                f"{_CLASS} class defined in {self._file} does not implement execute method.",
-                fix="define execute(self, inputs)",
-            )
-        self.model = made()
-        self.open_hook, self.close_hook = self._hook("open"), self._hook("close")
-
-    def _initialize(self) -> Any:
-        result = None
-        try:
-            result = self.model.initialize(self._arguments())
-        finally:
-            self._is_initializing = inspect.iscoroutine(result)
-        return self._awaited(result) if inspect.iscoroutine(result) else None
-
-    async def _awaited(self, result: Any) -> None:
-        try:
-            await result
-        finally:
-            self._is_initializing = False
-
-    def _arguments(self) -> dict[str, Any]:
-        outputs = [ref.name for ref in self.node.outputs]
-        return {
-            "node_name": self.node.name,
-            "input_names": [ref.name for ref in self.node.inputs],
-            "output_names": outputs,
-            "outputs_names": list(outputs),
-            "base_path": str(self._file.parent),
-        }
+        with trio.CancelScope(shield=True):
+            await self.code.aclose()
 
     # Words
 
     def _failed(self, error: BaseException) -> ConfigError:
-        step = "initialize" if self.model is not None else "the import or the constructor"
-        self.user_code.report(error, step)
+        self.user_code.report(error, "loading")
         place = self.user_code.place(error)
-        package = "" if self._package is None else f"{self._package.name}."
-        reason = describe(error).replace(package, "")
+        reason = _PACKAGE.sub("", describe(error))
         message = f"Error during python node initialization for handler_path: {self._file} - {reason}"
         return self._problem(message, place, missing_module_fix(error))
 
     def _problem(self, message: str, place: SourceLine | None = None, fix: str = "") -> ConfigError:
         file, line = (str(self._file), None) if place is None else place
         path = f"node {self.node.name!r}"
-        return ConfigError([Problem(f"{_FAILED} - {message}", file=file, line=line, path=path, suggestion=fix)])
+        return ConfigError([Problem(f"{FAILED} - {message}", file=file, line=line, path=path, suggestion=fix)])
 
     def _names(self) -> dict[str, str]:
         return {"graph": self.user_code.graph, "node": self.node.name}
+
+
+def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> NodeInThreads | NodeInProcesses:
+    inputs, outputs = ([ref.name for ref in refs] for refs in (node.inputs, node.outputs))
+    outline = NodeOutline(node.name, str(file), inputs, outputs, has_loopback(node))
+    ports = {ref.name: ref.port for ref in node.outputs}
+    if scope.isolation is None or scope.tasks is None:
+        return NodeInThreads(outline, ports, scope.threads)
+    return NodeInProcesses(outline, ports, scope.isolation, scope.tasks, scope.graph)
 
 
 EXECUTION_ERROR: Final = "Error occurred during graph execution"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from pyovms import Tensor
 
-__all__ = ["Outputs", "WrongOutputError", "routed", "routed_yield", "unexpected_result"]
+__all__ = ["NO_LOOPBACK", "Outputs", "WrongOutputError", "routed", "routed_yield", "unexpected_result"]
+
+NO_LOOPBACK = "Execute yielded, but LOOPBACK is not defined in the node"
+
+_Port = TypeVar("_Port")
 
 Outputs = list[tuple[Port, Tensor]]
 """Tensors, and the ports through which they leave."""
@@ -18,13 +23,13 @@ class WrongOutputError(Exception):
     """User code gave back something that a Python node cannot send; the text says what was expected and found."""
 
 
-def routed(values: Iterable[Any], ports: Mapping[str, Port], what: str) -> Outputs:
+def routed(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list[tuple[_Port, Tensor]]:
     """Find the port of each tensor; ``what`` begins the text of errors, such as ``execute returned a list``.
 
     Raises:
         WrongOutputError: a value is no tensor, or bears the name of no output.
     """
-    found: Outputs = []
+    found: list[tuple[_Port, Tensor]] = []
     for number, value in enumerate(values):
         if not isinstance(value, Tensor):
             raise WrongOutputError(f"{what} whose element {number} is {_article(value)}; expected pyovms.Tensor")
@@ -38,7 +43,7 @@ def routed(values: Iterable[Any], ports: Mapping[str, Port], what: str) -> Outpu
     return found
 
 
-def routed_yield(value: Any, ports: Mapping[str, Port]) -> Outputs:
+def routed_yield(value: Any, ports: Mapping[str, _Port]) -> list[tuple[_Port, Tensor]]:
     """Find the ports of what a generator yielded, which may be any iterable of tensors.
 
     The generator runs on before they are sent, and may fill the same array again; so what it could change is copied.
@@ -54,7 +59,9 @@ def routed_yield(value: Any, ports: Mapping[str, Port]) -> Outputs:
 
 
 def unexpected_result(value: Any) -> WrongOutputError:
-    """Make the error for a result of execute that is no list and cannot be iterated."""
+    """Make the error for a result of execute that is no list, of a node without a loopback."""
+    if inspect.isasyncgen(value) or hasattr(value, "__next__"):
+        return WrongOutputError(NO_LOOPBACK)
     return WrongOutputError(
         f"Unexpected Python object type. Expected: list or generator. Received: {type(value).__name__}"
     )

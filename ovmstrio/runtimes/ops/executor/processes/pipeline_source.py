@@ -12,7 +12,7 @@ from ovmstrio.runtimes.ops.executor.channel import Result, Sample
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 from ovmstrio.runtimes.ops.values import CustomExceptionCode
-from ovmstrio.work.processes.value_codec import Encoded
+from ovmstrio.work.messages.value_codec import Encoded
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.ops.graph import OpGraph

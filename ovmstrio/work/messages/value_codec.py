@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from ovmstrio.core.tensor import Array
+from ovmstrio.work.messages.regions import SharedPart, find_shared
 
 __all__ = ["Encoded", "decode"]
 
@@ -26,6 +27,8 @@ _NEARLY_JSON: Final = (int, float, str)
 _NUMPY: Final = (np.ndarray, np.generic)
 _ALIGNMENT: Final = 64
 
+Array = np.ndarray[Any, Any]
+
 
 def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
@@ -34,14 +37,24 @@ def _aligned(offset: int) -> int:
 class Encoded:
     """A value that is ready to be written, which must not change before it is.
 
+    Args:
+        value: plain data and arrays.
+        shares_above: arrays of more bytes than that are not written if another process can see where they lie.
+        shares_most: how many files there are at most that such arrays lie in.
+
     Attributes:
         size: how many bytes it takes.
+        shared: where arrays lie that are not written; the receiver of the value needs their files in this order.
 
     Raises:
         TypeError: the value holds something that is neither plain data nor an array; the message says what can be sent.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, *, shares_above: int = 0, shares_most: int = 0) -> None:
+        self.shared: list[SharedPart] = []
+        self._shares_above = shares_above
+        self._shares_most = shares_most
+        self._shared_arrays: list[Array] = []
         self._buffers: list[memoryview | Array] = []
         tree = self._tree(value)
         rows, end = [], 0
@@ -89,6 +102,13 @@ class Encoded:
             if array.dtype.names is None:
                 return {"o": [self._tree(array.reshape(-1).tolist()), list(array.shape)]}
             raise TypeError(f"no arrays of {array.dtype}")
+        if array.nbytes > self._shares_above and len(self.shared) < self._shares_most:
+            part = find_shared(array)
+            if part is not None:
+                self.shared.append(part)
+                # What keeps the memory must stay as long as this does.
+                self._shared_arrays.append(array)
+                return {"s": [len(self.shared) - 1, part.offset, array.dtype.str, list(array.shape)]}
         kind = "a" if isinstance(value, np.ndarray) else "g"
         return {kind: [self._buffer(array), array.dtype.str, list(array.shape)]}
 
@@ -101,8 +121,8 @@ def _name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def decode(source: memoryview) -> Any:
-    """Read a value; its arrays lie in the memory that it is read from.
+def decode(source: memoryview, shared: Sequence[memoryview] = ()) -> Any:
+    """Read a value; its arrays lie in the memory that it is read from, or in ``shared``.
 
     Raises:
         ValueError, LookupError, TypeError, RecursionError: it is not what :class:`Encoded` writes.
@@ -110,7 +130,7 @@ def decode(source: memoryview) -> Any:
     length = int.from_bytes(source[:_LENGTH_BYTES], "little")
     tree, rows = json.loads(bytes(source[_LENGTH_BYTES : _LENGTH_BYTES + length]))
     base = _aligned(_LENGTH_BYTES + length)
-    return _Decoder([source[base + offset : base + offset + size] for offset, size in rows]).value(tree)
+    return _Decoder([source[base + offset : base + offset + size] for offset, size in rows], shared).value(tree)
 
 
 _COLLECTIONS: Final = {"tuple": tuple, "set": set, "frozenset": frozenset}
@@ -119,8 +139,9 @@ _COLLECTIONS: Final = {"tuple": tuple, "set": set, "frozenset": frozenset}
 class _Decoder:
     """Makes values of their trees; is in no cycle, so that memory goes as soon as its last array does."""
 
-    def __init__(self, buffers: list[memoryview]) -> None:
+    def __init__(self, buffers: list[memoryview], shared: Sequence[memoryview]) -> None:
         self._buffers = buffers
+        self._shared = shared
 
     def value(self, tree: Any) -> Any:
         """Make one value."""
@@ -139,6 +160,10 @@ class _Decoder:
                 return self._array(inner)
             case "g":
                 return self._array(inner)[()]
+            case "s":
+                number, offset, dtype, shape = inner
+                length = math.prod(shape) * np.dtype(dtype).itemsize
+                return _as_array(self._shared[number][offset : offset + length], dtype, shape)
             case "o":
                 return self._objects(inner)
             case "b":
@@ -149,15 +174,19 @@ class _Decoder:
 
     def _array(self, parts: list[Any]) -> Array:
         number, kind, shape = parts
-        dtype = np.dtype(kind)
-        if min(shape, default=0) < 0:
-            raise ValueError(f"an array of shape {shape}")
-        if not math.prod(shape) or not dtype.itemsize:
-            return np.empty(shape, dtype)
-        return np.frombuffer(self._buffers[number], dtype).reshape(shape)
+        return _as_array(self._buffers[number], kind, shape)
 
     def _objects(self, parts: list[Any]) -> Array:
         elements, shape = parts
         array = np.empty(len(elements), object)
         array[:] = self.value(elements)
         return array.reshape(shape)
+
+
+def _as_array(buffer: memoryview, kind: str, shape: list[int]) -> Array:
+    dtype = np.dtype(kind)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"an array of shape {shape}")
+    if not math.prod(shape) or not dtype.itemsize:
+        return np.empty(shape, dtype)
+    return np.frombuffer(buffer, dtype).reshape(shape)

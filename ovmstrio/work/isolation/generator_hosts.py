@@ -1,0 +1,240 @@
+"""Generators of user code in a worker process: pulled by the server, ahead of it by a bounded credit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import Context, copy_context
+from typing import Any, Final, Protocol
+
+from ovmstrio.work.isolation.loop_thread import LoopCall, LoopThread
+from ovmstrio.work.messages.error_codec import encode_error
+
+__all__ = ["CREDIT", "ENDED", "RAISED", "Answer", "AsyncGeneratorHost", "GeneratorHost", "GeneratorLike"]
+
+CREDIT: Final = 32
+"""How many values a generator may be ahead of what has been taken."""
+
+ENDED: Final = "ended"
+RAISED: Final = "raised"
+
+Answer = Callable[[int, Any], None]
+"""Answers the request of a number."""
+
+
+class GeneratorLike(Protocol):
+    """A generator that the server pulls; requests are answered with values and maybe an end, or what closing raised."""
+
+    def pull(self, number: int) -> None:
+        """Answer with values, once there are some; may run the generator in this thread."""
+        ...
+
+    def leave(self, number: int) -> None:
+        """Have nobody wait for values any more: the request is never answered, the generator stops."""
+        ...
+
+    def close(self, number: int) -> None:
+        """Stop the generator, close it, and answer then."""
+        ...
+
+
+class GeneratorHost:
+    """A plain generator, which runs in the threads that serve requests.
+
+    Args:
+        iterator: the user's.
+        convert: makes of each value what is sent; what it raises counts as the iterator's.
+        answer: how requests are answered.
+        variables: the contextvars of each step.
+        stop: tells a step that runs that it is the last.
+        ended: is called once the generator has been closed.
+    """
+
+    def __init__(
+        self,
+        iterator: Iterator[Any],
+        convert: Callable[[Any], Any],
+        answer: Answer,
+        variables: Context | None,
+        *,
+        stop: Callable[[], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._iterator = iterator
+        self._convert = convert
+        self._answer = answer
+        self._variables = variables
+        self._stop = stop
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._values: list[Any] = []
+        self._end: list[Any] | None = None
+        self._waiting: int | None = None
+        self._closing: int | None = None
+        self._is_running = False
+        self._is_stopped = False
+        self._is_over = False
+
+    def pull(self, number: int) -> None:
+        """Answer with the values that lie ready, or with the next; run ahead then."""
+        with self._lock:
+            self._waiting = number
+            batch = self._batch()
+            begins = not self._is_running and not self._is_over
+            self._is_running = self._is_running or begins
+        self._give(batch)
+        if begins:
+            self._run()
+
+    def leave(self, number: int) -> None:
+        """Stop within one step."""
+        with self._lock:
+            if self._waiting == number:
+                self._waiting = None
+        self._is_stopped = True
+        self._stop()
+
+    def close(self, number: int) -> None:
+        """Stop within one step, and close the generator behind it."""
+        with self._lock:
+            self._is_stopped = True
+            self._closing = number
+            begins = not self._is_running
+            self._is_running = True
+        self._stop()
+        if begins:
+            self._run()
+
+    def _batch(self) -> tuple[int, Any] | None:
+        """Take what there is for whoever waits."""
+        if self._waiting is None or not (self._values or self._end):
+            return None
+        batch = self._waiting, [self._values, self._end]
+        self._waiting, self._values = None, []
+        return batch
+
+    def _give(self, batch: tuple[int, Any] | None) -> None:
+        if batch is not None:
+            self._answer(*batch)
+
+    def _run(self) -> None:
+        """Take values until enough lie ready."""
+        while self._goes_on():
+            value, end = self._step()
+            with self._lock:
+                if end is None:
+                    self._values.append(value)
+                else:
+                    self._end = end
+                batch = self._batch()
+            self._give(batch)
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            if not self._is_stopped and not self._is_over and len(self._values) < CREDIT:
+                return True
+            if not self._is_stopped:
+                self._is_running = False
+                return False
+        closed = self._close()
+        with self._lock:
+            self._is_running = False
+            closing, self._closing = self._closing, None
+        if closing is not None:
+            self._answer(closing, closed)
+        return False
+
+    def _step(self) -> tuple[Any, list[Any] | None]:
+        try:
+            return self._in_context(self._next), None
+        except StopIteration:
+            self._finish()
+            return None, [ENDED]
+        except BaseException as error:  # noqa: BLE001 - the border of user code, SystemExit included
+            self._close()
+            return None, [RAISED, encode_error(error)]
+
+    def _next(self) -> Any:
+        return self._convert(next(self._iterator))
+
+    def _in_context(self, function: Callable[[], Any]) -> Any:
+        return (copy_context() if self._variables is None else self._variables.copy()).run(function)
+
+    def _close(self) -> list[Any]:
+        """Close the iterator, once; give what that raised."""
+        if self._is_over:
+            return []
+        self._finish()
+        close = getattr(self._iterator, "close", None)
+        try:
+            if close is not None:
+                self._in_context(close)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return [encode_error(error)]
+        return []
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self._ended()
+
+
+class AsyncGeneratorHost:
+    """An async generator, which runs on the loop, one value at a time; arguments as for :class:`GeneratorHost`."""
+
+    def __init__(
+        self,
+        iterator: AsyncIterator[Any],
+        convert: Callable[[Any], Any],
+        answer: Answer,
+        variables: Context | None,
+        *,
+        loop: LoopThread,
+        ended: Callable[[], None],
+    ) -> None:
+        self._iterator = iterator
+        self._convert = convert
+        self._answer = answer
+        self._variables = variables
+        self._loop = loop
+        self._ended = ended
+        self._pulling: LoopCall | None = None
+
+    def pull(self, number: int) -> None:
+        """Run the generator to its next value, and answer with it."""
+
+        def done(value: Any, error: BaseException | None) -> None:
+            self._pulling = None
+            if isinstance(error, StopAsyncIteration):
+                self._ended()
+                self._answer(number, [[], [ENDED]])
+            elif error is not None:
+                self._answer(number, [[], [RAISED, encode_error(error)]])
+            else:
+                self._answer(number, [[value], None])
+
+        self._pulling = self._loop.call(self._next, done, self._variables)
+
+    async def _next(self) -> Any:
+        return self._convert(await anext(self._iterator))
+
+    def leave(self, number: int) -> None:
+        """Cancel the step that runs."""
+        del number
+        if self._pulling is not None:
+            self._pulling.cancel()
+
+    def close(self, number: int) -> None:
+        """Close the generator, if it can be closed."""
+        if self._pulling is not None:
+            self._pulling.cancel()
+
+        def done(_: Any, error: BaseException | None) -> None:
+            self._ended()
+            self._answer(number, [] if error is None else [encode_error(error)])
+
+        self._loop.call(self._aclose, done, self._variables)
+
+    async def _aclose(self) -> None:
+        close = getattr(self._iterator, "aclose", None)
+        if close is not None:
+            await close()

@@ -1,0 +1,317 @@
+"""Code of users in worker processes, as the server sees it: several processes that do the same, and calls to them."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import NotReady
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.isolation.code_host import GENERATOR, VALUE
+from ovmstrio.work.isolation.generator_hosts import RAISED
+from ovmstrio.work.isolation.remote_generator import RemoteGenerator
+from ovmstrio.work.messages.error_codec import decode_error
+from ovmstrio.work.messages.message_packets import NO_MESSAGE
+from ovmstrio.work.processes import KeptProcess, WorkerEnded, WorkerProcess
+from ovmstrio.work.user_code.calls import UserCodeRaisedError
+
+__all__ = ["CALLS_AT_ONCE", "GRACE_SECONDS", "CodeWorker", "IsolatedCode", "Isolation"]
+
+CALLS_AT_ONCE: Final = 64
+"""How many calls a process works on side by side; others wait, as for threads."""
+
+GRACE_SECONDS: Final = 10.0
+"""How long a call may go on whose caller has left, where no other limit is set."""
+
+SPARE_SECONDS: Final = 2.0
+"""How long the other calls of a process have to end when one of them is to be ended by force."""
+
+_PROGRAM: Final = "ovmstrio.work.isolation.bootstrap"
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 10.0
+_STABLE: Final = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """How code of users is run beside the server.
+
+    Attributes:
+        processes: how many processes do the same.
+        python: their interpreter; None for the server's own.
+        limit_seconds: how long a call may take, or a value of a generator; 0 for any time.
+        memory_limit: how many bytes of memory each process may have; 0 for any number.
+    """
+
+    processes: int = 1
+    python: Path | None = None
+    limit_seconds: float = 0.0
+    memory_limit: int = 0
+
+
+class CodeWorker:
+    """One process, whose object is ready to be called.
+
+    Args:
+        process: what is below.
+        limit_seconds: how long each answer may take.
+    """
+
+    __slots__ = ("_limit", "process")
+
+    def __init__(self, process: WorkerProcess, limit_seconds: float) -> None:
+        self.process = process
+        self._limit = limit_seconds or math.inf
+
+    async def call(self, method: str, value: Any, *, is_limited: bool = True) -> Any:
+        """Call a method of the object; a generator that it gives is the caller's to close.
+
+        Raises:
+            UserCodeRaisedError: it raised.
+            WorkerEnded: the process ended before it answered, or takes no more.
+            OSError: there is no memory left.
+
+        Cancellation: at once; the code is told, and the process is replaced if it goes on for too long.
+        """
+        limit = self._limit if is_limited else math.inf
+        answer = await self.process.call(["call", method, value], limit_seconds=limit)
+        try:
+            kind, told = answer
+            if kind == VALUE:
+                return told
+            if kind == GENERATOR:
+                return RemoteGenerator(self.process, told, self._limit)
+            error = decode_error(told)
+        except NO_MESSAGE as wrong:
+            self.process.condemn(wrong)
+            raise WorkerEnded(self.process.why, was_called=True) from wrong
+        raise UserCodeRaisedError(error)
+
+    def forget(self, value: Any) -> None:
+        """Have the process give up what it has kept between calls."""
+        self.process.tell_soon(["forget", value])
+
+
+class IsolatedCode:
+    """The user's object in one or several processes, each of which has one of its own.
+
+    A process that ends is replaced, at once at first, and later if it ends again and again.
+
+    Args:
+        isolation: how many processes, under which interpreter, and their limits.
+        hosted: what makes the object in a process, as ``module:name`` of a function; see :mod:`hosted`.
+        argument: what it is made of; plain data.
+        prepare: makes an object ready that has been made, by calls; what it raises keeps the process from being used.
+        names: tell in logs whose code it is.
+    """
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        hosted: str,
+        argument: Any,
+        *,
+        prepare: Callable[[CodeWorker], Awaitable[None]],
+        names: dict[str, str],
+    ) -> None:
+        self._isolation = isolation
+        self._prepare = prepare
+        self._names = names
+        path = [] if isolation.python else [os.fspath(one) for one in sys.path]
+        self._first = {"hosted": hosted, "argument": argument, "path": path}
+        self._stopping = trio.Event()
+        self._ended = trio.Event()
+        self._changes = trio.lowlevel.ParkingLot()
+        self._workers: dict[int, CodeWorker] = {}
+        self._failures: dict[int, Exception] = {}
+        self._kept = [self._place(row) for row in range(isolation.processes)]
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the processes that can be called."""
+        return [worker.process.pid or 0 for worker in self._workers.values()]
+
+    # Life
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Host the processes until :meth:`aclose`; to be started with ``nursery.start``, and ready when all are.
+
+        Raises:
+            UserCodeRaisedError: the object cannot be made ready.
+            WorkerEnded: a process ended before.
+            OSError: no process can be started.
+            Exception: what ``prepare`` raises.
+
+        Ownership: all processes.
+
+        Cancellation: at once; the processes are killed.
+        """
+        problem: Exception | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                for kept in self._kept:
+                    nursery.start_soon(kept.keep)
+                while len(self._workers) < len(self._kept) and not self._failures:
+                    await self._changes.park()
+                problem = next(iter(self._failures.values()), None)
+                if problem is not None:
+                    nursery.cancel_scope.cancel()
+                else:
+                    task_status.started()
+        except* OSError as group:
+            problem = problem or group.exceptions[0]
+        finally:
+            self._stopping.set()
+            self._ended.set()
+            self._changes.unpark_all()
+        if problem is not None:
+            raise problem
+
+    async def aclose(self, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float) -> None:
+        """End all processes, each after it has been finalized; by force if that takes longer than ``grace_seconds``.
+
+        May be called twice, and before :meth:`run`.
+
+        Cancellation: shielded, for it is bounded.
+        """
+        self._stopping.set()
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for kept in self._kept:
+                    nursery.start_soon(self._close, kept, finalize, grace_seconds)
+
+    async def _close(
+        self, kept: KeptProcess, finalize: Callable[[CodeWorker], Awaitable[None]], grace_seconds: float
+    ) -> None:
+        process, worker = kept.process, self._workers.pop(kept.row, None)
+        if process is None:
+            return
+        if worker is not None and not process.is_retired:
+            await finalize(worker)
+        # Whatever still runs is in the way of nothing: code that can end does so within the grace.
+        await process.close(grace_seconds)
+
+    # Processes
+
+    def _place(self, row: int) -> KeptProcess:
+        return KeptProcess(
+            row,
+            self._make,
+            self._first,
+            prepare=partial(self._make_ready, row),
+            backoff=Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE),
+            stopping=self._stopping,
+            changed=self._tell_change,
+            ended=self._notice_end,
+        )
+
+    def _make(self) -> WorkerProcess:
+        isolation = self._isolation
+
+        def stuck() -> None:
+            log.warning("a worker process is replaced: a call does not end", pid=process.pid, **self._names)
+
+        process = WorkerProcess(
+            _PROGRAM,
+            python=isolation.python,
+            calls_at_once=CALLS_AT_ONCE,
+            grace_seconds=isolation.limit_seconds or GRACE_SECONDS,
+            spare_seconds=SPARE_SECONDS,
+            tells_of_leaving=True,
+            memory_limit=isolation.memory_limit,
+            stuck=stuck,
+            own_group=True,
+        )
+        return process
+
+    async def _make_ready(self, row: int, process: WorkerProcess, answer: Any) -> bool:
+        """Have the object made ready; keep what keeps it from that.
+
+        Cancellation: at once.
+        """
+        worker = CodeWorker(process, self._isolation.limit_seconds)
+        try:
+            _check_made(answer)
+            await self._prepare(worker)
+        except Exception as error:  # noqa: BLE001 - the border of user code
+            self._fail(row, error)
+            return False
+        self._failures.pop(row, None)
+        self._workers[row] = worker
+        return True
+
+    def _tell_change(self) -> None:
+        self._changes.unpark_all()
+
+    def _fail(self, row: int, error: Exception) -> None:
+        self._failures[row] = error
+        self._changes.unpark_all()
+
+    def _notice_end(self, kept: KeptProcess, process: WorkerProcess) -> None:
+        was_ready = self._workers.pop(kept.row, None) is not None
+        if self._stopping.is_set():
+            return
+        log.error("a worker process of user code has ended", pid=process.pid, why=process.why, **self._names)
+        if not was_ready and kept.row not in self._failures:
+            self._fail(kept.row, WorkerEnded(process.why, was_called=True))
+
+    # Calls
+
+    async def worker(self) -> CodeWorker:
+        """Give the process with the fewest calls; wait for one that is being started.
+
+        Raises:
+            NotReady: none can be started, or all are closed.
+
+        Cancellation: at once.
+        """
+        while True:
+            usable = [worker for worker in self._workers.values() if not worker.process.is_retired]
+            if usable:
+                return min(usable, key=lambda worker: worker.process.load)
+            if self._stopping.is_set():
+                raise NotReady("the worker processes of this code are closed")
+            if len(self._failures) == len(self._kept):
+                reason = next(iter(self._failures.values()))
+                raise NotReady(f"the worker process cannot be started again: {reason}")
+            await self._changes.park()
+
+    async def call(self, method: str, value: Any) -> tuple[CodeWorker, Any]:
+        """Call a method of whichever object has the fewest calls; give the process, too.
+
+        Raises:
+            UserCodeRaisedError: it raised.
+            WorkerEnded: the process ended before it answered.
+            NotReady: as :meth:`worker`.
+            OSError: there is no memory left.
+
+        Cancellation: as :meth:`CodeWorker.call`.
+        """
+        while True:
+            worker = await self.worker()
+            try:
+                return worker, await worker.call(method, value)
+            except WorkerEnded as end:
+                if end.was_called:
+                    raise
+
+
+def _check_made(answer: Any) -> None:
+    """See that a process has made its object.
+
+    Raises:
+        UserCodeRaisedError: what it is made of has raised.
+    """
+    if answer[0] == RAISED:
+        raise UserCodeRaisedError(decode_error(answer[1]))

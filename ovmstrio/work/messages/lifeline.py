@@ -1,0 +1,19 @@
+"""The end of a worker process with that of its server, whatever it is doing then."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+__all__ = ["watch_lifeline"]
+
+
+def watch_lifeline(file: int) -> None:
+    """Have the system end this process when the other end of a pipe is closed.
+
+    A thread that waits for that would not run while code of users holds the interpreter's lock.  So the kernel is asked
+    for SIGIO, whose default is to end the process.
+    """
+    os.set_inheritable(file, False)
+    fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_ASYNC)
