@@ -14,6 +14,7 @@ import trio
 from ovmstrio.runtimes.graphs.calculator import Calculator, DefinitionScope, InstanceContext, NodeResources
 from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.work.isolation.isolated_code import Isolation
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from pyovms import Tensor
 from tests.support.graph_nodes import no_servables, options, refs
@@ -83,10 +84,10 @@ def make_node(
 class Nodes:
     """Loads nodes whose handlers lie in a folder, and runs them; all of them share a pool of threads."""
 
-    def __init__(self, folder: Path, threads: WorkerThreads, *, hide_errors: bool) -> None:
+    def __init__(self, folder: Path, threads: WorkerThreads, scope: DefinitionScope) -> None:
         self.folder = folder
         self.threads = threads
-        self.scope = DefinitionScope("graph", folder, threads, no_servables, hide_errors)
+        self.scope = scope
         self.loaded: list[NodeResources] = []
 
     def write(self, file: str, source: str) -> None:
@@ -177,12 +178,15 @@ class Opened:
 
 
 @asynccontextmanager
-async def nodes(folder: Path, *, hide_errors: bool = False, **settings: Any) -> AsyncIterator[Nodes]:
+async def nodes(
+    folder: Path, *, hide_errors: bool = False, isolation: Isolation | None = None, **settings: Any
+) -> AsyncIterator[Nodes]:
     """Offer nodes; at the end all are closed, and then the threads."""
     threads = WorkerThreads(**settings)
     async with trio.open_nursery() as nursery:
         await nursery.start(threads.run)
-        made = Nodes(folder, threads, hide_errors=hide_errors)
+        scope = DefinitionScope("graph", folder, threads, no_servables, hide_errors, isolation, nursery)
+        made = Nodes(folder, threads, scope)
         try:
             yield made
         finally:

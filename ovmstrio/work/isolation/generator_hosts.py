@@ -47,7 +47,7 @@ class GeneratorHost:
         answer: how requests are answered.
         variables: the contextvars of each step.
         stop: tells a step that runs that it is the last.
-        ended: is called once the generator has been closed.
+        ended: is called once the server has been told of the end.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class GeneratorHost:
             return None
         batch = self._waiting, [self._values, self._end]
         self._waiting, self._values = None, []
+        if self._end is not None:
+            self._ended()
         return batch
 
     def _give(self, batch: tuple[int, Any] | None) -> None:
@@ -137,6 +139,7 @@ class GeneratorHost:
                 self._is_running = False
                 return False
         closed = self._close()
+        self._ended()
         with self._lock:
             self._is_running = False
             closing, self._closing = self._closing, None
@@ -148,7 +151,7 @@ class GeneratorHost:
         try:
             return self._in_context(self._next), None
         except StopIteration:
-            self._finish()
+            self._is_over = True
             return None, [ENDED]
         except BaseException as error:  # noqa: BLE001 - the border of user code, SystemExit included
             self._close()
@@ -164,7 +167,7 @@ class GeneratorHost:
         """Close the iterator, once; give what that raised."""
         if self._is_over:
             return []
-        self._finish()
+        self._is_over = True
         close = getattr(self._iterator, "close", None)
         try:
             if close is not None:
@@ -172,10 +175,6 @@ class GeneratorHost:
         except BaseException as error:  # noqa: BLE001 - as above
             return [encode_error(error)]
         return []
-
-    def _finish(self) -> None:
-        self._is_over = True
-        self._ended()
 
 
 class AsyncGeneratorHost:

@@ -29,7 +29,8 @@ _PROBLEM: Final = "problem"
 
 def encode_error(error: BaseException, depth: int = _LONGEST_CHAIN) -> dict[str, Any]:
     """Make plain data of an error and of up to ``depth`` others that it came from."""
-    text = _text(error)
+    members = _members(error)
+    text = str(error.message)[:_MOST_TEXT] if members else _text(error)  # type: ignore[attr-defined]  # a group has one
     arguments = [one for one in map(_plain, error.args) if one is not _NOT_PLAIN]
     return {
         "classes": [[each.__module__, each.__qualname__] for each in type(error).__mro__],
@@ -41,7 +42,7 @@ def encode_error(error: BaseException, depth: int = _LONGEST_CHAIN) -> dict[str,
         "notes": [str(note)[:_MOST_TEXT] for note in getattr(error, "__notes__", [])[:_LONGEST_CHAIN]],
         "cause": _encoded(error.__cause__, depth),
         "context": _encoded(error.__context__, depth) if error.__context__ is not error.__cause__ else None,
-        "members": [encode_error(one, depth - 1) for one in _members(error)] if depth else [],
+        "members": [encode_error(one, depth - 1) for one in members] if depth else [],
     }
 
 

@@ -26,6 +26,7 @@ _JSON: Final = frozenset({type(None), bool, int, float, str})
 _NEARLY_JSON: Final = (int, float, str)
 _NUMPY: Final = (np.ndarray, np.generic)
 _ALIGNMENT: Final = 64
+_LETTERS: Final = frozenset("?bBhHiIlLqQefd")
 
 Array = np.ndarray[Any, Any]
 
@@ -108,13 +109,18 @@ class Encoded:
                 self.shared.append(part)
                 # What keeps the memory must stay as long as this does.
                 self._shared_arrays.append(array)
-                return {"s": [len(self.shared) - 1, part.offset, array.dtype.str, list(array.shape)]}
+                return {"s": [len(self.shared) - 1, part.offset, _kind_of(array.dtype), list(array.shape)]}
         kind = "a" if isinstance(value, np.ndarray) else "g"
-        return {kind: [self._buffer(array), array.dtype.str, list(array.shape)]}
+        return {kind: [self._buffer(array), _kind_of(array.dtype), list(array.shape)]}
 
     def _buffer(self, buffer: memoryview | Array) -> int:
         self._buffers.append(buffer)
         return len(self._buffers) - 1
+
+
+def _kind_of(dtype: np.dtype[Any]) -> str:
+    """Give the text that a type of elements is made of again; two that only differ in their letters stay two."""
+    return dtype.char if dtype.isnative and dtype.char in _LETTERS else dtype.str
 
 
 def _name(value: Any) -> str:

@@ -97,12 +97,17 @@ class NodeInProcesses:
             raise UserCodeRaisedError(self._raised.pop())
 
     async def _finalize(self, worker: CodeWorker) -> None:
-        try:
-            await worker.call("finalize", None, is_limited=False)
-        except UserCodeRaisedError as raised:
-            self._raised.append(raised.error)
-        except WorkerEnded as end:
-            log.error("finalize cannot run", reason=end.why, **self._names)  # noqa: TRY400 - no bug of its own
+        # Nobody waits for a call any more: one that goes on may never end, nor let anything else run.
+        patience = _CLOSE_SECONDS if worker.process.is_busy else math.inf
+        with trio.move_on_after(patience) as scope:
+            try:
+                await worker.call("finalize", None, is_limited=False)
+            except UserCodeRaisedError as raised:
+                self._raised.append(raised.error)
+            except WorkerEnded as end:
+                log.error("finalize cannot run", reason=end.why, **self._names)  # noqa: TRY400 - no bug of its own
+        if scope.cancelled_caught:
+            log.error("finalize cannot run", reason="a call that was left does not end", **self._names)
 
     async def aclose(self) -> None:
         """End all processes; see :class:`NodeCode`."""

@@ -1,0 +1,390 @@
+"""Python nodes in worker processes: what goes in and out is what threads would have made of it."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from ovmstrio.core.errors import ConfigError, Overloaded
+from ovmstrio.runtimes.graphs.calculator import NodeFailure
+from ovmstrio.runtimes.graphs.config.graph_config import Port
+from ovmstrio.work.isolation.isolated_code import Isolation
+from pyovms import Tensor
+from tests.support.python_nodes import make_node, nodes
+from tests.support.threads import until
+
+
+def open_files() -> int:
+    """Count the descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+BOTH = (None, Isolation())
+GENERATIVE = make_node(outputs=["OUT:out"], generative=True)
+
+FAILING = """
+import json, sys
+from beside import fail
+from ovmstrio.errors import InvalidRequest, Overloaded
+class Mine(Overloaded):
+    pass
+class Strange(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+        self.two = two
+class OvmsPythonModel:
+    def execute(self, inputs):
+        return getattr(self, bytes(inputs[0]).decode())()
+    def value(self):
+        raise ValueError('bad value')
+    def bare(self):
+        raise ValueError
+    def key(self):
+        raise KeyError('key')
+    def library(self):
+        json.loads('{')
+    def module(self):
+        import no_such_module
+    def beside(self):
+        fail()
+    def exit(self):
+        sys.exit(3)
+    def interrupt(self):
+        raise KeyboardInterrupt
+    def unicode(self):
+        b'\\xff'.decode()
+    def system(self):
+        open('/nowhere/at/all')
+    def strange(self):
+        raise Strange(1, 2)
+    def chained(self):
+        try:
+            fail()
+        except KeyError as error:
+            raise RuntimeError('outer') from error
+    def group(self):
+        raise ExceptionGroup('many', [ValueError('one'), KeyError('two')])
+    def deep(self):
+        self.deep()
+    def server(self):
+        raise InvalidRequest('not so')
+    def own(self):
+        raise Mine('later', retry_after_seconds=7)
+    def number(self):
+        return 1
+    def element(self):
+        return [1]
+    def name(self):
+        return [Tensor('other', b'')]
+    def generator(self):
+        yield []
+"""
+
+
+async def told_of(folder: Path, method: str, isolation: Isolation | None) -> dict[str, Any]:
+    """Have a method raise, and give what comes of it."""
+    (folder / "beside.py").write_text("def fail():\n    raise KeyError('beside')\n")
+    async with nodes(folder, isolation=isolation) as made:
+        node = await made.load(source=FAILING)
+        with capture_logs() as logs:
+            try:
+                await node.run_once(method.encode())
+            except Exception as error:  # noqa: BLE001 - compared with another
+                caught = error
+    told: dict[str, Any] = {"class": [each.__name__ for each in type(caught).__mro__], "text": str(caught)}
+    told["retry"] = getattr(caught, "retry_after_seconds", None)
+    for entry in logs:
+        kind, logged, frames = entry["exc_info"]
+        told["logged"] = [kind.__name__, str(logged), type(logged.__cause__).__name__]
+        told["frames"] = []
+        while frames is not None and len(told["frames"]) < 5:
+            told["frames"].append(
+                (frames.tb_frame.f_code.co_filename, frames.tb_lineno, frames.tb_frame.f_code.co_name)
+            )
+            frames = frames.tb_next
+    return told
+
+
+METHODS = [line.split()[1].partition("(")[0] for line in FAILING.splitlines() if line.startswith("    def ")][2:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_errors_are_told_as_in_threads(tmp_path: Path, method: str) -> None:
+    """Class, text, place and traceback, the status that an error of the server's brings, and what the log has."""
+    in_threads, in_process = [await told_of(tmp_path, method, isolation) for isolation in BOTH]
+    assert in_process == in_threads
+    assert "Error occurred during graph execution" in in_threads["text"] or method in {"server", "own"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 1",
+        "class OvmsPythonModel:\n    pass",
+        "import no_such_thing.inside",
+        "def broken(:\n    pass",
+        "class OvmsPythonModel:\n    def execute(self, i): ...\n    def initialize(self, kwargs):\n        1 / 0",
+        "class OvmsPythonModel:\n    def execute(self, i): ...\n    async def initialize(self, kwargs):\n        1 / 0",
+    ],
+)
+async def test_errors_of_loading_are_told_as_in_threads(tmp_path: Path, source: str) -> None:
+    """With file, line and the way out."""
+    told = []
+    for isolation in BOTH:
+        async with nodes(tmp_path, isolation=isolation) as made:
+            with pytest.raises(ConfigError) as raised, capture_logs():
+                await made.load(source=source)
+            told.append(raised.value.problems)
+    assert told[0] == told[1]
+
+
+async def test_arrays_of_any_type_and_size_pass(tmp_path: Path) -> None:
+    """Scalars, empty and large ones, strings, and names of types that are the user's own."""
+    source = """
+    import numpy as np
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            (given,) = inputs
+            told = f"{given.shape} {given.datatype} {given.data.format} {given.size} {given.ref_obj}".encode()
+            x = np.asarray(given)
+            return [Tensor("out", x.copy()), Tensor("same", given), Tensor("as", x, [7], "9w"), Tensor("told", told)]
+    """
+    node = make_node(outputs=["OUT:out", "SAME:same", "AS:as", "TOLD:told"])
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        loaded = await made.load(node, source)
+        async with loaded.opened() as opened:
+            for code in ["?", "B", "H", "I", "Q", "b", "h", "i", "q", "e", "f", "d", "<U7"]:
+                for shape in [(), (0,), (2, 3), (300, 400)]:
+                    array = (np.arange(np.prod(shape, dtype=int)) % 2).reshape(shape).astype(code)
+                    given = Tensor("in", array)
+                    call = await opened.process(0, {Port("IN", 0): given})
+                    out, same, renamed, told = [each for _, each, _ in call.emitted]
+                    np.testing.assert_array_equal(np.asarray(out), array)
+                    np.testing.assert_array_equal(np.asarray(same), array)
+                    assert (out.shape, out.datatype, out.data.format) == (shape, given.datatype, given.data.format)
+                    assert (renamed.shape, renamed.datatype, bytes(renamed)) == ((7,), "9w", array.tobytes())
+                    expected = f"{shape} {given.datatype} {given.data.format} {array.nbytes} None"
+                    assert bytes(told).decode() == expected
+
+
+async def test_large_outputs_are_views_of_memory_that_the_process_has_written(tmp_path: Path) -> None:
+    """Nothing is copied in the server; what another node gets lies where the first one has put it."""
+    source = """
+    import numpy as np
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            if not inputs[0].size:
+                return [Tensor("out", np.full(10**6, 7, np.uint8))]
+            where = [line for line in open("/proc/self/maps") if "memfd" in line]
+            address = np.asarray(inputs[0]).__array_interface__["data"][0]
+            spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in where]
+            return [Tensor("out", b"%d" % sum(low <= address < high for low, high in spans))]
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        first, second = await made.load(source=source), await made.load(make_node(name="second"))
+        async with first.opened() as one, second.opened() as other:
+            ((_, out, _),) = (await one.run()).emitted
+            view = np.asarray(out)
+            assert not view.flags.owndata
+            assert (view.sum(), view.flags.writeable) == (7 * 10**6, False)
+            assert out._wire_bytes().obj is not None
+            files = open_files()
+            assert (await other.process(0, {Port("IN", 0): out})).said == [(0, "out", "1")]
+            assert open_files() <= files + 2
+
+
+async def test_memory_is_used_again(tmp_path: Path) -> None:
+    """The regions of calls whose results nobody has any more; those of others stay as they are."""
+    source = """
+    import numpy as np
+    class OvmsPythonModel:
+        count = 0
+        def execute(self, inputs):
+            self.count += 1
+            return [Tensor("out", np.full(10**6, self.count, np.uint8))]
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(source=source)
+        async with node.opened() as opened:
+            ((_, kept, _),) = (await opened.run(b"x" * 100_000)).emitted
+            files = open_files()
+            for number in range(2, 60):
+                ((_, out, _),) = (await opened.run(b"x" * 100_000)).emitted
+                assert np.asarray(out)[-1] == number
+            del out
+            gc.collect()
+            assert set(np.asarray(kept)) == {1}
+            assert open_files() <= files + 10
+
+
+async def test_the_context_is_that_of_the_call(tmp_path: Path) -> None:
+    """Parameters, id, deadline, and a storage that lasts as long as the instance, between its hooks."""
+    source = """
+    from pathlib import Path
+    from pyovms import current_context
+    class OvmsPythonModel:
+        def open(self, context):
+            assert current_context() is context
+            context.storage.seen = 1
+        def execute(self, inputs):
+            context = current_context()
+            context.storage.seen += 1
+            told = context.request_id, dict(context.parameters), round(context.remaining()), context.storage.seen
+            return [Tensor("out", repr(told).encode())]
+        def close(self, context):
+            assert current_context() is context
+            (Path(__file__).parent / "closed").open("a").write(f"{context.storage.seen} ")
+    """
+    async with nodes(tmp_path, isolation=Isolation(processes=2)) as made:
+        node = await made.load(source=source)
+        deadline = trio.current_time() + 60
+        async with node.opened(deadline, a=1) as first, node.opened(deadline, b="x") as second:
+            said = [(await opened.run()).said[0][2] for opened in (first, second, first)]
+    assert said == [
+        "('request-1', {'a': 1}, 60, 2)",
+        "('request-1', {'b': 'x'}, 60, 2)",
+        "('request-1', {'a': 1}, 60, 3)",
+    ]
+    assert sorted((tmp_path / "closed").read_text().split()) == ["2", "3"]
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_generators_run_by_credit(tmp_path: Path, prefix: str) -> None:
+    """Values come in order, the end after them; a generator that nobody pulls runs ahead by its credit only."""
+    source = f"""
+    from pyovms import current_context
+    class OvmsPythonModel:
+        made = 0
+        {prefix}def execute(self, inputs):
+            count = int(bytes(inputs[0]))
+            if count < 0:
+                yield [Tensor("out", b"%d" % self.made)]
+                return
+            for self.made in range(count):
+                current_context().storage.count = self.made
+                yield [Tensor("out", b"%d" % current_context().storage.count)]
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(GENERATIVE, source)
+        async with node.opened() as opened:
+            calls = await opened.generate(b"100", 10)
+            again = await opened.generate(b"3", 500)
+        assert [each for call in calls for each in call.said] == [(10 + i, "out", str(i)) for i in range(100)]
+        assert [each[2] for call in again for each in call.said] == ["0", "1", "2"]
+        async with node.opened() as opened, node.opened() as other:
+            await opened.run(b"1000")
+            await until_told(other, 32 if not prefix else 0)
+
+
+async def until_told(opened: Any, most: int) -> None:
+    """See how far the generator has run."""
+    ((_, _, text),) = (await opened.run(b"-1")).said
+    assert int(text) <= most
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_a_generator_is_closed_with_its_stream(tmp_path: Path, prefix: str) -> None:
+    """Its finally block runs, and what it raises there is logged."""
+    source = f"""
+    from pathlib import Path
+    class OvmsPythonModel:
+        {prefix}def execute(self, inputs):
+            try:
+                while True:
+                    yield [Tensor("out", b"x")]
+            finally:
+                Path(__file__).with_name("closed").write_text("yes")
+                raise KeyError("closing")
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(GENERATIVE, source)
+        with capture_logs() as logs:
+            async with node.opened() as opened:
+                await opened.run()
+        assert (tmp_path / "closed").read_text() == "yes"
+    assert [(entry["step"], entry["exc_info"][0]) for entry in logs] == [("closing a generator", KeyError)]
+
+
+@pytest.mark.parametrize("last", ["raise ValueError('late')", "yield None", "yield [1]", "raise Overloaded('later')"])
+async def test_what_was_yielded_before_an_error_is_sent(tmp_path: Path, last: str) -> None:
+    """And the error is that of threads."""
+    source = f"""
+    from ovmstrio.errors import Overloaded
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            for i in range(3):
+                yield [Tensor("out", b"%d" % i)]
+            {last}
+    """
+    told = []
+    for isolation in BOTH:
+        async with nodes(tmp_path, isolation=isolation) as made:
+            node = await made.load(GENERATIVE, source)
+            async with node.opened() as opened:
+                calls = [await opened.run()] + [await opened.again(t) for t in (1, 2)]
+                with pytest.raises((NodeFailure, Overloaded)) as raised:
+                    await opened.again(3)
+        told.append(([call.said for call in calls], type(raised.value), str(raised.value)))
+    assert told[0] == told[1]
+
+
+async def test_a_call_whose_client_leaves_is_told(tmp_path: Path) -> None:
+    """The caller leaves at once; the code sees it, and the process goes on."""
+    source = """
+    import time
+    from pathlib import Path
+    from pyovms import current_context
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            if bytes(inputs[0]) == b"wait":
+                Path(__file__).with_name("started").touch()
+                while not current_context().is_cancelled():
+                    time.sleep(0.001)
+                Path(__file__).with_name("heard").touch()
+            return []
+        async def sleep(self):
+            pass
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(source=source)
+        before = node.resources.code.code.pids
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.run_once, b"wait")
+            await until((tmp_path / "started").exists)
+            nursery.cancel_scope.cancel()
+        await until((tmp_path / "heard").exists)
+        assert await node.run_once(b"ok") == []
+        assert node.resources.code.code.pids == before
+
+
+async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
+    """Each has an object of its own; calls go to one that has none, and all those of a stream to one."""
+    source = """
+    import os, time
+    from pyovms import current_context
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            if not inputs[0].size:
+                time.sleep(0.3)
+            return [Tensor("out", b"%d" % os.getpid())]
+    """
+    said: list[str] = []
+    async with nodes(tmp_path, isolation=Isolation(processes=2)) as made:
+        node = await made.load(source=source)
+
+        async def run() -> None:
+            said.append((await node.run_once())[0][2])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(run)
+        assert sorted(map(int, said)) == sorted(node.resources.code.code.pids)
+        async with node.opened() as opened:
+            stream = {(await opened.run(b"x")).said[0][2] for _ in range(5)}
+        assert len(stream) == 1
