@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import trio
 
+from ovmstrio.server.workers.journal import NO_SLOT, Journal
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.work.processes import WorkRequests
 from ovmstrio.work.processes.message_channel import MessageChannel
@@ -26,11 +27,11 @@ class _Passing:
     def __init__(self, closed: Callable[[], None]) -> None:
         ours, theirs = (MessageChannel(end) for end in packet_pair())
         self.giver, self._taker = ours, theirs
-        self.inbox = ConnectionInbox(closed)
+        self.inbox = ConnectionInbox(closed, Journal(memoryview(bytearray(Journal.size()))))
 
     async def give(self, accepted: trio.SocketStream) -> None:
         """Give a connection, and close it here."""
-        await self.giver.send([0, None], accepted.socket.fileno())
+        await self.giver.send([0, ["REST", NO_SLOT]], accepted.socket.fileno())
         await accepted.aclose()
 
     async def run(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from structlog.contextvars import bound_contextvars, get_contextvars
 
+from ovmstrio.core.begun import BeginTold, telling_begin
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
@@ -52,10 +53,11 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchItem:
-    """The part that one request has in a batch."""
+    """The part that one request has in a batch, and who is told when its code begins."""
 
     arguments: Arguments
     request_id: str = ""
+    told: BeginTold | None = None
 
 
 def batch_options(batching: ProjectBatching) -> BatchOptions:
@@ -93,7 +95,7 @@ class BatchedMethod:
         Cancellation: as :func:`call_handler_code`.
         """
         # The task of a batch is begun by any request, or none.
-        with in_log(*(item.request_id for item in items)):
+        with in_log(*(item.request_id for item in items)), telling_begin(*(item.told for item in items)):
             return await self._results(items)
 
     async def _results(self, items: Sequence[BatchItem]) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
 import trio
 
+from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.http import Callback
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.models.leases import lease_models
@@ -85,6 +87,13 @@ class Callbacks:
                 self._code.report(raised.error, _STEP)
 
 
+@contextmanager
+def _handler_call() -> Iterator[None]:
+    user_code_begins()
+    with lease_models():
+        yield
+
+
 async def call_handler_code(threads: WorkerThreads, function: Callable[..., Any], /, **arguments: Any) -> Any:
     """Call a function of the user's, which holds its models for as long as it runs, though its caller may have left.
 
@@ -94,4 +103,4 @@ async def call_handler_code(threads: WorkerThreads, function: Callable[..., Any]
     Cancellation: a plain function that waits for a thread is not called; one that runs keeps its thread until it ends,
     and its result is dropped; a coroutine is cancelled where it waits.
     """
-    return await call_user_code(threads, function, (), arguments, around=lease_models, may_leave=True)
+    return await call_user_code(threads, function, (), arguments, around=_handler_call, may_leave=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from ovmstrio.core.limits import refuse_more
+from ovmstrio.server.workers.journal import Journal
 
 __all__ = ["Board", "SharedLimit"]
 
@@ -37,20 +37,31 @@ class Board:
         self.descriptor = descriptor
         self.rows = rows
         self._memory = mmap.mmap(descriptor, _size(rows))
-        self._cells = memoryview(self._memory).cast("q")
+        self._whole = memoryview(self._memory)
+        self._cells = self._whole[: _own_size(rows)].cast("q")
+        self._journals: list[Journal] = []
 
     @classmethod
     def create(cls, rows: int) -> Board:
         """Make a board whose file nobody else can open."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(_size(rows))
-            return cls(os.dup(file.fileno()), rows)
+        descriptor = os.memfd_create("ovmstrio-board", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _size(rows))
+        return cls(descriptor, rows)
 
     def close(self) -> None:
         """Give the memory back."""
+        for journal in self._journals:
+            journal.release()
         self._cells.release()
+        self._whole.release()
         self._memory.close()
         os.close(self.descriptor)
+
+    def journal(self, row: int) -> Journal:
+        """Give what a process writes of its connections; it ends with the board."""
+        start = _own_size(self.rows) + row * Journal.size()
+        self._journals.append(Journal(self._whole[start : start + Journal.size()]))
+        return self._journals[-1]
 
     def clear(self, row: int) -> None:
         """Forget what a process that has ended had written."""
@@ -103,9 +114,13 @@ class Board:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
 
-def _size(rows: int) -> int:
+def _own_size(rows: int) -> int:
     # Behind the rows is a cell that belongs to all.
     return (rows * _COLUMNS + 1) * _BYTES
+
+
+def _size(rows: int) -> int:
+    return _own_size(rows) + rows * Journal.size()
 
 
 class SharedLimit:

@@ -20,6 +20,9 @@ from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listener
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.workers.board import Board
+from ovmstrio.server.workers.connections import GivenConnection, GivenConnections
+from ovmstrio.server.workers.journal import NO_SLOT, Standing
+from ovmstrio.server.workers.recovery import go_on_with
 from ovmstrio.server.workers.task import CUT, WorkerTask
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
@@ -72,6 +75,8 @@ class _Parent:
         self._plan = plan
         self._readiness = ReadinessFile(plan.readiness_file)
         self._board = Board.create(plan.processes)
+        self._connections = GivenConnections(self._board)
+        self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
         self._accepting = trio.CancelScope()
         self._draining = trio.Event()
@@ -85,6 +90,7 @@ class _Parent:
         started = perf_counter()
         try:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
+                self._nursery = nursery
                 listeners = await self._listen(opened)
                 for kept in self._kept:
                     nursery.start_soon(kept.keep)
@@ -96,7 +102,9 @@ class _Parent:
                 with self._accepting:
                     await self._accept_all(listeners, nursery)
         finally:
+            self._nursery = None
             self._readiness.show(ready=False)
+            self._connections.close()
             self._board.close()
 
     async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
@@ -142,24 +150,63 @@ class _Parent:
     # Connections
 
     async def _give(self, protocol: str, stream: trio.SocketStream) -> None:
+        # Whoever has accepted it closes what it gave.
+        await self._pass_on(GivenConnection(protocol, trio.SocketStream(stream.socket.dup())))
+
+    async def _pass_on(self, connection: GivenConnection) -> None:
         """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
+        is_kept = False
         try:
             while True:
                 kept = self._least_busy()
-                if kept is None:
-                    if self._draining.is_set():
+                if kept is not None:
+                    is_given, is_kept = await self._give_to(kept, connection)
+                    if is_given:
                         return
-                    await self._changed.wait()
-                elif await kept.give(protocol, stream.socket.fileno()):
+                elif self._draining.is_set():
                     return
+                else:
+                    await self._changed.wait()
         finally:
-            await trio.aclose_forcefully(stream)
+            if not is_kept:
+                connection.close()
+
+    async def _give_to(self, kept: KeptProcess, connection: GivenConnection) -> tuple[bool, bool]:
+        """Give a connection to a process; tells whether it has it, or somebody else sees to it, and whether it is kept.
+
+        One that another process had read from is not given where it cannot be kept.
+        """
+        slot = self._connections.place(kept.row, connection)
+        if slot == NO_SLOT and connection.kept:
+            return True, False
+        try:
+            is_given = await kept.give([connection.protocol, slot], connection.stream.socket.fileno())
+        except BaseException:
+            if not connection.is_lost:
+                self._connections.take_back(kept.row, slot)
+            raise
+        if connection.is_lost:
+            return True, True
+        if not is_given:
+            self._connections.take_back(kept.row, slot)
+        return is_given, is_given and slot != NO_SLOT
+
+    async def _recover(self, connection: GivenConnection, standing: Standing, cause: str) -> None:
+        """Go on with a connection of a process that has ended."""
+        is_passed_on = False
+        try:
+            is_passed_on = not self._draining.is_set() and await go_on_with(connection, standing, cause)
+        finally:
+            if not is_passed_on:
+                connection.close()
+        if is_passed_on:
+            await self._pass_on(connection)
 
     def _least_busy(self) -> KeptProcess | None:
         ready = [kept for kept in self._kept if kept.is_ready]
-        return min(ready, key=self._connections, default=None)
+        return min(ready, key=self._load, default=None)
 
-    def _connections(self, kept: KeptProcess) -> tuple[int, int]:
+    def _load(self, kept: KeptProcess) -> tuple[int, int]:
         return kept.given - self._board.closed_connections(kept.row), kept.given
 
     # Processes
@@ -187,14 +234,24 @@ class _Parent:
         is_draining = self._draining.is_set()
         was_cut = is_draining and kept.is_ready and code not in _GENTLE
         self._has_cut = self._has_cut or was_cut
+        in_flight, lost = self._board.in_flight(kept.row), self._connections.lose(kept.row)
         if not is_draining or (was_cut and code != CUT):
-            self._log_end(kept.row, process.pid, code)
+            passed_on = sum(standing.may_be_in_flight for _, standing in lost)
+            self._log_end(process.pid, code, max(in_flight - passed_on, 0), passed_on)
         self._board.clear(kept.row)
+        self._recover_all(lost, _cause(code))
         if not (is_draining or self._has_been_ready):
             text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
             raise ConfigError([Problem(text, file=self._plan.spec.services[0].origin)])
 
-    def _log_end(self, row: int, pid: int | None, code: int) -> None:
+    def _recover_all(self, lost: list[tuple[GivenConnection, Standing]], cause: str) -> None:
+        for connection, standing in lost:
+            if self._nursery is None:
+                connection.close()
+            else:
+                self._nursery.start_soon(self._recover, connection, standing, cause)
+
+    def _log_end(self, pid: int | None, code: int, requests_lost: int, requests_passed_on: int) -> None:
         log.error(
             "a worker process has ended",
             name=self._plan.root,
@@ -202,7 +259,8 @@ class _Parent:
             cause=_cause(code),
             signal=signal_name(-code) if code < 0 else None,
             exit_code=code if code >= 0 else None,
-            requests_lost=self._board.in_flight(row),
+            requests_lost=requests_lost,
+            requests_passed_on=requests_passed_on,
         )
 
     # Readiness

@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.server.workers.journal import NO_SLOT
+from ovmstrio.server.workers.kept_stream import KeptStream
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ovmstrio.server.workers.journal import Journal
     from ovmstrio.work.processes import WorkRequest
 
 __all__ = ["ConnectionInbox"]
@@ -64,23 +68,30 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
 
     Args:
         closed: is called for each connection that has ended.
+        journal: where it is written what becomes of them.
     """
 
-    def __init__(self, closed: Callable[[], None]) -> None:
+    def __init__(self, closed: Callable[[], None], journal: Journal) -> None:
         self._closed = closed
+        self._journal = journal
         # Unbounded: the other process gives what it has accepted, and accepts no more than there are descriptors.
         self._put, self._take = trio.open_memory_channel[trio.abc.HalfCloseableStream](math.inf)
 
     async def put(self, request: WorkRequest) -> None:
-        """Take the connection that has come along with a message.
+        """Take the connection that has come along with a message, whose value ends with its slot in the journal.
 
         Ownership: what has not been accepted is closed with the listener.
 
         Cancellation: nothing waits here.
         """
         if request.descriptor is not None:
-            passed = trio.socket.from_stdlib_socket(socket.socket(fileno=request.descriptor))
-            self._put.send_nowait(_PassedStream(trio.SocketStream(passed), self._closed))
+            self._put.send_nowait(self._stream(socket.socket(fileno=request.descriptor), request.value[-1]))
+
+    def _stream(self, passed: socket.socket, slot: int) -> trio.abc.HalfCloseableStream:
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(passed))
+        if slot == NO_SLOT:
+            return _PassedStream(stream, self._closed)
+        return KeptStream(stream, passed, self._journal, slot, self._closed)
 
     async def accept(self) -> trio.abc.HalfCloseableStream:
         """Give the next connection.

@@ -71,7 +71,8 @@ class _Worker:
         self._board = board
         self._row = row
         protocols = {name: where for name, where in (("gRPC", plan.grpc), ("REST", plan.rest)) if where}
-        self._inboxes = {name: ConnectionInbox(partial(board.add_closed_connection, row)) for name in protocols}
+        closed, journal = partial(board.add_closed_connection, row), board.journal(row)
+        self._inboxes = {name: ConnectionInbox(closed, journal) for name in protocols}
 
     def hosting(self, requests: WorkRequests) -> Hosting:
         """Tell how this process takes part."""
@@ -84,7 +85,7 @@ class _Worker:
         return inbox if tls is None else trio.SSLListener(inbox, tls, https_compatible=True)
 
     async def _put(self, request: WorkRequest) -> None:
-        await self._inboxes[request.value].put(request)
+        await self._inboxes[request.value[0]].put(request)
 
     def _obstacle(self) -> str:
         return "" if self._board.all_ready() else "not all worker processes are ready"

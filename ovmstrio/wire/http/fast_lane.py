@@ -23,6 +23,7 @@ import trio
 
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.wire.http.prefixed_stream import send_answer
+from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class _Asked(NamedTuple):
     head: Head
     query: str
     route: Route
+    size: int
 
 
 class FastLane:
@@ -146,6 +148,8 @@ class FastLane:
         Cancellation: at any checkpoint; a call in progress is cancelled with it.
         """
         leaves = False
+        if isinstance(self._stream, RecoverableStream):
+            self._stream.begin_lane()
         async with trio.open_nursery() as nursery:
             self._lane = nursery.cancel_scope
             nursery.start_soon(self._read)
@@ -204,8 +208,14 @@ class FastLane:
             if asked is None:
                 return True
             body = await self._body(asked.head.body_length)
-            if body is None or not await self._answer(asked, body):
+            if body is None:
                 return False
+            with recoverable_request(self._stream, asked.size):
+                keeps = await self._answer(asked, body)
+            if not keeps:
+                return False
+            if isinstance(self._stream, RecoverableStream):
+                self._stream.finish()
 
     async def _head(self) -> _Asked | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
@@ -227,7 +237,7 @@ class FastLane:
         if isinstance(route, HttpAnswer) or not route.is_hot:
             return None
         del buffer[: end + 4]
-        return _Asked(head, query, route)
+        return _Asked(head, query, route, end + 4 + head.body_length)
 
     def _begins_plainly(self) -> bool:
         buffer = self._buffer
@@ -252,7 +262,7 @@ class FastLane:
         A stream of an answer ends with its client, as the call does that has not been answered.
         """
         self._set_deadline(float("inf"))
-        (method, target, headers, _, keep_alive), query, route = asked
+        (method, target, headers, _, keep_alive), query, route, _ = asked
         request = HttpRequest(method, route.path, query, headers, body, self._client, target, route.mount)
         answer = None
         try:

@@ -23,6 +23,7 @@ from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.http.answers import size_refusal
 from ovmstrio.wire.http.fast_lane import FastLane
 from ovmstrio.wire.http.hypercorn_connection import ApplicationServer
+from ovmstrio.wire.http.recoverable import recoverable_request
 from ovmstrio.wire.listeners import address_of, open_listeners, peer_of
 
 if TYPE_CHECKING:
@@ -239,7 +240,8 @@ class HttpFrontEnd:
                 return
             left = await lane.run()
             if left is not None:
-                await self._application.serve(stream, left)
+                with recoverable_request(stream, None):
+                    await self._application.serve(stream, left)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("connection broke")
         except* Exception:  # the border of one connection: its failure must not reach the others
