@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.servable import Service
+    from ovmstrio.dataplane.answer_room import Room
     from ovmstrio.registry import Lease
 
 __all__ = ["ObservedCall", "code_of"]
@@ -31,18 +32,20 @@ class ObservedCall:
             becomes an answer.
     """
 
-    __slots__ = ("_end", "_is_handed_over", "_lease", "event", "service")
+    __slots__ = ("_end", "_is_handed_over", "_lease", "_room", "event", "service")
 
-    def __init__(self, lease: Lease, event: CallEvent, end: End) -> None:
+    def __init__(self, lease: Lease, event: CallEvent, end: End, room: Room | None = None) -> None:
         self.service: Service = lease.servable
         self.event = event
         self._lease = lease
         self._end = end
+        self._room = room
         self._is_handed_over = False
 
     def hand_over(self) -> Callable[[], None]:
         """Let the call go on behind its block, such as for the rest of an answer; what is given must be called once."""
         self._is_handed_over = True
+        self._leave_room(0)
         return self._finish
 
     def __enter__(self) -> Self:
@@ -54,7 +57,13 @@ class ObservedCall:
         if error is not None or not self._is_handed_over:
             self._finish(error)
 
+    def _leave_room(self, sent: int) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            room.leave(sent)
+
     def _finish(self, error: BaseException | None = None) -> None:
+        self._leave_room(self.event.sent)
         try:
             self._end(self.event, error)
         finally:

@@ -19,7 +19,9 @@ import trio
 
 from ovmstrio.core.errors import NotFound, NotSupported, ServerError, ServiceMissing, VersionRetired
 from ovmstrio.core.events import OK, CallEvent, Step
+from ovmstrio.core.pending_answers import current_share
 from ovmstrio.core.servable import SequenceServable
+from ovmstrio.dataplane.answer_room import AnswerRoom
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
@@ -101,6 +103,7 @@ class DataPlane:
         self._statistics = CallStatistics()
         self._observers = (*observers, self._statistics, *(() if metrics is None else (metrics,)))
         self._metrics = metrics
+        self._room = AnswerRoom()
         self._not_serving = STARTING
         self._changed = trio.Event()
         registry.subscribe(lambda _: self._announce())
@@ -249,7 +252,8 @@ class DataPlane:
     ) -> Any:
         """Answer one call, as ``render`` makes an answer and tells its size of what the service gives.
 
-        Outputs that the request names are all that is answered, in that order.
+        Outputs that the request names are all that is answered, in that order.  It waits before it computes while
+        answers for the same client, or for all, have no room.
 
         Raises:
             ServerError: any of its kinds; what the look-up or the servable raised.
@@ -261,6 +265,9 @@ class DataPlane:
         with await self._lease(request.model_name, request.model_version, door, method) as lease:
             if Takes.TENSORS not in lease.takes:
                 raise NotSupported(_no_tensors(lease))
+            share, size = current_share.get(), self._room.sizes.get(lease.name, 0)
+            if share is not None and not (size and share.take(size)):
+                size = await self._room.wait(share, lease.name, lease.servable)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
             self._start(event)
@@ -272,16 +279,31 @@ class DataPlane:
                     keep_outputs(answer, request.outputs)
                 if render is not None:
                     answer, event.sent = render(answer)
+                    if event.sent != size:
+                        self._room.learn(lease.name, event.sent)
             except BaseException as error:
                 self._end(event, error)
                 raise
+            finally:
+                if share is not None:
+                    share.give_back(size)
             self._end(event, None)
             return answer
 
     async def call(
-        self, name: str, door: Door, method: str, *, request_id: str = "", received: int = 0
+        self,
+        name: str,
+        door: Door,
+        method: str,
+        *,
+        request_id: str = "",
+        received: int = 0,
+        is_stream: bool = False,
     ) -> ObservedCall:
         """Lease a service for a call that takes no tensors; the call ends with the ``with`` block of what is given.
+
+        It waits while answers for the same client, or for all, have no room; ``is_stream`` tells that there will be
+        many, each of which is waited for by itself.
 
         Raises:
             NotFound: the name is unknown, or not served any more.
@@ -291,9 +313,14 @@ class DataPlane:
         Cancellation: while it is waited for; nothing is held.
         """
         lease = await self._lease(name, "", door, method)
+        try:
+            room = await self._room.enter(f"{name}/{method}", is_stream=is_stream)
+        except BaseException:
+            lease.release()
+            raise
         event = CallEvent(name, lease.version, lease.kind, door, method, request_id, received)
         self._start(event)
-        return ObservedCall(lease, event, self._end)
+        return ObservedCall(lease, event, self._end, room)
 
     async def describe(self, name: str, version: str, door: Door) -> Description:
         """Tell what a version, or the default one, is called with; one that is being loaded is waited for.
@@ -330,6 +357,7 @@ class DataPlane:
             if Takes.STREAMS not in lease.takes:
                 raise door.words(_no_streams(first.model_name), door.stream)
             servable = cast("StreamingServable", lease.servable)
+            await self._room.enter(lease.name, is_stream=True)
             event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id)
             self._start(event)
             opened = None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.paddle.http.pipeline_routes import metrics_router
+from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.memory_limit import memory_limit
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.answers import Cors
@@ -16,17 +19,30 @@ if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["grpc_front_end", "metrics_front_end", "rest_front_end"]
+__all__ = ["grpc_front_end", "metrics_front_end", "pending_answers", "rest_front_end"]
 
 
-def grpc_front_end(plane: DataPlane, plan: Plan) -> GrpcFrontEnd:
+_PART_OF_MEMORY: Final = 4
+
+
+def pending_answers(settings: ServerSettings, processes: int = 1) -> PendingAnswers:
+    """Make what counts the answers that wait for clients, for one of several processes that share the memory."""
+    quota = settings.grpc_memory_quota or memory_limit() // _PART_OF_MEMORY
+    return PendingAnswers(
+        quota / processes if quota else math.inf,
+        settings.max_pending_response_bytes,
+        settings.stalled_client_seconds,
+    )
+
+
+def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> GrpcFrontEnd:
     """Make what speaks gRPC."""
     size = plan.settings.max_message_size
     limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
-    return GrpcFrontEnd(plane, limits=limits, root=plan.root)
+    return GrpcFrontEnd(plane, limits=limits, pending=pending, root=plan.root)
 
 
-def rest_front_end(plane: DataPlane, plan: Plan) -> RestFrontEnd:
+def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> RestFrontEnd:
     """Make what speaks HTTP."""
     settings = plan.settings
     return RestFrontEnd(
@@ -34,6 +50,7 @@ def rest_front_end(plane: DataPlane, plan: Plan) -> RestFrontEnd:
         max_body_bytes=settings.max_message_size,
         cors=_cors(settings),
         shows_details=settings.debug,
+        pending=pending,
         root=plan.root,
     )
 

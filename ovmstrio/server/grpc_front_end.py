@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+    from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.limits import TransportLimits
     from ovmstrio.wire.grpc.server import Service
@@ -36,6 +37,7 @@ class GrpcFrontEnd:
         addresses: where to listen: ``host:port``, ``[v6]:port`` or ``unix:/path``; port 0 lets the system choose.
         tls: the server's TLS settings, None for plain connections.
         limits: what peers may do.
+        pending: counts what waits for clients; of no bound for the server unless given.
         root: the entry that answers where no name is given; empty for none.
     """
 
@@ -46,6 +48,7 @@ class GrpcFrontEnd:
         *,
         tls: ssl.SSLContext | None = None,
         limits: TransportLimits | None = None,
+        pending: PendingAnswers | None = None,
         root: str = "",
     ) -> None:
         self._addresses = addresses
@@ -59,7 +62,9 @@ class GrpcFrontEnd:
             HealthService(PlaneHealth(plane, hosted), self._endless),
         ]
         services.append(ReflectionService(services, hosted, self._endless))
-        self._server = GrpcServer(services, Codec(), further=hosted, limits=limits, map_error=map_error)
+        self._server = GrpcServer(
+            services, Codec(), further=hosted, limits=limits, pending=pending, map_error=map_error
+        )
 
     async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until :meth:`drain` has ended the last connection; may be run once.

@@ -7,6 +7,7 @@
              ├─ trials           a process each, of models that were never seen to run
              ├─ registry         loads, retirements, the watcher
              │  └─ services      what each runs besides its calls; outlives them
+             ├─ pending answers  clients that take none are looked for
              ├─ gRPC             a nursery a connection, a task an RPC
              ├─ HTTP             a nursery a connection
              ├─ first load       of what is configured, behind the sequences of an earlier run
@@ -42,7 +43,7 @@ from ovmstrio.runtimes.models.sequences.store import SequenceStore
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, metric_families
-from ovmstrio.server.front_ends import grpc_front_end, metrics_front_end, rest_front_end
+from ovmstrio.server.front_ends import grpc_front_end, metrics_front_end, pending_answers, rest_front_end
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
@@ -178,6 +179,7 @@ class _Server:
             obstacle=hosting.obstacle,
         )
         self._readiness = ReadinessFile(plan.readiness_file)
+        self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
         self._front_ends = self._make_front_ends()
         self._store: SequenceStore | None = None
         self._is_serving = False
@@ -213,9 +215,9 @@ class _Server:
         plan, plane = self._plan, self._plane
         made: dict[str, FrontEnd] = {}
         if plan.grpc:
-            made["gRPC"] = grpc_front_end(plane, plan)
+            made["gRPC"] = grpc_front_end(plane, plan, self._pending)
         if plan.rest:
-            made["REST"] = rest_front_end(plane, plan)
+            made["REST"] = rest_front_end(plane, plan, self._pending)
         if plan.metrics:
             made["metrics"] = metrics_front_end(plane)
         return made
@@ -249,6 +251,7 @@ class _Server:
                 await nursery.start(self._registry.run)
             if self._plan.root:
                 await self._load_root()
+            nursery.start_soon(self._pending.watch)
             async with AsyncExitStack() as opened:
                 addresses = await self._listen(nursery, opened)
                 running = self._begin(nursery, addresses)

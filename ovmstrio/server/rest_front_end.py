@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.api.mounts import MountKind
+    from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.answers import Cors
 
@@ -40,6 +41,7 @@ class RestFrontEnd(HttpFrontEnd):
         max_body_bytes: larger bodies are refused.
         cors: what browsers of other origins may do, None for nothing.
         shows_details: whether callers of handlers may see what their code raised.
+        pending: counts what waits for clients; of no bound for the server unless given.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
     """
 
@@ -52,10 +54,11 @@ class RestFrontEnd(HttpFrontEnd):
         max_body_bytes: int = _MAX_BODY_BYTES,
         cors: Cors | None = None,
         shows_details: bool = False,
+        pending: PendingAnswers | None = None,
         root: str = "",
     ) -> None:
         router = make_router(plane, max_body_bytes, cors, shows_details=shows_details, root=root)
-        super().__init__(addresses, router, tls=tls, max_body_bytes=max_body_bytes)
+        super().__init__(addresses, router, tls=tls, max_body_bytes=max_body_bytes, pending=pending)
 
 
 def make_router(

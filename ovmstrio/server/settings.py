@@ -27,7 +27,6 @@ IGNORED: Final = {
     "grpc_workers": "one event loop serves every connection",
     "rest_workers": "one event loop serves every connection",
     "grpc_max_threads": "calls are tasks, not threads",
-    "grpc_memory_quota": "memory is bounded by max_message_size and flow control",
     "grpc_channel_arguments": "they are settings of another implementation of gRPC",
     "cpu_extension": "custom operations are not loaded by this version",
     "custom_node_resources_cleaner_interval_seconds": "a custom node is given back as soon as nothing holds it",
@@ -123,6 +122,19 @@ class ServerSettings(BaseModel):
     max_message_size: Annotated[int, Field(ge=1024, le=2**31 - 1)] = _setting(
         64 * 2**20, LIMITS, "Largest message, both ways and for both protocols."
     )
+    max_pending_response_bytes: Annotated[int, Field(ge=1024)] = _setting(
+        64 * 2**20,
+        LIMITS,
+        "Bytes of answers that may wait for one client, over both protocols; beyond it its calls wait before they run.",
+    )
+    grpc_memory_quota: Annotated[int, Field(ge=1024)] | None = _setting(
+        None,
+        LIMITS,
+        "The same for all clients together; by default a quarter of the memory that the process may have.",
+    )
+    stalled_client_seconds: Annotated[float, Field(ge=0)] = _setting(
+        60, LIMITS, "A client that takes nothing for so long of what waits for it is cut off; 0 never."
+    )
     drain_delay: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Time between turning not ready and closing the listeners."
     )
@@ -156,7 +168,6 @@ class ServerSettings(BaseModel):
     grpc_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
     rest_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
     grpc_max_threads: int | None = _setting(None, IGNORED_GROUP, "Accepted; calls are tasks.")
-    grpc_memory_quota: int | None = _setting(None, IGNORED_GROUP, "Accepted; flow control bounds memory.")
     grpc_channel_arguments: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
     cpu_extension: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
     custom_node_resources_cleaner_interval_seconds: int | None = _setting(None, IGNORED_GROUP, "Accepted.")

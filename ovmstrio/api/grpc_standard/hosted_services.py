@@ -144,7 +144,8 @@ class HostedServices:
         path = call.path
         name = self._owners.get(path) or await self._owner_later(path)
         refusal: GRPCError | StreamTerminatedError | None = None
-        with await self._plane.call(name, HANDLERS_GRPC, path.rpartition("/")[2]) as observed:
+        is_stream, method = self._is_stream(name, path), path.rpartition("/")[2]
+        with await self._plane.call(name, HANDLERS_GRPC, method, is_stream=is_stream) as observed:
             entry = self._entries.get(name)
             handler = None if entry is None else entry.handlers.get(path)
             if handler is None:
@@ -159,6 +160,11 @@ class HostedServices:
                 observed.event.received, observed.event.sent = call.received, call.sent
         if refusal is not None:
             raise refusal
+
+    def _is_stream(self, name: str, path: str) -> bool:
+        entry = self._entries.get(name)
+        handler = None if entry is None else entry.handlers.get(path)
+        return handler is not None and bool(handler.cardinality.server_streaming)
 
     async def _owner_later(self, path: str) -> str:
         """Wait, as leases do, until what loads has the path or has it not."""

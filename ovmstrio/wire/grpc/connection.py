@@ -18,6 +18,7 @@ from grpclib.const import Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
+from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import (
@@ -33,6 +34,7 @@ from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.wire.grpc.senders import Senders
+from ovmstrio.wire.grpc.stall_watch import StallWatch
 from ovmstrio.wire.grpc.stream import Call
 from ovmstrio.wire.listeners import Peer
 
@@ -67,6 +69,7 @@ class Connection:
     Attributes:
         calls: the calls whose handlers run, by stream.
         senders: messages that wait for the peer.
+        share: counts what waits for the peer.
         closed: set when ``run`` has ended.
     """
 
@@ -80,6 +83,7 @@ class Connection:
         limits: TransportLimits,
         failures: FailureTranslator,
         faults: RepeatedFaults,
+        share: PendingShare,
         peer: Peer,
     ) -> None:
         self.core = Http2Core(limits, trio.current_time)
@@ -94,7 +98,9 @@ class Connection:
         self._further = further
         self._reading = trio.CancelScope()
         self._unsent = Wakeup()
-        self.senders = Senders(self.core, limits.write_high_water_bytes, self._unsent.wake)
+        self.share = share
+        self.senders = Senders(self.core, share, limits.write_high_water_bytes, self._unsent.wake)
+        self._stall = StallWatch(self.core, self.senders, stream)
         self._closing = False
         self._broken = False
         self._opened_at = self._heard_at = trio.current_time()
@@ -115,6 +121,7 @@ class Connection:
 
         Cancellation: ends all calls at once, without a word to the peer. The stream is closed in any case.
         """
+        current_share.set(self.share)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -128,6 +135,7 @@ class Connection:
                 # Before the calls have unwound, because a handler in a thread may take its time.
                 await close_stream(self._stream)
         finally:
+            self.share.close()
             self.closed.set()
 
     async def _read(self) -> bool:
@@ -166,8 +174,15 @@ class Connection:
             while True:
                 while self.core.outbound:
                     data = self.core.take_outbound()
+                    size, share = len(data), self.share
+                    share.add(size - self.senders.counted)
+                    self.senders.counted = 0
                     self.senders.let_next()
+                    self._stall.is_writing = True
                     await self._stream.send_all(data)
+                    self._stall.is_writing = False
+                    self._stall.written += size
+                    share.give_back(size)
                 if self._closing:
                     return
                 await self._unsent.wait()
@@ -298,9 +313,25 @@ class Connection:
                 self.abandon()
             return
         self._keep_alive(now)
+        self._cut_stalled(now)
         if not self._too_old and now - self._opened_at >= limits.max_connection_age_seconds:
             self._too_old = True
             self._nursery.start_soon(self.drain, limits.connection_age_grace_seconds)
+
+    def _cut_stalled(self, now: float) -> None:
+        """Give up streams, or the connection, whose peer has taken nothing for too long of what waits for it."""
+        stalled = self._stall.look(now, self.share.answers.patience_seconds)
+        if stalled is None:
+            self._faults.tell("client takes no answers: connection cut", peer=self.peer.address)
+            self.abandon()
+            return
+        for stream in stalled:
+            self._faults.tell("client takes no answer: stream cut", peer=self.peer.address, path=stream.head.path)
+            self.core.reset(stream, ErrorCode.CANCEL)
+            self.mark_dirty()
+            call = self.calls.get(stream.stream_id)
+            if call is not None:
+                call.cancel()
 
     def _keep_alive(self, now: float) -> None:
         if self._heard_at >= self._pinged_at:

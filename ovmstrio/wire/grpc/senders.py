@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.wire.grpc.replies import Wakeup
+from ovmstrio.wire.standstill import Standstill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.wire.grpc.core import Http2Core
     from ovmstrio.wire.grpc.events import StreamState
 
@@ -26,17 +28,37 @@ _FEW: Final = 64
 """Entries of the heap that may be out of date whatever the number of those that are not."""
 
 
+class _Message:
+    """A message that is on its way: whose it is, how much is left, and for how long that has been the same."""
+
+    __slots__ = ("left", "standstill", "stream")
+
+    def __init__(self, stream: StreamState, size: int) -> None:
+        self.stream = stream
+        self.left = size
+        self.standstill = Standstill(trio.current_time())
+
+
 class Senders:
     """The senders of one connection that wait.
 
     Args:
         core: the connection's state.
+        share: counts the bytes of their messages.
         high_water_bytes: of answers that may wait for the socket.
         mark_dirty: lets the writer send what waits in the core.
+
+    Attributes:
+        counted: bytes that wait in the core and are in the share still; whoever takes them says so.
     """
 
-    def __init__(self, core: Http2Core, high_water_bytes: int, mark_dirty: Callable[[], None]) -> None:
+    def __init__(
+        self, core: Http2Core, share: PendingShare, high_water_bytes: int, mark_dirty: Callable[[], None]
+    ) -> None:
+        self.counted = 0
         self._core = core
+        self._share = share
+        self._messages: dict[int, _Message] = {}
         self._high_water_bytes = high_water_bytes
         self._mark_dirty = mark_dirty
         self._queue = trio.lowlevel.ParkingLot()
@@ -49,6 +71,8 @@ class Senders:
         Cancellation: while it waits; a part of the message may have been sent.
         """
         rest = memoryview(message)
+        waiting = self._messages[stream.stream_id] = _Message(stream, len(prefix) + len(rest))
+        self._share.add(waiting.left)
         try:
             while prefix or rest:
                 await self._turn(stream)
@@ -58,10 +82,26 @@ class Senders:
                 start, end = prefix[:room], max(0, room - len(prefix))
                 self._core.send_data(stream, start, rest[:end])
                 prefix, rest = prefix[room:], rest[end:]
+                sent, waiting.left = waiting.left - len(prefix) - len(rest), len(prefix) + len(rest)
+                self.counted += sent
                 self._mark_dirty()
         finally:
+            del self._messages[stream.stream_id]
+            self._share.give_back(waiting.left)
             self.let_next()
         return True
+
+    def stalled(self, now: float, patience_seconds: float) -> list[StreamState]:
+        """Tell of which streams nothing has been sent for so long."""
+        return [
+            each.stream
+            for each in self._messages.values()
+            if each.standstill.seconds(each.left, now) >= patience_seconds
+        ]
+
+    def __len__(self) -> int:
+        """Count the messages that wait."""
+        return len(self._messages)
 
     def let_next(self) -> None:
         """Let the next sender go on that can, of the queue and of those whose own window was in the way."""

@@ -13,6 +13,7 @@ import trio
 from grpclib.const import Handler
 from grpclib.encoding.base import CodecBase
 
+from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.limits import TransportLimits
@@ -60,6 +61,7 @@ class GrpcServer:
         codec: turns messages into bytes and back.
         further: is asked for the handler of a path that no service has; it may answer differently each time.
         limits: what peers may do.
+        pending: counts what waits for clients; of no bound for the server unless given.
         map_error: translates the application's errors; called for everything that a handler or the codec raises and
             that is not a ``GRPCError``.
 
@@ -74,6 +76,7 @@ class GrpcServer:
         *,
         further: Routes = NO_ROUTES,
         limits: TransportLimits | None = None,
+        pending: PendingAnswers | None = None,
         map_error: ErrorMapper | None = None,
     ) -> None:
         self._routes: dict[str, Handler] = {}
@@ -85,6 +88,7 @@ class GrpcServer:
         self._further = further
         self._codec = codec
         self._limits = limits or TransportLimits()
+        self._pending = pending or PendingAnswers()
         self._failures = FailureTranslator(map_error)
         self._faults = RepeatedFaults(log)
         self._connections: set[Connection] = set()
@@ -168,6 +172,7 @@ class GrpcServer:
             limits=self._limits,
             failures=self._failures,
             faults=self._faults,
+            share=self._pending.share(),
             peer=peer_of(stream),
         )
         self._connections.add(connection)

@@ -35,6 +35,7 @@ from ovmstrio.wire.grpc.replies import (
 from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
+    from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.wire.grpc.replies import FailureTranslator
     from ovmstrio.wire.grpc.senders import Senders
 
@@ -69,6 +70,7 @@ class CallHost(Protocol):
     failures: FailureTranslator
     peer: Peer
     senders: Senders
+    share: PendingShare
 
     def mark_dirty(self) -> None:
         """Let the writer send what waits in the core."""
@@ -279,7 +281,8 @@ class Call:
             StreamTerminatedError: the call is over.
             trio.BusyResourceError: another task is sending, or a message was cancelled half-way.
 
-        Cancellation: waits for the client's flow-control window and for the writer. The first message of a stream of
+        Cancellation: waits for the client's flow-control window and for the writer, and with one of many messages for
+        room among the answers that are pending. The first message of a stream of
         responses and then every sixteenth is a checkpoint, so that those between share a write. After a message that
         was cancelled half-way no other can be sent.
         """
@@ -287,10 +290,9 @@ class Call:
         streaming = self.handler.cardinality.server_streaming
         if self._replies and not streaming:
             raise ProtocolError(f"{self.path}: a unary response has one message")
+        if streaming:
+            await self._wait_as_stream()
         data = self._encode(message)
-        if streaming and not self._replies % _MESSAGES_PER_CHECKPOINT:
-            await trio.lowlevel.checkpoint()
-            self._check_open()
         if self._sending:
             raise trio.BusyResourceError("another message is being sent, or was cut short")
         self._replies += 1
@@ -308,6 +310,13 @@ class Call:
             await self._host.senders.send(self.state, prefix, data)
             self._check_open()
             self._sending = False
+
+    async def _wait_as_stream(self) -> None:
+        if not self._replies % _MESSAGES_PER_CHECKPOINT:
+            await trio.lowlevel.checkpoint()
+        if self._host.share.is_full:
+            await self._host.share.wait(0)
+        self._check_open()
 
     def _encode(self, message: Any) -> bytes:
         data = self._host.codec.encode(message, self.handler.reply_type)

@@ -19,6 +19,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
+from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.http.answers import size_refusal
 from ovmstrio.wire.http.fast_lane import FastLane
@@ -139,6 +140,7 @@ class HttpFrontEnd:
         router: finds what answers requests.
         tls: the server's TLS settings, None for plain connections.
         max_body_bytes: larger bodies are refused.
+        pending: counts what waits for clients; of no bound for the server unless given.
     """
 
     def __init__(
@@ -148,7 +150,9 @@ class HttpFrontEnd:
         *,
         tls: ssl.SSLContext | None = None,
         max_body_bytes: int = 64 * 2**20,
+        pending: PendingAnswers | None = None,
     ) -> None:
+        self._pending = pending or PendingAnswers()
         self._addresses = addresses
         self._router = router
         self._tls = tls
@@ -231,6 +235,8 @@ class HttpFrontEnd:
     async def _serve_connection(self, stream: Stream) -> None:
         lane = FastLane(self._router, stream, self._max_body_bytes)
         self._open[stream] = lane
+        share = self._pending.share()
+        current_share.set(share)
         try:
             if self._draining or len(self._open) > MAX_CONNECTIONS:
                 facts: dict[str, Any] = {"open_connections": len(self._open), "draining": self._draining}
@@ -249,6 +255,7 @@ class HttpFrontEnd:
         finally:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await stream.aclose()
+            share.close()
             del self._open[stream]
             if not self._open:
                 self._nobody_left.set()

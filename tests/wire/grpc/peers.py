@@ -12,6 +12,7 @@ import h2.events
 import trio
 import trio.testing
 
+from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.wire.grpc import GrpcServer, TransportLimits
 from ovmstrio.wire.grpc.frames import FrameType
 from tests.wire.grpc.bytes_client import message, request_headers
@@ -122,11 +123,13 @@ class Peer:
 
 @asynccontextmanager
 async def memory_server(
-    limits: TransportLimits | None = None, make_pair: Callable[[], Any] = trio.testing.memory_stream_pair
+    limits: TransportLimits | None = None,
+    make_pair: Callable[[], Any] = trio.testing.memory_stream_pair,
+    pending: PendingAnswers | None = None,
 ) -> AsyncIterator[tuple[GrpcServer, Echo, Callable[[], Peer]]]:
     """Serve ``Echo`` in memory; the third value opens connections."""
     service = Echo()
-    server = GrpcServer([service], BytesCodec(), limits=limits or TransportLimits.for_test())
+    server = GrpcServer([service], BytesCodec(), limits=limits or TransportLimits.for_test(), pending=pending)
     listener = MemoryListener(make_pair)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.serve, [listener])

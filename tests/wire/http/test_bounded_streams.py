@@ -8,7 +8,11 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair
 
-from ovmstrio.wire.http.prefixed_stream import LINGER_SECONDS, STALLED_SECONDS, PrefixedStream, send_bounded
+from ovmstrio.core.pending_answers import PendingAnswers, current_share
+from ovmstrio.wire.http.bounded_sending import send_bounded
+from ovmstrio.wire.http.prefixed_stream import LINGER_SECONDS, PrefixedStream
+
+STALLED_SECONDS = PendingAnswers().patience_seconds
 
 Pair = tuple[trio.SocketStream, trio.SocketStream]
 
@@ -58,6 +62,55 @@ async def test_a_client_that_reads_slowly_is_served(autojump_clock: MockClock, s
             await trio.sleep(STALLED_SECONDS / 2)
             taken += len(await client.receive_some(10_000_000))
     assert trio.current_time() - started > 3 * STALLED_SECONDS
+
+
+async def test_a_client_that_takes_crumbs_is_served(autojump_clock: MockClock, sockets: Pair) -> None:
+    """A socket that takes nothing new because the client empties it slowly is no reason to give up."""
+    server, client = sockets
+    pending = PendingAnswers(stalled_seconds=10)
+    current_share.set(pending.share())
+    sent = trio.Event()
+
+    async def send() -> None:
+        await send_bounded(server, b"x" * 1_000_000)
+        sent.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pending.watch)
+        nursery.start_soon(send)
+        for _ in range(15):
+            await trio.sleep(3)
+            await client.receive_some(32_768)
+            assert not sent.is_set()
+        assert pending.budget.held == 1_000_000
+        while not sent.is_set():
+            await client.receive_some(1_000_000)
+        nursery.cancel_scope.cancel()
+    assert pending.budget.held == 0
+
+
+async def test_a_client_that_stops_is_given_up_sooner_while_others_have_no_room(
+    autojump_clock: MockClock, sockets: Pair
+) -> None:
+    """Somebody who waits for room waits for seconds, not for as long as clients may take nothing otherwise."""
+    server, _ = sockets
+    pending = PendingAnswers(1_000_000)
+    current_share.set(pending.share())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pending.watch)
+
+        async def send() -> None:
+            with pytest.raises(trio.BrokenResourceError, match="does not read"):
+                await send_bounded(server, b"x" * 2_000_000)
+
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        started = trio.current_time()
+        other = pending.share()
+        await other.wait(1_000)
+        assert 4 < trio.current_time() - started < 10
+        nursery.cancel_scope.cancel()
+    assert pending.budget.held == 1_000
 
 
 async def test_bytes_that_were_read_before_come_first(sockets: Pair) -> None:

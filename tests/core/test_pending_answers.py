@@ -1,0 +1,126 @@
+"""Bytes that may be held at once, by one client and by all."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from ovmstrio.core.byte_budget import ByteBudget
+from ovmstrio.core.pending_answers import PendingAnswers
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["wait", "cancel", "give back"]), st.integers(0, 150), st.integers(0, 9))),
+)
+@settings(max_examples=60, deadline=None)
+def test_room_is_given_in_order_and_never_lost(steps: list[tuple[str, int, int]]) -> None:
+    """Whatever waits, leaves and gives back: no more is held than may be, but for one alone, and all in their order."""
+
+    async def main() -> None:
+        budget, held, waiting = ByteBudget(100), list[int](), list[tuple[trio.CancelScope, int]]()
+        async with trio.open_nursery() as nursery:
+
+            async def wait(scope: trio.CancelScope, size: int) -> None:
+                with scope:
+                    await budget.wait(size)
+                    assert not waiting or waiting[0][0] is scope
+                    held.append(size)
+                waiting.remove((scope, size))
+
+            for step, size, which in steps:
+                if step == "wait":
+                    waiting.append((trio.CancelScope(), size))
+                    nursery.start_soon(wait, *waiting[-1])
+                elif step == "cancel" and waiting:
+                    waiting[which % len(waiting)][0].cancel()
+                elif step == "give back" and held:
+                    budget.give_back(held.pop(which % len(held)))
+                await trio.testing.wait_all_tasks_blocked()
+                assert budget.held == sum(held)
+                assert budget.held <= 100 or len([size for size in held if size]) == 1
+                assert not waiting or budget.held + waiting[0][1] > 100
+            nursery.cancel_scope.cancel()
+        assert budget.held == sum(held)
+        assert not budget.line
+
+    trio.run(main)
+
+
+async def test_a_share_is_bounded_by_itself_and_by_all(autojump_clock: MockClock) -> None:
+    """A connection that has its share full waits, and so does one with an empty share while the server is full."""
+    pending = PendingAnswers(150, 100)
+    one, two = pending.share(), pending.share()
+    assert one.take(100)
+    assert not one.take(1)
+    assert not two.take(60)
+    with trio.move_on_after(1) as patience:
+        await two.wait(60)
+    assert patience.cancelled_caught
+    assert (one.bytes, two.bytes, pending.budget.held) == (100, 0, 100)
+    one.give_back(60)
+    assert two.take(60)
+
+
+async def test_who_waits_for_all_gives_its_own_share_back_when_it_leaves(autojump_clock: MockClock) -> None:
+    """A call that is cancelled in the second line holds nothing of the first."""
+    pending = PendingAnswers(100, 100)
+    one, two = pending.share(), pending.share()
+    one.add(90)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(two.wait, 50)
+        await trio.testing.wait_all_tasks_blocked()
+        assert two.bytes == 50
+        nursery.cancel_scope.cancel()
+    assert two.bytes == 0
+    assert pending.budget.held == 90
+
+
+async def test_an_answer_larger_than_the_share_passes_alone(autojump_clock: MockClock) -> None:
+    """It waits until nothing else does, and is not overtaken meanwhile."""
+    share = PendingAnswers(10_000, 100).share()
+    assert share.take(10)
+    order = []
+    async with trio.open_nursery() as nursery:
+
+        async def wait(size: int) -> None:
+            await share.wait(size)
+            order.append(size)
+
+        nursery.start_soon(wait, 500)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(wait, 20)
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == []
+        share.give_back(10)
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == [500]
+        share.give_back(500)
+    assert order == [500, 20]
+
+
+async def test_a_closed_share_counts_nothing(autojump_clock: MockClock) -> None:
+    """What a connection leaves behind is given back with it."""
+    pending = PendingAnswers(100, 100)
+    share = pending.share()
+    share.add(80)
+    share.close()
+    assert pending.budget.held == 0
+
+
+@pytest.mark.parametrize(("seconds", "patience"), [(60, 60), (0, float("inf")), (2, 2)])
+async def test_patience_ends_sooner_while_somebody_waits(
+    autojump_clock: MockClock, seconds: float, patience: float
+) -> None:
+    """With room for all a client may take its time; without, some seconds."""
+    pending = PendingAnswers(100, 100, seconds)
+    assert pending.patience_seconds == patience
+    pending.share().add(100)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pending.share().wait, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert pending.patience_seconds == min(seconds or 5, 5)
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,104 @@
+"""Answers over HTTP that nobody reads, in both lanes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.pending_answers import PendingAnswers, PendingShare, current_share
+from ovmstrio.wire.http.http_server import HttpFrontEnd
+from ovmstrio.wire.http.router import Refusals, Router, rule
+
+SIZE = 30_000_000
+LANES = {"fast": b"", "application": b"TE: trailers\r\n"}
+PATIENCE_SECONDS = 20
+
+
+class _Refusals(Refusals):
+    def no_path(self, method: str, path: str) -> HttpAnswer:
+        return HttpAnswer(404)
+
+    def no_method(self, method: str, path: str) -> HttpAnswer:
+        return HttpAnswer(405)
+
+
+Serve = Callable[[PendingAnswers], Awaitable[str]]
+
+
+@pytest.fixture
+async def serve(nursery: trio.Nursery) -> AsyncIterator[Serve]:
+    """Serve one path with a large answer; gives the address."""
+
+    async def view(_request: HttpRequest) -> HttpAnswer:
+        return HttpAnswer(200, (), bytes(SIZE))
+
+    async def start(pending: PendingAnswers) -> str:
+        router = Router([rule("/large", "GET", view, is_hot=True)], _Refusals())
+        front_end = HttpFrontEnd(["127.0.0.1:0"], router, pending=pending)
+        addresses: list[str] = await nursery.start(front_end.serve)
+        return addresses[0]
+
+    yield start
+    nursery.cancel_scope.cancel()
+
+
+async def _ask(address: str, lane: bytes) -> trio.SocketStream:
+    host, _, port = address.rpartition(":")
+    stream = await trio.open_tcp_stream(host, int(port))
+    await stream.send_all(b"GET /large HTTP/1.1\r\nHost: h\r\n" + lane + b"\r\n")
+    return stream
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(PATIENCE_SECONDS):
+        while not condition():
+            await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+@pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
+async def test_answers_count_until_they_are_taken(serve: Serve, lane: bytes) -> None:
+    """What waits for a client counts for all, whichever lane answers it, and no more once it has been read or left."""
+    pending = PendingAnswers()
+    address = await serve(pending)
+    async with await _ask(address, lane) as stream:
+        await _until(lambda: pending.budget.held >= SIZE)
+        taken = 0
+        with trio.fail_after(PATIENCE_SECONDS):
+            while taken < SIZE:
+                taken += len(await stream.receive_some(1_000_000))
+        await _until(lambda: pending.budget.held == 0)
+        await stream.send_all(b"GET /large HTTP/1.1\r\nHost: h\r\n" + lane + b"\r\n")
+        await _until(lambda: pending.budget.held >= SIZE)
+    await _until(lambda: pending.budget.held == 0)
+
+
+@pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
+async def test_clients_that_read_nothing_are_cut_off(serve: Serve, lane: bytes) -> None:
+    """After the time that is set, of which a client that reads gets as much as it wants."""
+    pending = PendingAnswers(stalled_seconds=0.3)
+    address = await serve(pending)
+    async with await _ask(address, lane):
+        await _until(lambda: pending.budget.held >= SIZE)
+        await _until(lambda: pending.budget.held == 0)
+
+
+async def test_each_connection_has_a_share_of_its_own(nursery: trio.Nursery) -> None:
+    """Requests of one connection find the same share, those of another one another."""
+    seen: list[PendingShare | None] = []
+
+    async def view(_request: HttpRequest) -> HttpAnswer:
+        seen.append(current_share.get())
+        return HttpAnswer(200, (), b"")
+
+    front_end = HttpFrontEnd(["127.0.0.1:0"], Router([rule("/large", "GET", view, is_hot=True)], _Refusals()))
+    (address,) = await nursery.start(front_end.serve)
+    async with await _ask(address, b"") as one, await _ask(address, LANES["application"]):
+        await one.send_all(b"GET /large HTTP/1.1\r\nHost: h\r\nTE: trailers\r\n\r\n")
+        await _until(lambda: len(seen) == 3)
+    assert None not in seen
+    assert sorted(map(seen.count, set(seen))) == [1, 2]
+    nursery.cancel_scope.cancel()
