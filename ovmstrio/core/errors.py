@@ -44,6 +44,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ovmstrio.core.texts import MOST_CHARACTERS, cut
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -91,6 +93,8 @@ class ServerError(Exception):
     """
 
     def __init__(self, message: str) -> None:
+        # A text of a user's in it has been cut before; the words around it are the server's.
+        message = cut(message, 2 * MOST_CHARACTERS)
         super().__init__(message)
         self.message = message
 
@@ -236,7 +240,7 @@ class UserCodeError(ServerError, RuntimeError):
 
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
-        self.detail = detail
+        self.detail = cut(detail, 2 * MOST_CHARACTERS)
 
 
 class PipelineFailure(ServerError, RuntimeError):
@@ -283,5 +287,8 @@ class ConfigError(ServerError, ValueError):
     """What the operator wrote cannot be used; every problem that was found is listed at once."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+        super().__init__("")
+        # However many problems there are, each is told.
+        self.message = "\n".join(str(problem) for problem in problems)
+        self.args = (self.message,)

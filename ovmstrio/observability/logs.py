@@ -1,6 +1,7 @@
 """Structured logs: one pipeline of small functions, rendered for people on a terminal or as JSON lines.
 
-Records of the standard library's ``logging`` (hypercorn, user code) flow through the same pipeline.
+Records of the standard library's ``logging`` (hypercorn, user code) flow through the same pipeline.  What is long in
+them is cut, and a thread writes their lines while a server runs (:mod:`.log_writer`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import sys
 from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
+
+from ovmstrio.observability.log_sinks import FileSink, StandardSink
+from ovmstrio.observability.log_writer import LogOutlet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,10 +53,10 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
     Raises:
         OSError: ``path`` cannot be opened.
     """
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = [LogOutlet(StandardSink("stderr"))]
     handlers[0].setFormatter(_formatter(fmt, colors=sys.stderr.isatty()))
     if path is not None:
-        file = logging.FileHandler(path, encoding="utf-8")
+        file = LogOutlet(FileSink(logging.FileHandler(path, encoding="utf-8")))
         file.setFormatter(_formatter(fmt, colors=False))
         handlers.append(file)
     logging.basicConfig(level=LEVELS[level], handlers=handlers, force=True)

@@ -8,6 +8,7 @@ import structlog
 
 from ovmstrio.core.errors import ModelFailure, ServerError
 from ovmstrio.core.events import OK
+from ovmstrio.core.texts import text_of
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, Step
@@ -34,7 +35,7 @@ class RequestLog:
         elif isinstance(error, Exception) and (isinstance(error, ModelFailure) or not isinstance(error, ServerError)):
             log.error("request failed", **_facts(event), exc_info=error)
         else:
-            log.debug("request refused", **_facts(event), reason=str(error) if error else "")
+            log.debug("request refused", **_facts(event), reason=text_of(error) if error else "")
 
 
 def _facts(event: CallEvent) -> dict[str, object]:

@@ -33,6 +33,7 @@ from openvino.passes import LowLatency2, MakeStateful, Manager
 from ovmstrio.core.datatypes import BY_OPENVINO_NAME
 from ovmstrio.core.errors import AlreadyExists, ConfigError, Problem
 from ovmstrio.core.tensor import TensorSpec
+from ovmstrio.core.texts import text_of
 from ovmstrio.openvino.reading import read_onnx_content
 from ovmstrio.openvino.signature import dims_of
 
@@ -134,7 +135,7 @@ def framework_of(source: Path) -> str:
 
 def _reason(error: Exception) -> str:
     """Take OpenVINO's own sentence out of the places in its source code that surround it."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in text_of(error).splitlines()]
     kept = [line.removeprefix("-- ") for line in lines if not _NOISE.match(line)]
     return " ".join(kept or lines)[:600]
 
@@ -166,7 +167,9 @@ def _torch_program(source: Path) -> Any:
     try:
         program = torch.load(str(source))
     except (RuntimeError, ValueError, LookupError, OSError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise _problem(source, f"torch cannot read it: {error}", "write it with torch.export.save()") from error
+        raise _problem(
+            source, f"torch cannot read it: {text_of(error)}", "write it with torch.export.save()"
+        ) from error
     return decoders.TorchFXPythonDecoder.from_exported_program(program)
 
 

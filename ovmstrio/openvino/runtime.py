@@ -16,6 +16,8 @@ from openvino.frontend import (
     OpValidationFailure,
 )
 
+from ovmstrio.core.texts import text_of
+
 __all__ = ["OPENVINO_ERRORS", "core", "devices", "reason"]
 
 OPENVINO_ERRORS: Final = (
@@ -57,7 +59,7 @@ def devices() -> list[str]:
 
 def reason(error: BaseException) -> str:
     """Take OpenVINO's own sentence out of the positions in its source code that surround it."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in text_of(error).splitlines()]
     kept = [_POSITION.sub("", line) for line in lines if not _NOISE.match(line)]
     text = " ".join(line for line in kept if line) or " ".join(lines)
     return text[:_LONGEST]

@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
+from ovmstrio.core.texts import text_of
 from ovmstrio.protocol.descriptors import OWN_SERVICES
 from ovmstrio.registry.instances import Instance
 from ovmstrio.registry.records import Failure
@@ -67,7 +68,7 @@ log = structlog.get_logger(__name__)
 
 def describe(error: Exception) -> str:
     """Say in one text why a load failed."""
-    return error.message if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
+    return error.message if isinstance(error, ServerError) else f"{type(error).__name__}: {text_of(error)}"
 
 
 def problems_of(

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ModelFailure, ServerError
+from ovmstrio.core.texts import text_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -109,4 +110,4 @@ class _Hosting(Generic[ResidentT]):
         if isinstance(error, ServerError):
             return error
         log.error("%s could not be loaded", self._what, exc_info=error)
-        return ModelFailure(f"{type(error).__name__}: {error}")
+        return ModelFailure(f"{type(error).__name__}: {text_of(error)}")

@@ -2,7 +2,8 @@
 
 ::
 
-    serve ── signals             the first drains, the second stops at once
+    serve ── log writer          a thread that writes lines, flushed at the end
+          ├─ signals             the first drains, the second stops at once
           └─ server
              ├─ trials           a process each, of models that were never seen to run
              ├─ registry         loads, retirements, the watcher
@@ -31,6 +32,7 @@ from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.openvino.trials import trials_folder, trying_models
@@ -141,7 +143,7 @@ async def serve_plan(
         ConfigError: what has its paths at the root cannot be loaded, or as :func:`serve`.
     """
     server = _Server(plan, hosting or Hosting())
-    async with trio.open_nursery() as nursery:
+    async with WRITER.in_thread(), trio.open_nursery() as nursery:
         if handle_signals:
             end = partial(server.end, nursery.cancel_scope)
             await nursery.start(obey_signals, end, nursery.cancel_scope)

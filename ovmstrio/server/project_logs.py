@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from cortex_internal.lib.log import StdoutHandler
+from cortex_internal.lib.log import JsonFormatter, StdoutHandler
+from ovmstrio.observability.log_sinks import StandardSink
+from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
 
 if TYPE_CHECKING:
@@ -40,6 +44,11 @@ def configure_project_logs(level: LogLevel, settings: ServerSettings) -> None:
 def _log_lines(level: LogLevel) -> None:
     """Send every record of at least this level to standard output, the server's own and those of the handler."""
     number = logging.getLevelNamesMapping()[level.upper()]
+    StdoutHandler.outlet = LogOutlet(StandardSink("stdout"))
+    StdoutHandler.outlet.setFormatter(JsonFormatter())
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What handlers print stands where it belongs between their lines.
+        sys.stdout.reconfigure(line_buffering=True)
     logging.basicConfig(level=number, handlers=[StdoutHandler()], force=True)
     for name in _LOGGERS:
         logger = logging.getLogger(name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from ovmstrio.core.bounded_errors import format_error
 from ovmstrio.core.errors import ConfigError, ServerError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def reason_of(error: BaseException, *, with_traceback: bool = False) -> str | No
     if isinstance(error, ConfigError):
         text = "\n       ".join(str(problem).rstrip() for problem in error.problems)
         if with_traceback and error.__cause__ is not None:
-            return "".join(traceback.format_exception(error.__cause__)) + text
+            return format_error(error.__cause__) + text
         return text
     if isinstance(error, ServerError):
         return error.message

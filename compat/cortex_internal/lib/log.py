@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import sys
-from typing import Any, Final, TextIO
+from typing import Any, ClassVar, Final, TextIO
 
 __all__ = ["JsonFormatter", "StdoutHandler", "configure_logger", "logger"]
 
@@ -49,11 +49,21 @@ class JsonFormatter(logging.Formatter):
 
 
 class StdoutHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever standard output is at the time."""
+    """Writes to whatever standard output is at the time.
+
+    Attributes:
+        outlet: takes the records of all such handlers in a server, which formats them as they do.
+    """
+
+    outlet: ClassVar[logging.Handler | None] = None
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
         self.setFormatter(JsonFormatter())
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write a record, or have it written."""
+        return bool(super().handle(record) if self.outlet is None else self.outlet.handle(record))
 
     @property
     def stream(self) -> TextIO:

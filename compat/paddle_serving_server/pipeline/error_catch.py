@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from ovmstrio.core.texts import cut, text_of
 from ovmstrio.ops import CustomException, CustomExceptionCode, PipelineResponse, ProductErrCode
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ def ErrorCatch(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N80
         try:
             return function(*args, **kwargs), PipelineResponse()
         except CustomException as error:
-            shown = error.message if error.is_sent_to_user else "the server's log has the details"
+            shown = cut(error.message) if error.is_sent_to_user else "the server's log has the details"
             return None, _response(function, error, error.code, shown, kwargs)
         except Exception as error:  # noqa: BLE001 - this is what the decorator is for
-            return None, _response(function, error, CustomExceptionCode.UNKNOW.value, str(error), kwargs)
+            return None, _response(function, error, CustomExceptionCode.UNKNOW.value, text_of(error), kwargs)
 
     return wrapper
 

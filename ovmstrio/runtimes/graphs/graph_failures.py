@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ovmstrio.core.errors import GraphFailure, ServerError
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.input_streams import TimestampMismatch
 
@@ -34,5 +35,5 @@ def node_failure(node: str, phase: str, error: Exception) -> ServerError:
         case NodeFailure():
             message, code = error.message, error.code
         case _:
-            message, code = f"{type(error).__name__}: {error}", "INTERNAL"
+            message, code = f"{type(error).__name__}: {text_of(error)}", "INTERNAL"
     return graph_failure(f'Calculator::{phase}() for node "{node}" failed: {message}', code)

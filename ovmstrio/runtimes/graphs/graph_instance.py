@@ -20,6 +20,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import FailedPrecondition, ServerError
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.graph_failures import DEADLOCK, graph_failure, node_failure
 from ovmstrio.runtimes.graphs.input_streams import TimestampMismatch, check_timestamp
@@ -370,7 +371,7 @@ class GraphInstance:
         try:
             await node.calculator.close(RunContext(node, DONE, {}))
         except Exception as error:
-            log.exception("graph node failed to close", graph=self.context.graph, node=node.name, error=str(error))
+            log.exception("graph node failed to close", graph=self.context.graph, node=node.name, error=text_of(error))
 
     def _close_route(self, route: StreamRoute) -> None:
         for consumer in route.consumers:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import structlog
 
+from ovmstrio.core.texts import text_of
 from ovmstrio.protocol.pipeline_messages import RESPONSE
 from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineRequest, PipelineResponse, PipelineTensor
 
@@ -56,8 +57,10 @@ def to_message(response: PipelineResponse) -> Any:
         for tensor in response.tensors:
             add_tensor(message, tensor)
     except (TypeError, ValueError) as error:
-        log.error("answer cannot be packed", reason=str(error))  # noqa: TRY400 - the caller is told
-        return RESPONSE(err_no=CustomExceptionCode.RPC_PACKAGE_ERROR.value, err_msg=f"rpc package error: {error}")
+        log.error("answer cannot be packed", reason=text_of(error))  # noqa: TRY400 - the caller is told
+        return RESPONSE(
+            err_no=CustomExceptionCode.RPC_PACKAGE_ERROR.value, err_msg=f"rpc package error: {text_of(error)}"
+        )
     return message
 
 

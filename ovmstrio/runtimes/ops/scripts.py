@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.config.overrides import CONFIG_VARIABLE
 from ovmstrio.runtimes.ops.web_service import set_service_runner
 from ovmstrio.work.user_code.importing import HandlerPackage
@@ -145,7 +146,7 @@ def _failed(script: Path, error: BaseException) -> ConfigError:
         trace = trace.tb_next
     if isinstance(error, SyntaxError) and error.filename == str(script):
         line = error.lineno
-    return ConfigError([Problem(f"the script raised {type(error).__name__}: {error}", str(script), line)])
+    return ConfigError([Problem(f"the script raised {type(error).__name__}: {text_of(error)}", str(script), line)])
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
@@ -59,7 +60,7 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
     Cancellation: kills the processes.
     """
     parent = _Parent(plan)
-    async with trio.open_nursery() as nursery:
+    async with WRITER.in_thread(), trio.open_nursery() as nursery:
         if handle_signals:
             end = partial(parent.drain, nursery.cancel_scope)
             await nursery.start(obey_signals, end, nursery.cancel_scope)

@@ -16,6 +16,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.metadata import encode_bin_value, encode_grpc_message
 
+from ovmstrio.core.texts import text_of
+
 __all__ = [
     "OK_TRAILERS",
     "RESPONSE_HEADERS",
@@ -61,8 +63,8 @@ class FailureTranslator:
         if known is not None:
             return known
         if isinstance(error, StreamTerminatedError):
-            return GRPCError(Status.CANCELLED, str(error))
-        log.error("rpc handler failed", path=path, error=repr(error), exc_info=error)
+            return GRPCError(Status.CANCELLED, text_of(error))
+        log.error("rpc handler failed", path=path, error=f"{type(error).__name__}: {text_of(error)}", exc_info=error)
         return GRPCError(Status.INTERNAL, f"{path}: the server failed on this call ({type(error).__name__})")
 
     def undecodable(self, error: Exception, message_type: type) -> GRPCError:
@@ -71,7 +73,8 @@ class FailureTranslator:
         if known is not None:
             return known
         return GRPCError(
-            Status.INVALID_ARGUMENT, f"request is not a valid {message_type.__name__}: {type(error).__name__}: {error}"
+            Status.INVALID_ARGUMENT,
+            f"request is not a valid {message_type.__name__}: {type(error).__name__}: {text_of(error)}",
         )
 
     def no_reply(self, path: str) -> GRPCError:
@@ -163,7 +166,9 @@ def trailers_block(status: Status, message: str | None, details: bytes | None = 
     """Encode ``grpc-status``, the percent-encoded ``grpc-message`` and ``grpc-status-details-bin``."""
     block = _literal(b"grpc-status", b"%d" % status.value)
     if message:
-        text = encode_grpc_message(message.encode("utf-8", "replace").decode("utf-8"))
+        # Escapes only make it longer.
+        begun = message[: _LONGEST_MESSAGE_CHARACTERS + 1]
+        text = encode_grpc_message(begun.encode("utf-8", "replace").decode("utf-8"))
         if len(text) > _LONGEST_MESSAGE_CHARACTERS:
             text = text[:_LONGEST_MESSAGE_CHARACTERS]
             escape = text.rfind("%", _LONGEST_MESSAGE_CHARACTERS - 2)

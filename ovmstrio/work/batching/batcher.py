@@ -12,6 +12,7 @@ import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
+from ovmstrio.core.texts import text_of
 from ovmstrio.work.batching.batch_calls import BatchedCall, BatchRun
 from ovmstrio.work.batching.policy import BatchOptions, BatchPolicy
 
@@ -220,7 +221,7 @@ class Batcher(Generic[_T, _R]):
             _distribute(run, results)
 
     async def _attempt_singly(self, run: BatchRun[_T, _R], error: Exception) -> None:
-        log.warning("batch failed, its requests run one by one", requests=len(run.calls), reason=str(error))
+        log.warning("batch failed, its requests run one by one", requests=len(run.calls), reason=text_of(error))
         for call in run.calls:
             if not call.is_left:
                 await self._attempt(BatchRun([call]))

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.core.texts import keep_texts, text_of
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
 __all__ = [
@@ -20,7 +21,6 @@ __all__ = [
     "call_on_loop",
     "call_user_code",
     "is_async",
-    "text_of",
 ]
 
 _OF_THE_LOOP: Final = (trio.Cancelled, KeyboardInterrupt, GeneratorExit)
@@ -32,19 +32,15 @@ _ASYNC_CODE: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | insp
 
 
 class UserCodeRaisedError(Exception):
-    """User code raised ``error``, which may be of any class, ``SystemExit`` too."""
+    """User code raised ``error``, which may be of any class, ``SystemExit`` too.
+
+    The texts of the error and of those before it are made here, in the thread of the user's code.
+    """
 
     def __init__(self, error: BaseException) -> None:
+        keep_texts(error)
         super().__init__(text_of(error))
         self.error = error
-
-
-def text_of(error: BaseException) -> str:
-    """Give an error's text; the name of its class if it cannot even tell that."""
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - users write their errors' texts, too
-        return type(error).__name__
 
 
 def is_async(method: Any) -> bool:

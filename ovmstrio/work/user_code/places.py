@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 import pyovms
+from ovmstrio.core.texts import text_of
 
 __all__ = ["SourceLine", "at_place", "describe", "missing_module_fix", "place_in", "place_of", "trimmed"]
 
@@ -31,8 +32,8 @@ class SourceLine(NamedTuple):
 
 
 def describe(error: BaseException) -> str:
-    """Give an error's type and text."""
-    text = str(error)
+    """Give an error's type and text, cut."""
+    text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

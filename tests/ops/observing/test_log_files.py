@@ -11,6 +11,8 @@ import pytest
 import structlog
 
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.observability.log_sinks import FileSink
+from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
 from ovmstrio.runtimes.ops.observing.figures import working_on
@@ -81,9 +83,11 @@ def test_default_sizes() -> None:
         assert files is not None
         added = [each for each in logging.getLogger().handlers if each not in before]
         kept = {
-            (Path(each.baseFilename).name, each.maxBytes, each.backupCount)
+            (Path(file.baseFilename).name, file.maxBytes, file.backupCount)
             for each in [*added, files._tracer]
-            if isinstance(each, logging.handlers.RotatingFileHandler)
+            if isinstance(each, LogOutlet)
+            and isinstance(each.sink, FileSink)
+            and isinstance(file := each.sink.handler, logging.handlers.RotatingFileHandler)
         }
     size = 512_000_000
     assert kept == {("pipeline.log", size, 20), ("pipeline.log.wf", size, 10), ("pipeline.tracer", size, 5)}
@@ -118,6 +122,8 @@ def test_debug_lines_of_the_server(tmp_path: Path) -> None:
 
 _WORKER = """
 import logging
+from ovmstrio.observability.log_sinks import FileSink
+from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.config.op_settings import LoggingSettings
 from ovmstrio.runtimes.ops.observing.log_files import join_log_files

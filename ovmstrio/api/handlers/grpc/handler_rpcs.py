@@ -15,6 +15,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.handlers.grpc.handler_context import HandlerContext
 from ovmstrio.core.errors import UserCodeError
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.handlers.grpc.project import CallEndedError, WrongReplyError
 from ovmstrio.runtimes.handlers.grpc.services import Rpc
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
@@ -161,7 +162,7 @@ def serialised(rpc: Rpc, reply: Any) -> bytes:
     try:
         data: bytes = reply.SerializeToString()
     except EncodeError as error:
-        log.error("a handler's reply cannot be serialised", rpc=rpc.path, expected=expected, error=str(error))  # noqa: TRY400 - the traceback is the server's own
+        log.error("a handler's reply cannot be serialised", rpc=rpc.path, expected=expected, error=text_of(error))  # noqa: TRY400 - the traceback is the server's own
         raise WrongReplyError from None
     return data
 

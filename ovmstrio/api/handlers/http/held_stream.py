@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import trio
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.handlers.batches import in_log
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 
@@ -50,7 +51,7 @@ class HeldStream:
                 return await anext(self._body)
         except (ServerError, HTTPError) as error:
             # The status has been sent; all that can be said is that this is not the whole.
-            raise trio.BrokenResourceError(f"the handler failed within its answer: {error}") from error
+            raise trio.BrokenResourceError(f"the handler failed within its answer: {text_of(error)}") from error
 
     async def aclose(self) -> None:
         """Stop the stream.

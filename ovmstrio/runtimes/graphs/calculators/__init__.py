@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, cast
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.graphs.calculator import CalculatorKind
 
 __all__ = ["ENTRY_POINT_GROUP", "find_kind", "known_names"]
@@ -54,7 +55,7 @@ def _load(found: EntryPoint) -> CalculatorKind:
     try:
         kind = found.load()
     except Exception as error:  # importing a stranger's module can raise anything
-        raise _broken(found, f"does not load: {type(error).__name__}: {error}") from error
+        raise _broken(found, f"does not load: {type(error).__name__}: {text_of(error)}") from error
     if isinstance(kind, type):
         raise _broken(found, f"loads to the class {kind.__name__}; let it name an instance")
     missing = [method for method in ("contract", "load") if not callable(getattr(kind, method, None))]

@@ -10,6 +10,7 @@ import trio
 
 from cortex_internal.lib.exceptions import UserRuntimeException
 from ovmstrio.core.errors import Overloaded, StorageFailure
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.handlers.models.fetching import MAX_WAITING, StorageThreads
 from ovmstrio.runtimes.handlers.models.shelf import LoadedModel, Shelf
 from ovmstrio.runtimes.handlers.models.sources import Copy, CopyMaker
@@ -135,7 +136,7 @@ class ModelLoader:
                 "a model cannot be loaded",
                 model=key.name,
                 version=key.version,
-                reason=f"{type(error).__name__}: {error}",
+                reason=f"{type(error).__name__}: {text_of(error)}",
                 keeps_old=old is not None,
                 exc_info=None if is_unreachable else error,
             )
@@ -144,7 +145,7 @@ class ModelLoader:
         if isinstance(error, Overloaded):
             raise error
         message = f"failed (re-)loading model {key.name} of version {key.version}"
-        raise UserRuntimeException(message, str(error)) from error
+        raise UserRuntimeException(message, text_of(error)) from error
 
     def empty_trash(self) -> None:
         """Remove the files of copies that nobody needs any more."""

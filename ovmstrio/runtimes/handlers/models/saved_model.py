@@ -10,6 +10,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.texts import text_of
 from ovmstrio.protocol.descriptors import message_class
 
 __all__ = ["SavedModel", "SavedModelSignature", "SavedModelTensor", "choose_signature", "read_saved_model"]
@@ -116,7 +117,7 @@ def read_saved_model(folder: Path) -> SavedModel:
     try:
         return SavedModel(_MESSAGE.FromString(file.read_bytes()))
     except (OSError, DecodeError) as error:
-        raise ConfigError([Problem(f"the SavedModel cannot be read: {error}", file=str(file))]) from error
+        raise ConfigError([Problem(f"the SavedModel cannot be read: {text_of(error)}", file=str(file))]) from error
 
 
 def choose_signature(signatures: Mapping[str, SavedModelSignature], wanted: str | None) -> str:

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.values import CustomExceptionCode
 from ovmstrio.work.threads.worker_threads import WorkerThreads
-from ovmstrio.work.user_code.calls import call_in_thread, text_of
+from ovmstrio.work.user_code.calls import call_in_thread
 
 __all__ = ["Copier"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.texts import MOST_CHARACTERS, cut, text_of
 from ovmstrio.runtimes.ops.predictor.protocol import FeedMismatch, FeedTypeError
 from ovmstrio.runtimes.ops.values import CustomException, CustomExceptionCode, product_number
 from ovmstrio.work.threads.worker_threads import Refusal
-from ovmstrio.work.user_code.calls import UserCodeRaisedError, text_of
+from ovmstrio.work.user_code.calls import UserCodeRaisedError
 
 __all__ = [
     "OpFailure",
@@ -33,6 +34,7 @@ class OpFailure(Exception):
     """
 
     def __init__(self, code: int, info: str, *, is_product: bool = False, is_overload: bool = False) -> None:
+        info = cut(info, 2 * MOST_CHARACTERS)
         super().__init__(code, info)
         self.code = code
         self.info = info
@@ -48,7 +50,7 @@ def refusal(most: float, what: str) -> Refusal:
 def of_product(code: object, info: object) -> OpFailure:
     """Give the failure that a hook returned."""
     try:
-        return OpFailure(product_number(code), str(info), is_product=True)
+        return OpFailure(product_number(code), cut(str(info)), is_product=True)
     except (TypeError, ValueError):
         text = f"error codes of products are numbers, got {type(code).__name__}"
         return OpFailure(CustomExceptionCode.TYPE_ERROR.value, text)
@@ -68,7 +70,7 @@ def in_hook(raised: BaseException, log_id: int, stage: str) -> OpFailure:
     """Give the failure of a sample whose ``preprocess`` or ``postprocess`` raised."""
     error = cause_of(raised)
     if isinstance(error, CustomException):
-        text = error.message.split(":", 1)[0] if error.is_sent_to_user else _HIDDEN
+        text = cut(error.message.split(":", 1)[0]) if error.is_sent_to_user else _HIDDEN
         return _chosen(error, _framed(text, log_id, stage))
     return OpFailure(CustomExceptionCode.UNKNOW.value, _framed(text_of(error).replace("'", ""), log_id, stage))
 
@@ -84,7 +86,7 @@ def in_process(op: str, raised: BaseException, log_id: int) -> OpFailure:
     """Give the failure of a sample whose feed or model failed."""
     error = cause_of(raised)
     if isinstance(error, CustomException):
-        return _chosen(error, _failed(op, error.message if error.is_sent_to_user else _HIDDEN))
+        return _chosen(error, _failed(op, cut(error.message) if error.is_sent_to_user else _HIDDEN))
     if isinstance(error, FeedMismatch):
         text = _failed(op, f"Log_id: {log_id}  Raise_msg: invalid arg list: {error.message}")
         return OpFailure(CustomExceptionCode.INPUT_PARAMS_ERROR.value, text)
@@ -103,7 +105,7 @@ def _failed(op: str, text: str) -> str:
 
 def returned_by_process(op: str, code: int, info: object) -> OpFailure:
     """Give the failure that a ``process`` hook returned."""
-    return OpFailure(code, _failed(op, str(info)))
+    return OpFailure(code, _failed(op, cut(str(info))))
 
 
 def late(op: str, attempts: int, seconds: float) -> OpFailure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import Parameter
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.core.bounded_errors import format_error
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
@@ -283,6 +283,6 @@ async def _init(instance: OpInstance) -> None:
 
 def init_failed(op: Op, raised: UserCodeRaisedError) -> ConfigError:
     """Give the error that ends the start because of an ``init_op``, with its traceback."""
-    text = "".join(traceback.format_exception(raised.error))
+    text = format_error(raised.error)
     message = f"init_op of Op {op.name} raised {type(raised.error).__name__}: {raised}\n{text}"
     return ConfigError([Problem(message)])

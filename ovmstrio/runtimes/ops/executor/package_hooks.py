@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 import trio
 
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.graph import OpGraph
@@ -24,7 +25,7 @@ from ovmstrio.runtimes.ops.values import (
     PipelineResponse,
 )
 from ovmstrio.work.threads.worker_threads import WorkerThreads
-from ovmstrio.work.user_code.calls import call_in_thread, is_async, text_of
+from ovmstrio.work.user_code.calls import call_in_thread, is_async
 from ovmstrio.work.user_code.loop_calls import LoopCalls
 
 __all__ = ["PACK_SECONDS", "PROFILE_KEY", "PackageHooks", "failed", "without_profile"]

@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample, Worker
@@ -236,7 +237,7 @@ class WorkerPool:
                 await self._patiently(worker)
             except Exception as error:  # whatever a model or a script does, the other Ops go on
                 log.exception("worker cannot be started again", op=self._name, worker=worker.index)
-                self._fail(worker, (str(error) or type(error).__name__).splitlines()[0])
+                self._fail(worker, (text_of(error) or type(error).__name__).splitlines()[0])
                 await trio.sleep(backoff.seconds_after())
             else:
                 self._release(worker)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.observability.log_sinks import FileSink
+from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.runtimes.ops.observing.figures import PIPELINE, current_ids
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
     with ExitStack() as opened:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            handlers = {name: opened.enter_context(_closing(_rotating(directory, name, settings))) for name in _BACKUPS}
+            handlers = {name: opened.enter_context(_written(_rotating(directory, name, settings))) for name in _BACKUPS}
         except OSError as error:
             message = f"the log files cannot be made: {error.strerror or error}"
             hint = f"set {DIRECTORY_VARIABLE} to a directory that can be written to"
@@ -95,8 +97,7 @@ def join_log_files(settings: LoggingSettings) -> Iterator[None]:
     with ExitStack() as opened:
         if settings.enabled and all((directory / name).is_file() for name in _OF_RECORDS):
             files = (logging.handlers.WatchedFileHandler(directory / name, encoding="utf-8") for name in _OF_RECORDS)
-            handlers: list[logging.Handler] = [opened.enter_context(_closing(file)) for file in files]
-            opened.enter_context(_attached(handlers, settings))
+            opened.enter_context(_attached([opened.enter_context(_written(file)) for file in files], settings))
         yield
 
 
@@ -111,11 +112,13 @@ def _rotating(directory: Path, name: str, settings: LoggingSettings) -> logging.
 
 
 @contextmanager
-def _closing(handler: logging.Handler) -> Iterator[Any]:
+def _written(file: logging.FileHandler) -> Iterator[LogOutlet]:
+    """Give the way into a file, which is closed behind the last line."""
+    outlet = LogOutlet(FileSink(file))
     try:
-        yield handler
+        yield outlet
     finally:
-        handler.close()
+        outlet.close()
 
 
 @contextmanager
@@ -205,8 +208,7 @@ class _LineFormatter(logging.Formatter):
         copy.ids = f"{ids} " if (ids := current_ids()) else ""
         if isinstance(record.msg, dict):  # structlog hands over its event as it is
             copy.msg, copy.args = _flat(record.msg), ()
-            if isinstance(info := record.msg.get("exc_info"), BaseException):
-                copy.exc_info = (type(info), info, info.__traceback__)
+            copy.exc_info = record.msg.get("exc_info")
         if left_out := getattr(record, "left_out", 0):
             copy.msg, copy.args = f"{copy.getMessage()} ({left_out} more of these were left out)", ()
         return super().format(copy)

@@ -6,14 +6,15 @@ The first request says which worker it is; each later one is a batch, of which t
 from __future__ import annotations
 
 import sys
-import traceback
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import trio
 
+from ovmstrio.core.bounded_errors import format_error
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.config.overrides import settings_of
 from ovmstrio.runtimes.ops.executor.processes.pipeline_source import (
@@ -38,7 +39,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
 
     Cancellation: at once.
     """
-    async with trio.open_nursery() as nursery:
+    async with WRITER.in_thread(), trio.open_nursery() as nursery:
         await _serve_worker(first, requests, nursery)
         nursery.cancel_scope.cancel()
 
@@ -60,7 +61,7 @@ async def _serve_worker(first: WorkRequest, requests: WorkRequests, nursery: tri
 
 
 def _text(error: Exception) -> str:
-    return error.message if isinstance(error, ConfigError) else "".join(traceback.format_exception(error))
+    return error.message if isinstance(error, ConfigError) else format_error(error)
 
 
 def _worker(request: dict[str, Any], answer: BatchAnswer, opened: ExitStack, nursery: trio.Nursery) -> InstanceWorker:

@@ -13,6 +13,7 @@ from pathlib import Path
 import trio
 
 from ovmstrio.core.errors import ConfigError, ServerError
+from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_node import NativeNode, open_native_node
@@ -29,7 +30,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     Cancellation: at once, but for the closing of the node.
     """
     path, name, params = (first.value[key] for key in ("path", "name", "params"))
-    async with trio.open_nursery() as tasks:
+    async with WRITER.in_thread(), trio.open_nursery() as tasks:
         try:
             node = await open_native_node(Path(path), name, params, tasks=tasks)
         except ConfigError as error:
