@@ -170,7 +170,10 @@ class TrialPool:
         Raises:
             NotReady: none can be started.
         """
-        process = self._idle.pop() if self._idle else _Process()
+        sound = [process for process in self._idle if not process.worker.is_retired]
+        process = sound[-1] if sound else _Process()
+        if sound:
+            self._idle.remove(process)
         await process.take(self._nursery)
         try:
             yield process

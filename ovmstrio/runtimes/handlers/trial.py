@@ -6,11 +6,6 @@ loads here loads in a server.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -19,6 +14,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.servable import GrpcDeclaration
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 from ovmstrio.work.processes.program import describe_exit
 
 __all__ = ["TRIAL_SECONDS", "TriedHandler", "try_handler", "try_mounted"]
@@ -26,8 +22,7 @@ __all__ = ["TRIAL_SECONDS", "TriedHandler", "try_handler", "try_mounted"]
 TRIAL_SECONDS: Final = 120.0
 """How long a handler may take to be loaded."""
 
-_PROCESS: Final = "ovmstrio.runtimes.handlers.trial_process"
-_STANDARD_ERROR: Final = 2
+_PROGRAM: Final = "ovmstrio.runtimes.handlers.trial_program"
 
 
 class TriedHandler:
@@ -76,23 +71,17 @@ async def _try(project: ProjectSpec, mounted_as: str, seconds: float) -> tuple[t
 
     On its own it has its folder and its environment, mounted under a name it has not.
     """
-    with tempfile.TemporaryDirectory(prefix="ovms-handler-") as folder:
-        report = Path(folder) / "report.json"
-        # Without -P, modules of the current directory would come before the server's.
-        command = [sys.executable, "-P", "-m", _PROCESS, str(project.file), str(report), mounted_as]
-        done: subprocess.CompletedProcess[bytes] | None = None
+    told: dict[str, Any] | None = None
+    end = f"had not come to an end after {seconds:g} seconds"
+    worker = WorkerProcess(_PROGRAM)
+    async with trio.open_nursery() as nursery:
         with trio.move_on_after(seconds):
-            done = await trio.run_process(command, stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR, check=False)
-        told = await trio.to_thread.run_sync(_told, report)
+            try:
+                told = await worker.start(nursery, {"file": str(project.file), "mounted_as": mounted_as})
+            except WorkerEnded:
+                await worker.ended.wait()
+                end = describe_exit(worker.status or 0)
+        nursery.cancel_scope.cancel()
     if told is not None:
         return tuple(Problem(**each) for each in told["problems"]), tuple(told["services"])
-    end = f"had not come to an end after {seconds:g} seconds" if done is None else describe_exit(done.returncode)
     return (Problem(f"the handler {end} while it was being loaded", file=str(project.handler_path)),), ()
-
-
-def _told(report: Path) -> dict[str, Any] | None:
-    try:
-        told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return told

@@ -1,0 +1,118 @@
+"""What trials of models cost a start: seconds until three models are ready, known, unknown, and without trials.
+
+python -m benchmarks.first_loads [OTHER], a checkout that has an environment in ``.venv`` and is measured in turn
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from benchmarks.models import resnet50, trivial, write_repository
+from tests.support.processes import free_ports
+
+__all__: list[str] = []
+
+HERE: Final = Path(__file__).parents[1]
+ROUNDS: Final = 7
+START_SECONDS: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A way to start: what is said of it, which checkout, with which options, and what is remembered before."""
+
+    name: str
+    checkout: Path
+    options: tuple[str, ...] = ()
+    is_known: bool = False
+
+
+def _cases(other: Path | None) -> list[_Case]:
+    cached = ("--cache_dir", "blobs")
+    cases = [
+        _Case("known", HERE, is_known=True),
+        _Case("--trial_load off", HERE, ("--trial_load", "off")),
+        _Case("unknown", HERE),
+        _Case("unknown, --cache_dir", HERE, cached),
+        _Case("--trial_load off, --cache_dir that is empty", HERE, (*cached, "--trial_load", "off")),
+    ]
+    return cases if other is None else [_Case("the other checkout", other), *cases]
+
+
+def _start(case: _Case, config: Path, cache: Path) -> tuple[float, float]:
+    """Start a server once; gives the seconds until it is ready, and those of processors until then."""
+    grpc, rest = free_ports(2)
+    command = [str(case.checkout / ".venv" / "bin" / "ovms"), "serve", "--config_path", str(config)]
+    command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR", *case.options]
+    before = time.perf_counter()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=cache, env=environment, stdout=quiet, stderr=quiet) as process:
+        try:
+            _wait_ready(process, rest)
+            seconds = time.perf_counter() - before
+            used = _used(psutil.Process(process.pid))
+        finally:
+            process.terminate()
+    return seconds, used
+
+
+def _used(server: psutil.Process) -> float:
+    """Give what a server and its processes have used, those that have ended among them."""
+    everybody = [server, *server.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:4]) for each in everybody)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    ends = time.monotonic() + START_SECONDS
+    while time.monotonic() < ends and process.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            if connection.getresponse().status == http.client.OK:
+                return
+        except OSError:
+            pass
+        threading.Event().wait(0.01)
+    sys.exit("the server did not become ready")
+
+
+def _measure(other: Path | None) -> dict[str, list[tuple[float, float]]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models = {"trivial": trivial(), "resnet": resnet50(), "small": trivial()}
+        config = write_repository(folder, models, {})
+        cases = _cases(other)
+        taken: dict[str, list[tuple[float, float]]] = {case.name: [] for case in cases}
+        known = folder / "known"
+        known.mkdir()
+        _start(_Case("first", HERE), config, known)
+        for _ in range(ROUNDS):
+            for case in cases:
+                with tempfile.TemporaryDirectory(dir=folder) as fresh:
+                    taken[case.name].append(_start(case, config, known if case.is_known else Path(fresh)))
+    return taken
+
+
+def _main() -> None:
+    taken = _measure(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None)
+    print("| start | seconds until ready | of processors |\n|---|---|---|")
+    for name, figures in taken.items():
+        seconds, used = (statistics.median(each) for each in zip(*figures, strict=True))
+        print(f"| {name} | {seconds:.2f} | {used:.2f} |")
+
+
+if __name__ == "__main__":
+    _main()
