@@ -15,6 +15,7 @@ from ovmstrio.core.tensor import Array
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
 
@@ -82,7 +83,8 @@ class InferRequest:
     behind a little-endian uint32 length), and None for an input that has contents where the protocol lets a request
     use both.  ``deadline`` is on trio's clock.  ``keeps_rows`` asks for matrices of bytes as they are, where the names
     of outputs would make them strings: the caller is no client.  ``received`` is how many bytes it came in; ``event``
-    is what observers see of the call that it belongs to, for whoever works on it to tell times.
+    is what observers see of the call that it belongs to, for whoever works on it to tell times.  ``arrival`` is its
+    place among those of its connection, where several of one may be under way.
     """
 
     model_name: str
@@ -96,6 +98,7 @@ class InferRequest:
     keeps_rows: bool = False
     received: int = 0
     event: CallEvent | None = None
+    arrival: Arrival | None = None
 
 
 @dataclass(slots=True)

@@ -32,7 +32,9 @@ from ovmstrio.runtimes.kind import Takes
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
+    from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallObserver, Door
+    from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.core.tensor import TensorSpec
@@ -261,17 +263,21 @@ class DataPlane:
         Ownership: the request's buffers must stay unchanged until this returns.
         Cancellation: at any checkpoint; the servable gives back what the call held.
         """
-        method = door.infer
+        method, arrival = door.infer, request.arrival
+        if arrival is not None:
+            arrival.call(request.model_name)
         with await self._lease(request.model_name, request.model_version, door, method) as lease:
             if Takes.TENSORS not in lease.takes:
                 raise NotSupported(_no_tensors(lease))
-            share, size = current_share.get(), self._room.sizes.get(lease.name, 0)
-            if share is not None and not (size and share.take(size)):
-                size = await self._room.wait(share, lease.name, lease.servable)
+            share = current_share.get()
+            size = 0 if share is None and arrival is None else await self._make_room(lease, arrival, share)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
             self._start(event)
             try:
+                if arrival is not None and lease.has_order:
+                    await arrival.take_turn()
+                    arrival.settle()
                 if request.outputs:
                     check_outputs(request.outputs, lease.servable.metadata.outputs)
                 answer: Any = await lease.servable.infer(request)
@@ -289,6 +295,18 @@ class DataPlane:
                     share.give_back(size)
             self._end(event, None)
             return answer
+
+    async def _make_room(self, lease: Lease, arrival: Arrival | None, share: PendingShare | None) -> int:
+        """Wait until there is room for the answer of a call, in its turn if that matters; give the room's bytes."""
+        if arrival is not None:
+            if lease.has_order:
+                await arrival.take_turn()
+            else:
+                arrival.settle()
+        size = self._room.sizes.get(lease.name, 0)
+        if share is not None and not (size and share.take(size)):
+            size = await self._room.wait(share, lease.name, lease.servable)
+        return size
 
     async def call(
         self,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from ovmstrio.core.servable import SequenceServable
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -27,7 +29,7 @@ class Instance:
 
     A version that is loaded again has a new instance; the old one lives until its last lease is given back.
     ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, ``takes`` the calls that
-    it takes, and ``remarks`` are what is odd with it.
+    it takes, and ``remarks`` are what is odd with it; ``has_order`` is true where the order of requests matters.
     """
 
     spec: ServableSpec
@@ -38,11 +40,13 @@ class Instance:
     takes: frozenset[Takes]
     remarks: tuple[Problem, ...] = ()
     name: str = field(init=False)
+    has_order: bool = field(init=False)
     in_flight: int = 0
     _drained: trio.Event | None = None
 
     def __post_init__(self) -> None:
         self.name = self.spec.name
+        self.has_order = isinstance(self.servable, SequenceServable)
 
     def release(self) -> None:
         """Give back one lease; the last one wakes who waits to close the servable."""
@@ -63,7 +67,7 @@ class Instance:
 class Lease:
     """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block."""
 
-    __slots__ = ("_instance", "kind", "name", "servable", "takes", "version")
+    __slots__ = ("_instance", "has_order", "kind", "name", "servable", "takes", "version")
 
     def __init__(self, instance: Instance) -> None:
         instance.in_flight += 1
@@ -72,6 +76,7 @@ class Lease:
         self.version = instance.version
         self.kind = instance.spec.kind
         self.takes = instance.takes
+        self.has_order = instance.has_order
         self.servable = instance.servable
 
     def __enter__(self) -> Self:

@@ -18,6 +18,7 @@ from grpclib.const import Handler, Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
+from ovmstrio.core.arrivals import Arrivals
 from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.grpc.core import Http2Core
@@ -67,6 +68,7 @@ class Connection:
     Ownership: ``run`` owns the stream, the writer and every call of the connection, and outlives none of them.
 
     Attributes:
+        arrivals: the order of unary requests that are whole.
         calls: the calls whose handlers run, by stream.
         senders: messages that wait for the peer.
         share: counts what waits for the peer.
@@ -86,6 +88,7 @@ class Connection:
         share: PendingShare,
         peer: Peer,
     ) -> None:
+        self.arrivals = Arrivals()
         self.core = Http2Core(limits, trio.current_time)
         self.codec = codec
         self.limits = limits

@@ -6,6 +6,7 @@ flag (1 byte: compressed or not) | length (4 bytes, big endian) | message
 from __future__ import annotations
 
 import zlib
+from itertools import count
 from struct import Struct
 from typing import Final
 
@@ -30,6 +31,7 @@ _SMALL_CHUNK_BYTES: Final = 512
 """Chunks that are smaller on average are joined when there are many: each is an object of some fifty bytes."""
 _pack_prefix = _PREFIX.pack
 _unpack_prefix = _PREFIX.unpack_from
+_first_messages = count(1)
 
 
 def message_prefix(length: int) -> bytes:
@@ -45,9 +47,10 @@ class MessageBuffer:
     Attributes:
         size: bytes in the buffer.
         wanted: the size below which ``take`` has nothing new to say; known after a ``take`` that gave ``None``.
+        whole_at: the place of the first message among those of all buffers, by its last byte; 0 while it is incomplete.
     """
 
-    __slots__ = ("_chunks", "_first", "_position", "size", "wanted")
+    __slots__ = ("_chunks", "_first", "_position", "size", "wanted", "whole_at")
 
     def __init__(self) -> None:
         self._first: bytes | memoryview = b""
@@ -55,6 +58,7 @@ class MessageBuffer:
         self._chunks: list[bytes | memoryview] = []
         self.size = 0
         self.wanted = 0
+        self.whole_at = 0
 
     def append(self, chunk: bytes | memoryview) -> None:
         """Add the payload of a DATA frame."""
@@ -66,12 +70,24 @@ class MessageBuffer:
         else:
             self._first = chunk
             self._position = 0
+        if not self.whole_at and self._is_message():
+            self.whole_at = next(_first_messages)
 
     def clear(self) -> None:
         """Drop everything."""
         self._first = b""
         self._chunks = []
         self.size = self.wanted = 0
+
+    def _is_message(self) -> bool:
+        """Tell whether a whole message is there."""
+        if self.size < max(self.wanted, PREFIX_BYTES):
+            return False
+        if len(self._first) - self._position < PREFIX_BYTES:
+            self._join()
+        length: int = _unpack_prefix(self._first, self._position)[1]
+        self.wanted = PREFIX_BYTES + length
+        return self.size >= self.wanted
 
     def take(self, max_bytes: int) -> tuple[int, bytes] | None:
         """Take the next message as its flag and its bytes; ``None`` while it is incomplete.

@@ -35,11 +35,12 @@ from ovmstrio.wire.grpc.replies import (
 from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
+    from ovmstrio.core.arrivals import Arrival, Arrivals
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.wire.grpc.replies import FailureTranslator
     from ovmstrio.wire.grpc.senders import Senders
 
-__all__ = ["Call", "CallHost", "Metadata", "Peer", "current_call"]
+__all__ = ["Call", "CallHost", "Metadata", "OrderedHandler", "Peer", "current_call"]
 
 MetadataValue = str | bytes
 Metadata = MultiDict[MetadataValue]
@@ -61,9 +62,16 @@ def current_call() -> Call:
     return _current.get()
 
 
+class OrderedHandler(Handler):
+    """A handler of unary requests whose order may matter: its calls have an ``arrival``, which they should name."""
+
+    __slots__ = ()
+
+
 class CallHost(Protocol):
     """What a call needs of its connection."""
 
+    arrivals: Arrivals
     core: Http2Core
     codec: CodecBase
     limits: TransportLimits
@@ -86,6 +94,7 @@ class Call:
     Attributes:
         path: ``/package.Service/Method``.
         peer: the other end.
+        arrival: when the message of a unary request was whole, if its handler is one of :class:`OrderedHandler`.
         deadline: trio clock time of the caller's deadline; ``math.inf`` without one.
         handler: what answers; it may put another one in its place before anything is received.
         received: bytes of the messages that were received.
@@ -94,6 +103,7 @@ class Call:
     """
 
     __slots__ = (
+        "_has_order",
         "_headers_sent",
         "_host",
         "_readable",
@@ -102,6 +112,7 @@ class Call:
         "_sending",
         "_trailing_metadata",
         "_trailing_status",
+        "arrival",
         "deadline",
         "failure",
         "handler",
@@ -117,6 +128,8 @@ class Call:
         self._host = host
         self.state = state
         self.handler = handler
+        self.arrival: Arrival | None = None
+        self._has_order = isinstance(handler, OrderedHandler)
         self.path = head.path
         self.received = self.sent = 0
         self.deadline = math.inf
@@ -373,6 +386,9 @@ class Call:
                 await self.handler.func(self)
         except Exception as error:  # noqa: BLE001  # the border of one call: no other call may suffer
             failure = self._host.failures.translate(error, self.path)
+        finally:
+            if self.arrival is not None:
+                self.arrival.settle()
         if self.state.local_closed:
             return
         if self.scope.cancelled_caught or (failure is not None and self.scope.cancel_called):
@@ -408,6 +424,8 @@ class Call:
 
     def data_arrived(self) -> None:
         """Let a waiting receiver go on, unless its message is still incomplete."""
+        if self._has_order and self.arrival is None and self.state.buffer.whole_at:
+            self.arrival = self._host.arrivals.note(self.state.buffer.whole_at)
         if not self._readable.waiting:
             return
         if self.state.buffer.size < self.state.buffer.wanted and not self.state.remote_closed:

@@ -20,6 +20,7 @@ from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, reposi
 from ovmstrio.core.errors import InvalidRequest, ServerError
 from ovmstrio.core.request import InferRequest, StreamProblem
 from ovmstrio.protocol.generated import inference as pb
+from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
@@ -92,7 +93,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """Give the handlers by path."""
         return {
             **super().__mapping__(),
-            f"{_SERVICE}/ModelInfer": Handler(self._model_infer, Cardinality.UNARY_UNARY, InferRequest, bytes),
+            f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, InferRequest, bytes),
             f"{_SERVICE}/ModelStreamInfer": Handler(
                 self._model_stream_infer, Cardinality.STREAM_STREAM, InferRequest, bytes
             ),
@@ -109,7 +110,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         Cancellation: at any checkpoint; the data plane gives back what the call held.
         """
         request: InferRequest = await call.recv_message()
-        request.deadline = call.deadline
+        request.deadline, request.arrival = call.deadline, call.arrival
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
     async def _model_stream_infer(self, call: Call) -> None:

@@ -17,6 +17,7 @@ from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.protocol.generated.google import protobuf
 from ovmstrio.protocol.generated.tensorflow import error
 from ovmstrio.protocol.generated.tensorflow import serving as pb
+from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
@@ -39,7 +40,7 @@ class PredictionService(pb.PredictionServiceBase):
 
     def __mapping__(self) -> dict[str, Handler]:
         """Give the handlers by path."""
-        predict = Handler(self._predict, Cardinality.UNARY_UNARY, PredictRequest, bytes)
+        predict = OrderedHandler(self._predict, Cardinality.UNARY_UNARY, PredictRequest, bytes)
         return {**super().__mapping__(), _PREDICT: predict}
 
     async def _predict(self, call: Call) -> None:
@@ -52,7 +53,7 @@ class PredictionService(pb.PredictionServiceBase):
         Cancellation: at any checkpoint; the data plane gives back what the call held.
         """
         request: PredictRequest = await call.recv_message()
-        request.deadline = call.deadline
+        request.deadline, request.arrival = call.deadline, call.arrival
         await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, _render))
 
     async def get_model_metadata(self, message: pb.GetModelMetadataRequest) -> pb.GetModelMetadataResponse:
