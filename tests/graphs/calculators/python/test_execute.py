@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
+from ovmstrio.work.isolation.isolated_code import Isolation
 from pyovms import Tensor
 from tests.support.python_nodes import Node, Opened, make_node, nodes
 from tests.support.threads import until
@@ -263,6 +264,67 @@ async def test_open_and_close_frame_an_instance(tmp_path: Path, prefix: str) -> 
         assert node.resources.model.said == ["opened", "opened", "closed 2", "closed 3"]
 
 
+@pytest.mark.parametrize("parameters", ["ctx", "ctx, /", "ctx=None", "ctx, *, more=1", "ctx, **more"])
+async def test_hooks_take_the_context_by_position(tmp_path: Path, parameters: str) -> None:
+    """Whatever they call it."""
+    source = f"""
+    from pyovms import current_context
+    class OvmsPythonModel:
+        said = []
+        def open(self, {parameters}):
+            self.said.append(("opened", ctx is current_context()))
+        def execute(self, inputs):
+            return [Tensor("out", b"fine")]
+        def close(self, {parameters}):
+            self.said.append(("closed", ctx is current_context()))
+    """
+    async with nodes(tmp_path) as made:
+        node = await made.load(source=source)
+        await node.run_once()
+        assert node.resources.model.said == [("opened", True), ("closed", True)]
+
+
+PAIRED = """
+import time
+from pathlib import Path
+FOLDER = Path(__file__).parent
+class OvmsPythonModel:
+    {prefix}def open(self, context):
+        with (FOLDER / "opened").open("a") as file:
+            file.write("x")
+        {wait}
+    def execute(self, inputs):
+        return []
+    {prefix}def close(self, context):
+        with (FOLDER / "closed").open("a") as file:
+            file.write("x")
+"""
+
+
+@pytest.mark.parametrize("place", ["threads", "loop", "processes"])
+async def test_a_close_comes_if_and_only_if_an_open_has_begun(tmp_path: Path, place: str) -> None:
+    """Also when clients leave within a moment, most of them before there is a thread for them."""
+    is_async = place == "loop"
+    source = PAIRED.format(
+        prefix="async " if is_async else "",
+        wait="import trio; await trio.sleep(0.002)" if is_async else "time.sleep(0.002)",
+    )
+    isolation = Isolation(processes=2) if place == "processes" else None
+
+    async def come_and_leave(node: Node, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            async with node.opened():
+                await trio.sleep_forever()
+
+    async with nodes(tmp_path, isolation=isolation, limit=2) as made:
+        node = await made.load(source=source)
+        async with trio.open_nursery() as nursery:
+            for number in range(150):
+                nursery.start_soon(come_and_leave, node, number % 40 / 4000)
+    opened, closed = ((tmp_path / name).read_text() for name in ("opened", "closed"))
+    assert len(opened) == len(closed) > 0
+
+
 @pytest.mark.parametrize("prefix", ["", "async "])
 async def test_an_open_that_raises_ends_the_instance(tmp_path: Path, prefix: str) -> None:
     """And is not followed by a close."""
@@ -286,11 +348,12 @@ async def test_a_close_follows_a_failing_execute_and_may_raise(tmp_path: Path, p
 
 
 async def test_methods_of_the_users_own_are_left_alone(tmp_path: Path) -> None:
-    """An open or close that takes no context is none of the server's."""
+    """An open or close that takes no argument, or several, is none of the server's."""
     source = """
     class OvmsPythonModel:
-        close = 3
-        def open(self, path):
+        def close(self):
+            raise AssertionError
+        def open(self, path, mode="r"):
             raise AssertionError(path)
         def execute(self, inputs):
             return [Tensor("out", b"fine")]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ovmstrio.runtimes.graphs.calculators.python.node_model import NodeModel, NodeOutline
+from ovmstrio.runtimes.graphs.calculators.python.node_model import HookPair, NodeModel, NodeOutline
 from ovmstrio.runtimes.graphs.calculators.python.python_outputs import routed, routed_yield, unexpected_result
 from ovmstrio.runtimes.graphs.calculators.python.tensor_rows import tensor_of, tensor_row
 from ovmstrio.work.isolation.hosted import Hosted, Invocation
@@ -21,11 +21,12 @@ __all__ = ["host_node"]
 class _Instance:
     """One call or stream, as the object knows it."""
 
-    __slots__ = ("context", "is_stopped", "variables")
+    __slots__ = ("context", "is_stopped", "pair", "variables")
 
     def __init__(self, told: list[Any]) -> None:
         parameters, request_id, seconds = told
         self.is_stopped = False
+        self.pair = HookPair()
         left = math.inf if seconds is None else seconds
         self.context = Context(parameters, request_id, left, lambda: self.is_stopped)
         self.variables = contextvars.copy_context()
@@ -84,7 +85,11 @@ class _HostedNode:
 
     def _run_hook(self, method: str, number: int, told: list[Any]) -> Invocation:
         instance = self._instance(number, told)
-        hook = self._made.hooks[method]
+        hook: Callable[..., Any] = self._made.hooks[method]
+        if method == "open":
+            hook = instance.pair.opening(hook)
+        elif "open" in self._made.hooks and not instance.pair.end():
+            return Invocation(lambda: None)
         return Invocation(hook, (instance.context,), instance.variables, convert=lambda _: None, stop=instance.stop)
 
     def _instance(self, number: int, told: list[Any]) -> _Instance:

@@ -147,9 +147,22 @@ class _IsolatedInstance:
         self._is_kept = False
 
     async def open(self) -> None:
-        if "open" in self._node.hooks:
-            await self._call("open")
+        if "open" not in self._node.hooks:
+            return
+        while True:
+            # It is to be closed in this process, should the caller leave while it is opened.
+            worker = self._worker = await self._node.code.worker()
             self._is_kept = True
+            try:
+                await worker.call("open", [self._number, self._told()])
+            except WorkerEnded as end:
+                if end.was_called:
+                    raise
+            except UserCodeRaisedError:
+                worker.forget(self._number)
+                raise
+            else:
+                return
 
     async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:
         result = await self._call("execute", [tensor_row(tensor) for tensor in inputs])

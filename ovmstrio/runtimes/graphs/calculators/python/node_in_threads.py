@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
-from ovmstrio.runtimes.graphs.calculators.python.node_model import NodeModel, NodeOutline
+from ovmstrio.runtimes.graphs.calculators.python.node_model import HookPair, NodeModel, NodeOutline
 from ovmstrio.runtimes.graphs.calculators.python.python_outputs import (
     Outputs,
     WrongOutputError,
@@ -96,16 +96,18 @@ class _ThreadedInstance:
         self._variables = contextvars.copy_context()
         self._variables.run(CURRENT.set, self._context)
         self._is_stopped = False
+        self._pair = HookPair()
 
     async def open(self) -> None:
-        await self._run_hook("open")
+        hook = self._node.made.hooks.get("open")
+        if hook is None:
+            self._pair.begin()
+        else:
+            await self._call(self._pair.opening(hook), self._context)
 
     async def close(self) -> None:
-        await self._run_hook("close")
-
-    async def _run_hook(self, name: str) -> None:
-        hook = self._node.made.hooks.get(name)
-        if hook is not None:
+        hook = self._node.made.hooks.get("close")
+        if self._pair.end() and hook is not None:
             await self._call(hook, self._context)
 
     async def execute(self, inputs: list[Tensor]) -> Outputs | Pump[Outputs]:

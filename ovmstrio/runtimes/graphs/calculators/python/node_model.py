@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.work.user_code.importing import HandlerPackage
 
-__all__ = ["FAILED", "NodeModel", "NodeOutline"]
+__all__ = ["FAILED", "HookPair", "NodeModel", "NodeOutline"]
 
 FAILED: Final = "The Python Node state initialization failed"
 _CLASS: Final = "OvmsPythonModel"
@@ -35,6 +35,38 @@ class NodeOutline(NamedTuple):
     inputs: list[str]
     outputs: list[str]
     has_loopback: bool
+
+
+class HookPair:
+    """Sees that ``close`` of one call or stream runs if ``open`` has begun, and that this does not begin later.
+
+    A caller may leave while the hook waits for a thread.
+    """
+
+    def __init__(self) -> None:
+        self._has_begun = False
+        self._has_ended = False
+
+    def begin(self) -> bool:
+        """Note that ``open`` runs, or would if there were one; False if it must not any more."""
+        self._has_begun = not self._has_ended
+        return self._has_begun
+
+    def end(self) -> bool:
+        """Note that ``close`` is due, and tell whether it is to run."""
+        self._has_ended = True
+        return self._has_begun
+
+    def opening(self, hook: Callable[..., Any]) -> Callable[[Any], Any]:
+        """Give what runs a hook ``open``, on the event loop if that is where it runs."""
+        if inspect.iscoroutinefunction(hook):
+
+            async def begin_async(context: Any) -> None:
+                if self.begin():
+                    await hook(context)
+
+            return begin_async
+        return lambda context: hook(context) if self.begin() else None
 
 
 class NodeModel:
@@ -112,13 +144,18 @@ class NodeModel:
             self._package = None
 
     def _hook(self, name: str) -> Callable[..., Any] | None:
-        """Give a method that takes a ``context``; one that does not is the user's own affair."""
+        """Give a method that takes one argument by position, the context, whatever it calls that.
+
+        One that takes none or several is the user's own affair.
+        """
         method = self.method(name)
         try:
-            parameters = [] if method is None else list(inspect.signature(method).parameters)
+            parameters = [] if method is None else list(inspect.signature(method).parameters.values())
         except (TypeError, ValueError):
             return None
-        return method if parameters == ["context"] else None
+        by_position = [each for each in parameters if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
+        wanted = [each for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
+        return method if len(by_position) == 1 and not wanted else None
 
     def _arguments(self) -> dict[str, Any]:
         outline = self._outline
