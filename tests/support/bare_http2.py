@@ -88,6 +88,8 @@ class BareConnection:
         settings: what it asks of the server.
         window: how many bytes the server may send on the connection in all.
         timeout: seconds until a read or a write gives up.
+        receive_buffer: bytes that the system keeps unread, 0 for as many as it likes.
+        greets: whether the preface and SETTINGS are sent; without them it is the caller who begins.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class BareConnection:
         window: int = MAX_WINDOW,
         timeout: float = ANSWER_SECONDS,
         receive_buffer: int = 0,
+        greets: bool = True,
     ) -> None:
         self.socket = socket.socket()
         self.socket.settimeout(timeout)
@@ -110,6 +113,8 @@ class BareConnection:
         self._encoder, self._decoder = Encoder(), Decoder(1_000_000)
         self._unread = bytearray()
         self._next_stream = 1
+        if not greets:
+            return
         self.send(PREFACE + frames.settings(dict(settings or {Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})))
         if window > _DEFAULT_WINDOW:
             self.send(frames.window_update(0, window - _DEFAULT_WINDOW))

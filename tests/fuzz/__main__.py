@@ -1,0 +1,66 @@
+"""Fuzz a server over all its doors.
+
+python -m tests.fuzz [--count N] [--first N] [--jobs N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from tests.fuzz.campaign import Campaign, Report, new_in_log, run_numbers
+from tests.fuzz.outcomes import Violation
+from tests.fuzz.served import write_fuzzed
+from tests.support.processes import serving
+
+CHUNK: Final = 2_000
+MOST_VIOLATIONS: Final = 20
+
+
+def _fuzz(numbers: range, jobs: int) -> Report:
+    """Send the messages by so many processes to one server, until there are too many violations."""
+    total, started = Report(), time.monotonic()
+    chunks = [range(at, min(at + CHUNK, numbers.stop)) for at in range(numbers.start, numbers.stop, CHUNK)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with serving("--config_path", str(write_fuzzed(folder)), log=folder / "log") as server:
+            ports = (int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2]))
+            whole = Campaign(ports, new_in_log(folder / "log"))
+            with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+                for at in range(0, len(chunks), jobs):
+                    now = chunks[at : at + jobs]
+                    for report in pool.map(run_numbers, repeat(ports), now):
+                        total.add(report)
+                    seen = range(now[0].start, now[-1].stop)
+                    total.violations += [Violation(seen, fault) for fault in whole.faults_afterwards()]
+                    rate = total.messages / (time.monotonic() - started)
+                    print(f"{total.messages} sent, {rate:.0f}/s; go on with --first {seen.stop}", flush=True)  # noqa: T201
+                    if len(total.violations) > MOST_VIOLATIONS:
+                        break
+            code, log = server.stop()
+            if code:
+                total.violations.append(Violation(numbers, f"the server ended with {code}: {log[-2000:]}"))
+    return total
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Send nearly right messages to a server, over all its doors.")
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    given = parser.parse_args()
+    report = _fuzz(range(given.first, given.first + given.count), given.jobs)
+    print(report)  # noqa: T201 - what was asked for
+    sys.exit(bool(report.violations))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Calls of every gRPC service that the server has, and bytes that are not quite HTTP/2."""
+
+from __future__ import annotations
+
+import gzip
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from hpack import Encoder
+
+from ovmstrio.protocol.descriptors import FILES, message_class
+from ovmstrio.protocol.pipeline_messages import METHOD as PADDLE
+from ovmstrio.wire.grpc import frames
+from ovmstrio.wire.grpc.frames import PREFACE
+from tests.fuzz.messages import Message, Transport
+from tests.fuzz.protobuf_messages import changed_serialised
+from tests.fuzz.values import NUMBERS, changed_bytes, text
+from tests.support.bare_http2 import BareConnection, call_headers, frame, framed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+__all__ = ["INFER", "WATCH", "grpc_message", "infer_request", "raw_http2_message"]
+
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
+STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+PREDICT: Final = "/tensorflow.serving.PredictionService/Predict"
+RELOAD: Final = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
+WATCH: Final = "/grpc.health.v1.Health/Watch"
+_HOT: Final = (INFER, INFER, STREAM, PREDICT, PADDLE)
+_ROW: Final = np.arange(10, dtype=np.float32).reshape(1, 10)
+_STREAMS: Final = (STREAM, "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+_METADATA: Final = (
+    ("grpc-timeout", ("1n", "0S", "1S", "99999999H", "123456789S", "-1S", "S", "1.5S", "")),
+    ("grpc-encoding", ("gzip", "identity", "deflate", "br", "")),
+    ("grpc-accept-encoding", ("gzip", "identity,gzip", "x" * 200)),
+    ("content-type", ("application/grpc+proto", "application/grpc+json", "text/plain", "")),
+    ("te", ("gzip", "")),
+    ("x-bin", ("AAA", "!!!", "QUFB")),
+    ("content-length", ("0", "5", "-1", "x", "99999999999")),
+    ("x-long", ("y" * 9000,)),
+    ("user-agent", ("\t", "é")),
+)
+
+
+def infer_request(model: str, **arrays: Any) -> Any:
+    """Make a request of KServe's with raw contents."""
+    request = message_class("inference.ModelInferRequest")(model_name=model)
+    names = {"float32": "FP32", "uint64": "UINT64", "uint32": "UINT32"}
+    for name, given in arrays.items():
+        if isinstance(given, bytes):
+            request.inputs.add(name=name, datatype="BYTES", shape=[1])
+            request.raw_input_contents.append(len(given).to_bytes(4, "little") + given)
+        else:
+            request.inputs.add(name=name, datatype=names[given.dtype.name], shape=given.shape)
+            request.raw_input_contents.append(given.tobytes())
+    return request
+
+
+def _typed_request() -> Any:
+    request = message_class("inference.ModelInferRequest")(model_name="model", id="7")
+    tensor = request.inputs.add(name="b", datatype="FP32", shape=[1, 10])
+    tensor.contents.fp32_contents.extend(range(10))
+    request.outputs.add(name="a")
+    request.parameters["binary_data"].bool_param = True
+    return request
+
+
+def _step() -> Any:
+    request = infer_request("stateful", x=np.ones((1, 2), np.float32))
+    request.parameters["sequence_id"].int64_param = 5
+    request.parameters["sequence_start"].bool_param = True
+    return request
+
+
+def _predict(model: str, **arrays: Any) -> Any:
+    request = message_class("tensorflow.serving.PredictRequest")()
+    request.model_spec.name = model
+    request.output_filter.append("a")
+    for name, array in arrays.items():
+        tensor = request.inputs[name]
+        tensor.dtype = 1
+        for size in array.shape:
+            tensor.tensor_shape.dim.add(size=size)
+        tensor.tensor_content = array.tobytes()
+    return request
+
+
+def _named(method: str, **fields: Any) -> Any:
+    return _requests_of_methods()[method](**fields)
+
+
+@cache
+def _requests_of_methods() -> dict[str, Any]:
+    """Find every method that the server's own services have, and the class of its requests."""
+    return {
+        f"/{file.package}.{service.name}/{method.name}": message_class(method.input_type.lstrip("."))
+        for file in FILES.values()
+        for service in file.service
+        for method in service.method
+    }
+
+
+@cache
+def _valid() -> dict[str, list[Any]]:
+    """Give requests of each method that are right, or nothing but empty."""
+    requests: dict[str, list[Any]] = {method: [request()] for method, request in _requests_of_methods().items()}
+    requests[INFER] = [
+        *(infer_request(name, b=_ROW) for name in ("model", "dag", "dynamic")),
+        *(infer_request("graph", **{"in": b"abc"}), infer_request("strings", strings=b"abc")),
+        *(infer_request("ops", x=b"abc"), _typed_request(), _step()),
+    ]
+    requests[STREAM] = requests[INFER]
+    requests[PREDICT] = [_predict(name, b=_ROW) for name in ("model", "dag", "dynamic")]
+    requests[PADDLE] = [_named(PADDLE, key=["x"], value=["abc"], name="ops")]
+    for method, given in requests.items():
+        fields = {field.name for field in given[0].DESCRIPTOR.fields}
+        if method not in {INFER, STREAM, PREDICT, PADDLE} and "name" in fields:
+            given.append(_named(method, name="model"))
+        if "file_containing_symbol" in fields:
+            given += [
+                _named(method, list_services=""),
+                _named(method, file_containing_symbol="inference.ModelInferRequest"),
+            ]
+        if "service" in fields:
+            given.append(_named(method, service="inference.GRPCInferenceService"))
+        if "metadata_field" in fields:
+            request = _named(method, metadata_field=["signature_def"])
+            request.model_spec.name = "model"
+            given.append(request)
+        if "model_spec" in fields and method != PREDICT:
+            request = _named(method)
+            request.model_spec.name = "model"
+            given.append(request)
+    return requests
+
+
+def grpc_message(random: Random, number: int) -> Message:
+    """Make a call of any method, nearly right."""
+    methods = [method for method in _valid() if method != RELOAD]
+    method = random.choice(_HOT if random.random() < 0.75 else methods)
+    parts = random.choice((1, 1, 2, 5)) if method in _STREAMS else 1
+    body = b"".join(_part(random, method) for _ in range(parts))
+    headers = _metadata(random) if random.random() < 0.15 else ()
+    path = changed_bytes(random, method.encode()).decode("latin-1") if random.random() < 0.01 else method
+    if random.random() < 0.02:
+        body = changed_bytes(random, body)
+    return Message(number, f"grpc {method.rpartition('.')[2]}", Transport.GRPC, body, path, headers)
+
+
+def _part(random: Random, method: str) -> bytes:
+    """Make one message of a call, with the five bytes before it."""
+    data = changed_serialised(random, random.choice(_valid()[method]))
+    match random.randrange(60):
+        case 0:
+            return framed(gzip.compress(data), compressed=True)
+        case 1:
+            return framed(data, compressed=True)
+        case 2:
+            return bytes([random.randrange(256)]) + (random.choice(NUMBERS) % 2**32).to_bytes(4, "big") + data
+    return framed(data)
+
+
+def _metadata(random: Random) -> tuple[tuple[str, str], ...]:
+    chosen = random.sample(_METADATA, random.randint(1, 2))
+    return tuple((name, random.choice(values)) for name, values in chosen)
+
+
+def raw_http2_message(random: Random, number: int) -> Message:
+    """Make the bytes of a connection: a greeting and some calls, with frames between and bytes changed."""
+    encoder = Encoder()
+    parts = [PREFACE, frames.settings({}), *_frames(random, encoder)]
+    data = b"".join(parts)
+    if random.random() < 0.7:
+        start = random.choice((0, len(PREFACE), len(PREFACE) + 9))
+        data = data[:start] + changed_bytes(random, data[start:])
+    return Message(number, "raw http2", Transport.RAW_HTTP2, data)
+
+
+def _frames(random: Random, encoder: Encoder) -> Iterator[bytes]:
+    for stream in range(1, 2 * random.choice((1, 1, 2, 5)), 2):
+        if random.random() < 0.4:
+            yield frame(
+                random.randrange(12), random.randrange(256), random.choice((0, 1, stream, 2, 2**31 - 1)),
+                random.randbytes(random.choice((0, 4, 5, 6, 8, 40))),
+            )  # fmt: skip
+        further = [(text(random), text(random))] if random.random() < 0.3 else []
+        block = encoder.encode(call_headers(INFER, further))
+        yield frames.header_frames(stream, block, random.choice((10, 16_384)), end_stream=False)
+        body = framed(changed_serialised(random, random.choice(_valid()[INFER])))
+        yield BareConnection.data(stream, body, end=random.random() < 0.9)

@@ -1,0 +1,180 @@
+"""Requests of every path that the server has over HTTP, and bytes that are not quite HTTP/1.1."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tests.fuzz.json_documents import changed_json
+from tests.fuzz.messages import Message, Transport
+from tests.fuzz.values import NUMBERS, TEXTS, changed_bytes, text
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ["http_bytes", "http_message", "raw_http_message"]
+
+_JSON: Final = ("content-type", "application/json")
+_BINARY_LENGTH: Final = "inference-header-content-length"
+
+
+class _Door(NamedTuple):
+    """Requests of one protocol that are right: verbs and paths, and documents for their bodies."""
+
+    name: str
+    weight: int
+    paths: tuple[str, ...]
+    documents: tuple[Any, ...] = ()
+
+
+def _tensor(name: str, shape: list[int], datatype: str, data: list[Any], **more: Any) -> dict[str, Any]:
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data, **more}
+
+
+_NUMBERS: Final = _tensor("b", [1, 10], "FP32", [0.5] * 10)
+_KSERVE: Final = (
+    {"inputs": [_NUMBERS]},
+    {"id": "7", "inputs": [_NUMBERS], "outputs": [{"name": "a", "parameters": {"binary_data": True}}]},
+    {"inputs": [_tensor("b", [1, 10], "FP32", [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])], "parameters": {"sequence_id": 3}},
+    {"inputs": [_tensor("in", [1], "BYTES", ["abc"])]},
+    {"inputs": [_tensor("strings", [2], "BYTES", ["abc", "é"])]},
+    {"inputs": [_tensor("x", [1, 2], "FP32", [1.0, 2.0])], "parameters": {"sequence_id": 3, "sequence_start": True}},
+)
+_INFERS: Final = tuple(
+    f"POST /v2/models/{name}/infer" for name in ("model", "dag", "dynamic", "graph", "strings", "stateful", "ops")
+)
+_DOORS: Final = (
+    _Door("rest kserve", 30, (*_INFERS, "POST /v2/models/model/versions/1/infer"), _KSERVE),
+    _Door("rest generate", 6, ("POST /v2/models/graph/generate", "POST /v2/models/model/generate"), ({"in": "abc"},)),
+    _Door("rest generate_stream", 3, ("POST /v2/models/graph/generate_stream",), ({"in": "abc"},)),
+    _Door(
+        "rest tensorflow", 16,
+        ("POST /v1/models/model:predict", "POST /v1/models/dynamic/versions/1:predict",
+         "POST /v1/models/strings:predict"),
+        ({"instances": [[0.5] * 10]}, {"inputs": {"b": [[1] * 10]}, "signature_name": "serving_default"},
+         {"instances": [{"strings": "a"}, {"strings": {"b64": "YWJj"}}]}),
+    ),
+    _Door(
+        "rest questions", 8,
+        ("GET /v2", "GET /v2/models", "GET /v2/models/model", "GET /v2/models/graph/ready", "GET /v2/health/ready",
+         "POST /v2/repository/index", "GET /v1/models/model", "GET /v1/models/model/metadata", "GET /v1/models"),
+        ({"ready": True},),
+    ),
+    _Door("rest admin", 1, ("GET /v1/config", "GET /metrics"), ({},)),
+    _Door("handlers", 14,
+          ("POST /handler", "GET /handler?a=1&b=2", "PUT /handler", "DELETE /handler", "GET /handler/info"),
+          ([1, 2, 3], {"a": {"b": [None, 1.5, "x"]}})),
+    _Door("rest paddle", 12, ("POST /ops/prediction", "GET /ops/health", "GET /ops/trace", "GET /ops/metrics"),
+          ({"key": ["x"], "value": ["abc"], "logid": 3}, {"key": ["x", "y"], "value": ["[1, 2]", "1"]})),
+)  # fmt: skip
+_HEADERS: Final = (
+    ("content-type", ("application/octet-stream", "multipart/form-data; boundary=x", "multipart/form-data", "image/png",
+                      "text/plain", "application/json; charset=utf-16", "application/x-www-form-urlencoded", "")),
+    ("accept", ("*/*", "text/event-stream", "application/octet-stream", "x")),
+    ("accept-encoding", ("gzip", "br;q=2", "identity;q=0")),
+    ("connection", ("close", "keep-alive", "te, close")),
+    ("x-request-id", ("1", "é", "a" * 3000)),
+    ("authorization", ("Bearer x", "Basic !!!")),
+    ("origin", ("http://a", "null")),
+    ("cookie", ("a=b; c", "=;=")),
+    ("range", ("bytes=0-1", "x")),
+    ("if-none-match", ("*",)),
+    ("x-forwarded-for", ("1.2.3.4", ",")),
+)  # fmt: skip
+_TROUBLES: Final = (
+    "Transfer-Encoding: chunked", "Transfer-Encoding: gzip, chunked", "Transfer-Encoding: x", "Content-Length: 3",
+    "Content-Length: -1", "Content-Length: +5", "Content-Length: 99999999999999999999", "Content-Length: 1, 1",
+    "Expect: 100-continue", "Expect: x", "Upgrade: h2c", "Upgrade: websocket", "Connection: Upgrade", "Host:",
+    "Host: a b", "Trailer: x", " folded: x", "no colon", ": empty", "A\0: b", "A: b\rC: d", "X-Long: " + "z" * 20_000,
+)  # fmt: skip
+
+
+def http_message(random: Random, number: int) -> Message:
+    """Make a request, nearly right, whose body has the length that it says."""
+    (door,) = random.choices(_DOORS, [each.weight for each in _DOORS])
+    verb, _, path = random.choice(door.paths).partition(" ")
+    if random.random() < 0.08:
+        path = _changed_path(random, path)
+    if random.random() < 0.03:
+        verb = random.choice(("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "BREW"))
+    body, headers = b"", [_JSON]
+    if verb in {"POST", "PUT", "PATCH"} and door.documents:
+        body, headers = _body(random, random.choice(door.documents), binary=door.name == "rest kserve")
+    if random.random() < 0.1:
+        name, values = random.choice(_HEADERS)
+        headers = [each for each in headers if each[0] != name] + [(name, random.choice(values))]
+    return Message(number, door.name, Transport.HTTP, body, f"{verb} {path}", tuple(headers))
+
+
+def _changed_path(random: Random, path: str) -> str:
+    """Change a segment, or any of the path's letters, into what may stand in a request's first line."""
+    segments = path.split("/")
+    match random.randrange(4):
+        case 0:
+            segments[random.randrange(len(segments))] = text(random)
+        case 1:
+            segments.insert(
+                random.randrange(len(segments) + 1), random.choice((*TEXTS, "versions", str(random.choice(NUMBERS))))
+            )
+        case 2:
+            segments[-1] += random.choice(("?", "?a=%ff", "?a=1&a=2", "%", "%zz", ";a", "?" + "b" * 3000))
+        case _:
+            segments = changed_bytes(random, path.encode()).decode("latin-1").split("/")
+    changed = "/" + "/".join(segments).lstrip("/")
+    return "".join(each if "!" <= each <= "~" and each != "#" else f"%{ord(each) & 0xFF:02x}" for each in changed)
+
+
+def _body(random: Random, document: Any, *, binary: bool) -> tuple[bytes, list[tuple[str, str]]]:
+    if binary and random.random() < 0.3:
+        return _binary_body(random, document)
+    body = changed_json(random, document)
+    match random.randrange(40):
+        case 0:
+            return gzip.compress(body), [_JSON, ("content-encoding", "gzip")]
+        case 1:
+            return body, [_JSON, ("content-encoding", random.choice(("gzip", "deflate", "br", "x")))]
+        case 2:
+            return zlib.compress(body), [_JSON, ("content-encoding", "deflate")]
+        case 3:
+            return changed_bytes(random, gzip.compress(body)), [_JSON, ("content-encoding", "gzip")]
+    return body, [_JSON]
+
+
+def _binary_body(random: Random, document: Any) -> tuple[bytes, list[tuple[str, str]]]:
+    """Move the first tensor's data behind the document, nearly as it should be."""
+    tensor = dict(document["inputs"][0])
+    tensor.pop("data")
+    size = random.choice((40, 40, 40, 4, 0, 39, 400, 2**31))
+    tensor["parameters"] = {"binary_data_size": size}
+    changed = {**document, "inputs": [tensor]}
+    head = changed_json(random, changed) if random.random() < 0.5 else json.dumps(changed).encode()
+    length = str(random.choice((len(head), len(head), len(head), len(head) - 1, 0, -1, 10**9, "x")))
+    return head + random.randbytes(min(size, 400)), [_JSON, (_BINARY_LENGTH, length)]
+
+
+def http_bytes(message: Message) -> bytes:
+    """Write a request as it is sent."""
+    verb, _, path = message.path.partition(" ")
+    lines = [f"{verb} {path} HTTP/1.1", "host: 127.0.0.1", *(f"{name}: {value}" for name, value in message.headers)]
+    if message.body or verb in {"POST", "PUT", "PATCH"}:
+        lines.append(f"content-length: {len(message.body)}")
+    return "\r\n".join([*lines, "", ""]).encode("utf-8") + message.body
+
+
+def raw_http_message(random: Random, number: int) -> Message:
+    """Make the bytes of a connection: some requests with lines between and bytes changed."""
+    requests = [http_bytes(http_message(random, number)) for _ in range(random.choice((1, 1, 1, 2, 3)))]
+    if random.random() < 0.5:
+        at = random.randrange(len(requests))
+        head, _, body = requests[at].partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        lines.insert(random.randint(1, len(lines)), random.choice(_TROUBLES).encode("latin-1"))
+        requests[at] = b"\r\n".join(lines) + b"\r\n\r\n" + body
+    data = b"".join(requests)
+    if random.random() < 0.1:
+        data = data.replace(b"\r\n", b"\n")
+    if random.random() < 0.6:
+        data = changed_bytes(random, data)
+    return Message(number, "raw http", Transport.RAW_HTTP, data)

@@ -1,0 +1,24 @@
+"""The message of a number."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from tests.fuzz.grpc_doors import grpc_message, raw_http2_message
+from tests.fuzz.http_doors import http_message, raw_http_message
+
+if TYPE_CHECKING:
+    from tests.fuzz.messages import Message
+
+__all__ = ["make_message"]
+
+_MAKERS: Final = (*((grpc_message, 46), (http_message, 46), (raw_http2_message, 4), (raw_http_message, 4)),)
+
+
+def make_message(number: int) -> Message:
+    """Make it, from the number alone."""
+    random = Random(number)
+    makers, weights = zip(*_MAKERS, strict=True)
+    (maker,) = random.choices(makers, weights)
+    return maker(random, number)
