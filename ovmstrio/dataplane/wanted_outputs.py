@@ -25,7 +25,7 @@ def check_outputs(wanted: Sequence[RequestedOutput], known: Sequence[TensorSpec]
         InvalidRequest: a name is unknown; all that are known are listed.
     """
     if known:
-        _refuse_strangers(wanted, [spec.name for spec in known])
+        _refuse_strangers(wanted, [*(spec.name for spec in known), SEQUENCE_ID])
 
 
 def keep_outputs(response: InferResponse, wanted: Sequence[RequestedOutput]) -> None:
@@ -44,9 +44,10 @@ def keep_outputs(response: InferResponse, wanted: Sequence[RequestedOutput]) -> 
 
 def _refuse_strangers(wanted: Sequence[RequestedOutput], known: Iterable[str]) -> None:
     known = [*known]
-    strangers = [output.name for output in wanted if output.name not in known and output.name != SEQUENCE_ID]
+    strangers = [output.name for output in wanted if output.name not in known]
     if strangers:
+        names = ", ".join(name for name in known if name != SEQUENCE_ID)
         raise InvalidRequest(
-            f"requested outputs: expected some of {', '.join(known) or 'none'}, "
+            f"requested outputs: expected some of {names or 'none'}, "
             f"got {', '.join(name[:80] for name in strangers[:10])}"
         )

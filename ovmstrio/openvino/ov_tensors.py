@@ -42,7 +42,8 @@ def to_tensor(array: Array, spec: TensorSpec) -> ov.Tensor:
 def from_tensor(tensor: ov.Tensor, spec: TensorSpec) -> Array:
     """Copy a tensor into an array of the dtype ``spec.datatype.numpy``."""
     if spec.datatype is BYTES:
-        strings: Array = tensor.bytes_data.astype(object)
+        # OpenVINO looks for the longest string also where there is none, in memory that is not the tensor's.
+        strings: Array = tensor.bytes_data.astype(object) if tensor.get_size() else np.empty(list(tensor.shape), object)
         return strings
     copy: Array = tensor.data.copy()
     return copy if copy.dtype == spec.datatype.numpy else copy.view(spec.datatype.numpy)

@@ -56,15 +56,14 @@ class Slot:
             cannot fail or have more threads.
     """
 
-    __slots__ = ("_arrays", "_broken", "_idle", "_shares_outputs", "_signal", "_signature", "_synchronous", "request")
+    __slots__ = ("_arrays", "_broken", "_idle", "_signal", "_signature", "_synchronous", "request")
 
     def __init__(self, model: ov.CompiledModel, signature: ModelSignature, *, synchronous: bool) -> None:
-        self._synchronous = synchronous
+        # The synchronous call reads outputs at once; of strings it cannot read an empty tensor (see from_tensor).
+        self._synchronous = synchronous and all(spec.datatype is not BYTES for spec in signature.outputs)
         self._broken = ""
         self._signature = signature
         self._idle = [idle_tensor(spec) for spec in signature.inputs]
-        # OpenVINO warns when it is asked to share strings, which it always copies.
-        self._shares_outputs = all(spec.datatype is not BYTES for spec in signature.outputs)
         self._arrays: Sequence[Array] = ()
         self._signal = _Signal()
         self._attach(model)
@@ -102,7 +101,7 @@ class Slot:
         """
         try:
             if self._synchronous:
-                self.request.infer(share_inputs=True, share_outputs=self._shares_outputs, decode_strings=False)
+                self.request.infer(share_inputs=True, share_outputs=True, decode_strings=False)
             else:
                 self.request.start_async()
                 self.request.wait()

@@ -83,6 +83,12 @@ async def test_a_name_that_an_open_answer_lacks_is_refused(nursery: trio.Nursery
         await _asked(nursery, tmp_path, Several("m", (), ("a",)), "b")
 
 
+async def test_the_id_of_a_sequence_is_no_output_where_there_are_none(nursery: trio.Nursery, tmp_path: Path) -> None:
+    """A model without sequences refuses it as any other name that it has not."""
+    with pytest.raises(InvalidRequest, match=r"^requested outputs: expected some of y, got sequence_id$"):
+        await _asked(nursery, tmp_path, Several("m", ("y",), ("y",)), SEQUENCE_ID)
+
+
 async def test_the_id_of_a_sequence_is_always_answered(nursery: trio.Nursery, tmp_path: Path) -> None:
     """Its client needs it to go on, asked for or not."""
     servable = Several("m", ("y", "z"), ("y", "z", SEQUENCE_ID))

@@ -42,7 +42,7 @@ def _fuzz(numbers: range, jobs: int) -> Report:
                     total.violations += [Violation(seen, fault) for fault in whole.faults_afterwards()]
                     rate = total.messages / (time.monotonic() - started)
                     print(f"{total.messages} sent, {rate:.0f}/s; go on with --first {seen.stop}", flush=True)  # noqa: T201
-                    if len(total.violations) > MOST_VIOLATIONS:
+                    if len(total.violations) > MOST_VIOLATIONS or server.process.poll() is not None:
                         break
             code, log = server.stop()
             if code:

@@ -24,7 +24,7 @@ from tests.fuzz.http_lane import HttpLane, tell_raw_http
 from tests.fuzz.making import make_message
 from tests.fuzz.messages import Message, Transport
 from tests.fuzz.outcomes import Outcome, Violation
-from tests.support.bare_http2 import BareConnection
+from tests.support.bare_http2 import BareConnection, ConnectionEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -98,6 +98,8 @@ class Campaign:
             for start in range(numbers.start, numbers.stop, BATCH):
                 batch = range(start, min(start + BATCH, numbers.stop))
                 self._run_batch(lanes, batch, report)
+        except (OSError, ConnectionEnded) as error:
+            report.violations.append(Violation(batch, f"the server is gone: {error!r}"))
         finally:
             for lane in lanes:
                 lane.close()

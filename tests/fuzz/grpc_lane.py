@@ -98,7 +98,7 @@ def _note(outcome: Outcome, answer: Answer) -> None:
     if answer.reset is not None:
         outcome.add_reset("reset", answer.reset)
     elif answer.headers.get(":status", "200") != "200":
-        outcome.add_http(int(answer.headers[":status"]), answer.data)
+        outcome.add_http(int(answer.headers[":status"]), bytes(answer.data))
     else:
         outcome.add_grpc(answer.status, answer.headers.get("grpc-message", ""))
 

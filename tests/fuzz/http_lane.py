@@ -105,8 +105,10 @@ class HttpLane:
         if self._connection is None:
             self._connection = socket.create_connection(("127.0.0.1", self._port), timeout=SECONDS)
             self._reader = HttpReader(self._connection)
+        last = next((at for at, message in enumerate(messages) if ("connection", "close") in message.headers), None)
+        sent = messages if last is None else messages[: last + 1]
         with contextlib.suppress(OSError):
-            self._connection.sendall(b"".join(map(http_bytes, messages)))
+            self._connection.sendall(b"".join(map(http_bytes, sent)))
 
     def end(self, messages: Sequence[Message]) -> list[Outcome]:
         """Read what came of each; those behind a closed connection are sent again."""
@@ -120,7 +122,8 @@ class HttpLane:
                 self.close()
                 tried += 1
                 if tried == 1:
-                    self.begin(messages[len(outcomes) :])
+                    # Alone, for what follows an answer on a connection that the server closes may cost that answer.
+                    self.begin([message])
                     continue
                 outcomes.append(Outcome())
                 outcomes[-1].add_silence(f"no answer over HTTP: {error!r}")
@@ -129,8 +132,8 @@ class HttpLane:
                 outcomes[-1].add_http(answer.status, answer.body)
                 if answer.is_last:
                     self.close()
-            tried = 0
-            if self._connection is None:
+            if tried or self._connection is None:
+                tried = 0
                 self.begin(messages[len(outcomes) :])
         return outcomes
 

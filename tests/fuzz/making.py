@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["make_message"]
 
-_MAKERS: Final = (*((grpc_message, 46), (http_message, 46), (raw_http2_message, 4), (raw_http_message, 4)),)
+_MAKERS: Final = (grpc_message, http_message, raw_http2_message, raw_http_message)
+_WEIGHTS: Final = (46, 46, 4, 4)
 
 
 def make_message(number: int) -> Message:
     """Make it, from the number alone."""
     random = Random(number)
-    makers, weights = zip(*_MAKERS, strict=True)
-    (maker,) = random.choices(makers, weights)
+    (maker,) = random.choices(_MAKERS, _WEIGHTS)
     return maker(random, number)

@@ -41,6 +41,18 @@ async def test_inline_and_pooled_runs_agree(model: object, tmp_path: Path) -> No
         np.testing.assert_array_equal(one, other)
 
 
+async def test_a_tensor_of_no_strings_comes_back_as_one(tmp_path: Path) -> None:
+    """OpenVINO reads memory that is not its own where it is asked for the strings of an empty tensor."""
+    running = network(ir.string_passthrough(), tmp_path)
+    for _ in range(20):
+        (inline,) = await running.infer([np.empty(0, object)])
+        assert (inline.shape, inline.dtype) == ((0,), np.dtype(object))
+    (pooled,) = await send_away(running).infer([np.empty(0, object)])
+    assert (pooled.shape, pooled.dtype) == ((0,), np.dtype(object))
+    (some,) = await running.infer([np.array([b"a", b""], object)])
+    assert some.tolist() == [b"a", b""]
+
+
 async def test_outputs_are_copies(tmp_path: Path) -> None:
     """An answer does not change when the next request runs."""
     running = network(ir.dummy(), tmp_path)

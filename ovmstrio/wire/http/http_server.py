@@ -65,6 +65,9 @@ class _Application(QuartTrio):
         finally:
             await _finish(scope)
 
+    def create_url_adapter(self, _request: Any) -> None:
+        """Look for no route of the framework's: there are none, and it fails on names of hosts that cannot be."""
+
     async def dispatch_request(self, request_context: Any = None) -> Response:
         """Have the router answer the request."""
         del request_context

@@ -194,3 +194,16 @@ async def test_head_is_answered_as_get_without_its_body(tmp_path: Path) -> None:
         for target in ("/v2", "/v2/models/echo", "/v1/config", "/v2/models/nobody"):
             got = await _raw(address, _head("GET", target))
             assert (await _raw(address, _head("HEAD", target))).split(b"\r\n\r\n")[0] == got.split(b"\r\n\r\n")[0]
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "127..0.1:80", "-", "[::1", "a:b"])
+async def test_a_host_that_cannot_be_is_answered_as_any_other(tmp_path: Path, host: str) -> None:
+    """Nothing depends on the name under which a server was asked."""
+    async with _models(tmp_path) as address:
+        for line in ("X: y", "TE: trailers"):
+            asked = _head("GET", "/v2", line).replace(b"Host: h\r\n", f"Host: {host}\r\n".encode(), 1)
+            name, _, port = address.rpartition(":")
+            with trio.fail_after(PATIENCE_SECONDS):
+                async with await trio.open_tcp_stream(name, int(port)) as stream:
+                    await stream.send_all(asked)
+                    assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")

@@ -49,6 +49,8 @@ _PARAMETERS: Final = "parameters"
 _ID: Final = "id"
 _INT64: Final = range(-(2**63), 2**63)
 _UINT64: Final = range(2**64)
+_MOST_LEVELS: Final = 32
+"""What numpy can walk through."""
 
 Array = np.ndarray[Any, Any]
 
@@ -117,6 +119,8 @@ def _elements(name: str, value: Any) -> Array:
     array = np.array(value if isinstance(value, list) else [value], object)
     if not array.size:
         raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
+    if array.ndim > _MOST_LEVELS:
+        raise InvalidRequest(f"input {name}: expected lists of at most {_MOST_LEVELS} levels, got more")
     for element in array.flat:
         if isinstance(element, list):
             raise InvalidRequest(f"input {name}: expected lists of one length on each level, got lists of several")

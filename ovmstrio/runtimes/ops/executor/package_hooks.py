@@ -106,7 +106,7 @@ class PackageHooks:
                 return None
             data, log_id, _, _ = self._request.unpack_request_package(request)
         except Exception as error:  # whatever the request holds
-            raise _package_error(error) from error
+            raise _unreadable(error) from error
         return data, log_id
 
     async def unpack(self, request: PipelineRequest) -> tuple[dict[str, Any], int]:
@@ -121,7 +121,7 @@ class PackageHooks:
             returned = await self._call(self._request.unpack_request_package, request)
             data, log_id, code, info = _four(returned, request)
         except Exception as error:  # the border of user code
-            raise _package_error(error) from error
+            raise (_unreadable if self._unpacks_here else _package_error)(error) from error
         if code is not None:
             raise failures.of_product(code, info)
         return data, log_id
@@ -206,6 +206,15 @@ def _four(returned: Any, request: PipelineRequest) -> tuple[dict[str, Any], int,
 def _package_error(error: BaseException) -> OpFailure:
     cause = failures.cause_of(error)
     log.error("request or answer cannot be packed", exc_info=cause)
+    return _failure_of(cause)
+
+
+def _unreadable(error: BaseException) -> OpFailure:
+    """Make the failure of a request that no code of the user has read: where it was noticed is of no use to anybody."""
+    return _failure_of(failures.cause_of(error))
+
+
+def _failure_of(cause: BaseException) -> OpFailure:
     return OpFailure(CustomExceptionCode.RPC_PACKAGE_ERROR.value, f"rpc package error: {text_of(cause)}")
 
 
