@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["Campaign", "Report", "deliver", "new_in_log", "run_numbers"]
+__all__ = ["Campaign", "Report", "deliver", "new_in_log", "run_numbers", "tracebacks"]
 
 BATCH: Final = 100
+LONGEST: Final = 3_000
+_ENTRY: Final = re.compile(r"(?m)^(?=\d{4}-\d\d-\d\dT)")
+_DIGITS: Final = re.compile(r"\d+")
 _ROW: Final = np.arange(10, dtype=np.float32).reshape(1, 10)
 
 
@@ -116,10 +120,8 @@ class Campaign:
 
     def faults_afterwards(self) -> Iterable[str]:
         """Look at the log, and ask the server something plain over both protocols."""
-        written = self._log()
-        at = written.find("Traceback (most recent call last)")
-        if at >= 0:
-            yield f"a traceback in the log: {written[max(0, at - 500) : at + 4000]}"
+        for told in tracebacks(self._log()):
+            yield f"a traceback in the log: {told}"
         try:
             yield from self._ask_plainly()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server does not answer
@@ -138,6 +140,13 @@ class Campaign:
         said = httpx.post(url, json={"inputs": [tensor]}, timeout=20, trust_env=False).json()
         if said["outputs"][0]["data"] != (_ROW + 1).ravel().tolist():
             yield f"a plain request was answered wrongly: {said}"
+
+
+def tracebacks(written: str) -> list[str]:
+    """Find the tracebacks in a log whose lines begin with the time, each with its line: one of those that end alike."""
+    entries = _ENTRY.split(written)
+    found = {_DIGITS.sub("", entry.rstrip().rpartition("\n")[2]): entry for entry in entries if "Traceback (" in entry}
+    return [entry if len(entry) < LONGEST else f"{entry[:500]}\n...\n{entry[-LONGEST:]}" for entry in found.values()]
 
 
 def new_in_log(log: Path) -> Callable[[], str]:
