@@ -40,6 +40,10 @@ bench *args:
 attacks:
     {{ bin }}/python -m benchmarks attacks
 
+# Send a million messages that are nearly right over all doors; `just fuzz --count 10000 --first 5000` for some.
+fuzz *args:
+    {{ bin }}/python -m tests.fuzz {{ args }}
+
 # Generate the message classes from protos/ again.
 protos:
     {{ bin }}/python protos/generate.py

@@ -26,7 +26,7 @@ from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
 from ovmstrio.observability.call_statistics import CallStatistics
-from ovmstrio.registry import Readiness
+from ovmstrio.registry import Readiness, parse_version
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
@@ -216,11 +216,12 @@ class DataPlane:
             VersionLoading: the version is not loaded yet.
             InvalidRequest: the version is not a number.
         """
+        number = parse_version(version)
         if name:
             with self._worded(door, door.metadata):
                 self.registry.peek(name, version)
         names = [name] if name else sorted(self.registry.statuses())
-        asked = str(int(version)) if version.strip("0") else ""
+        asked = str(number) if number else ""
         every = ((each, str(number)) for each in names for number in self.registry.available_versions(each))
         return self._statistics.of(pair for pair in every if asked in ("", pair[1]))
 

@@ -1,7 +1,7 @@
 """What is served: names and versions, their states, and changes of them under load."""
 
 from ovmstrio.registry.instances import Lease
-from ovmstrio.registry.registry import Registry
+from ovmstrio.registry.registry import Registry, parse_version
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionState, VersionStatus
 
 __all__ = [
@@ -11,4 +11,5 @@ __all__ = [
     "Registry",
     "VersionState",
     "VersionStatus",
+    "parse_version",
 ]

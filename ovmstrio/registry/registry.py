@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.servable import LeaseServable, Servable
     from ovmstrio.runtimes.kind import Kind, Takes
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "parse_version"]
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_VERSION: Final = 2**63 - 1
@@ -188,7 +188,7 @@ class Registry:
             instance = service.serving.get(version)
             if instance is not None:
                 return Lease(instance)
-        return await self._lease_later(name, _parse(version))
+        return await self._lease_later(name, parse_version(version))
 
     def peek(self, name: str, version: str = "") -> Servable:
         """Give the servable of a version, or of the default one, without a lease: for its metadata, used at once.
@@ -198,11 +198,11 @@ class Registry:
             VersionLoading: it is not loaded yet.
             InvalidRequest: the version is not a number.
         """
-        return self._find(name, _parse(version)).servable
+        return self._find(name, parse_version(version)).servable
 
     def takes_of(self, name: str, version: str = "") -> frozenset[Takes]:
         """Give the calls that a version, or the default one, takes; raises as :meth:`peek`."""
-        return self._find(name, _parse(version)).takes
+        return self._find(name, parse_version(version)).takes
 
     def is_ready(self, name: str, version: str = "") -> bool:
         """Tell whether a version, or with none named the default one, can be called.
@@ -212,7 +212,7 @@ class Registry:
                 version that never exists.
             InvalidRequest: the version is not a number.
         """
-        number = _parse(version)
+        number = parse_version(version)
         service = self._known(name)
         record = service.record(number)
         if record is not None:
@@ -394,7 +394,12 @@ class Registry:
         self._changed = trio.Event()
 
 
-def _parse(version: str) -> int:
+def parse_version(version: str) -> int:
+    """Read the number of a version; 0 is the default one, as nothing is.
+
+    Raises:
+        InvalidRequest: it is not a number.
+    """
     if not version:
         return DEFAULT_VERSION
     number = int(version) if _INTEGER.fullmatch(version) else None

@@ -131,3 +131,19 @@ async def test_statistics_count_what_was_answered_and_what_failed(doors: Doors) 
     for path in ("/v2/models/fixed/stats", "/v2/models/fixed/versions/1/stats"):
         (document,) = (await doors.get(path))["model_stats"]
         assert document["inference_stats"]["success"] == {"count": 2, "ns": counted.success.ns}
+
+
+async def test_statistics_of_a_version_that_is_no_number_are_refused(doors: Doors) -> None:
+    """With a name and without one."""
+
+    def call(client: Any) -> list[str]:
+        from tritonclient.utils import InferenceServerException
+
+        said = []
+        for name in ("fixed", ""):
+            with pytest.raises(InferenceServerException) as caught:
+                client.get_inference_statistics(name, "last")
+            said.append(str(caught.value.status()))
+        return said
+
+    assert await with_triton(doors.grpc, call) == ["StatusCode.INVALID_ARGUMENT"] * 2

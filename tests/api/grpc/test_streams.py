@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -152,6 +153,7 @@ async def test_a_malformed_message_ends_the_stream_with_its_status(streaming: St
     assert (messages, status) == ([], "INVALID_ARGUMENT")
     assert "malformed inference.ModelInferRequest" in text
     assert streaming.servable.open == 0
+    assert re.search(r'ovmstrio_requests_total{.*code="InvalidRequest".*} 1.0', streaming.metrics)
 
 
 async def test_a_stream_that_ends_by_itself_ends_the_call(streaming: Streaming) -> None:

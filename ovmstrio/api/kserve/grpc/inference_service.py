@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import trio
-from grpclib.const import Cardinality, Handler
+from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.doors import KSERVE_GRPC
@@ -17,7 +17,7 @@ from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, enco
 from ovmstrio.api.kserve.model_config import config_message
 from ovmstrio.api.kserve.model_statistics import statistics_message
 from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
-from ovmstrio.core.errors import InvalidRequest, ServerError
+from ovmstrio.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from ovmstrio.core.request import InferRequest, StreamProblem
 from ovmstrio.protocol.generated import inference as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
@@ -38,13 +38,14 @@ async def exchange(call: Call, stream: OpenStream) -> None:
     Requests are not read ahead of the stream: one that takes none fills the client's flow-control window.
 
     Raises:
-        GRPCError: a message of the client cannot be read, or a reply is too large.
+        InvalidRequest: a message of the client cannot be read; its cause is what the transport raised.
+        GRPCError: a reply is too large.
         StreamTerminatedError: the call is over.
 
     Ownership: the task that receives, which has ended when this returns.
     Cancellation: at any checkpoint; a reply may have been sent in part.
     """
-    failure: GRPCError | StreamTerminatedError | None = None
+    failure: Exception | None = None
 
     async def receive() -> None:
         nonlocal failure
@@ -56,7 +57,7 @@ async def exchange(call: Call, stream: OpenStream) -> None:
             # It has ended by itself, and the sender will see that.
             pass
         except GRPCError as error:
-            failure = error
+            failure = _refusal(error)
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
@@ -68,6 +69,14 @@ async def exchange(call: Call, stream: OpenStream) -> None:
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+def _refusal(error: GRPCError) -> InvalidRequest:
+    """Say in the domain's words that a message is the client's mistake."""
+    kind = PayloadTooLarge if error.status is Status.RESOURCE_EXHAUSTED else InvalidRequest
+    refusal = kind(error.message or "")
+    refusal.__cause__ = error
+    return refusal
 
 
 async def _send_replies(call: Call, stream: OpenStream) -> None:
@@ -137,6 +146,8 @@ class InferenceService(pb.GrpcInferenceServiceBase):
                 opened = True
                 await exchange(call, stream)
         except ServerError as error:
+            if isinstance(error.__cause__, GRPCError):
+                raise error.__cause__ from None
             if opened and not call.half_closed:
                 await call.send_message(encode_stream_response(StreamInferResponse(error.message)))
             raise
