@@ -89,14 +89,14 @@ class ServiceMounts:
         _, name, *rest = path.split("/", 2)
         if name in self._kind_of:
             below, refuse = f"/{rest[0]}" if rest else "", self._kind_of[name].refuse
-            return Route(partial(self._answer, name), refuse, below, name, is_hot=True, is_patient=True)
+            return Route(partial(self._answer, name), refuse, below, name, is_hot=True)
         return self._route_at_root(path)
 
     def _route_at_root(self, path: str) -> Route | None:
         kind = self._kind_of.get(self._root)
         if kind is None:
             return None
-        return Route(partial(self._answer, self._root), kind.refuse, path, is_hot=True, is_patient=True)
+        return Route(partial(self._answer, self._root), kind.refuse, path, is_hot=True)
 
     async def _answer(self, name: str, request: HttpRequest) -> HttpAnswer:
         door = self._kind_of[name].door

@@ -7,7 +7,8 @@
     │   ├── MalformedJson                      a body that is not JSON at all
     │   ├── MalformedPayload                   a body that is not what its content type says, for a handler
     │   ├── MethodNotAllowed                   a known path, the wrong verb
-    │   └── PayloadTooLarge                    a message above the configured limit
+    │   ├── PayloadTooLarge                    a message above the configured limit
+    │   └── RequestTooSlow                     a request took longer to come than it may
     ├── NotFound (LookupError)                 nothing of that name or version is known
     │   ├── ServiceMissing                     nothing is called so
     │   ├── VersionMissing                     what is called so has no such version
@@ -69,6 +70,7 @@ __all__ = [
     "PayloadTooLarge",
     "PipelineFailure",
     "Problem",
+    "RequestTooSlow",
     "SequenceEnding",
     "SequenceExists",
     "SequenceMissing",
@@ -121,6 +123,10 @@ class MethodNotAllowed(InvalidRequest):
 
 class PayloadTooLarge(InvalidRequest):
     """A message is larger than ``max_message_size``."""
+
+
+class RequestTooSlow(InvalidRequest):
+    """The request took longer to come than it may."""
 
 
 class NotFound(ServerError, LookupError):

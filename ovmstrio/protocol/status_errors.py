@@ -35,6 +35,7 @@ _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
     400: errors.InvalidRequest,
     404: errors.NotFound,
     406: errors.MethodNotAllowed,
+    408: errors.RequestTooSlow,
     409: errors.AlreadyExists,
     412: errors.FailedPrecondition,
     413: errors.PayloadTooLarge,

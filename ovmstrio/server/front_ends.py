@@ -48,6 +48,7 @@ def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> Res
     return RestFrontEnd(
         plane,
         max_body_bytes=settings.max_message_size,
+        receive_seconds=settings.request_receive_seconds,
         cors=_cors(settings),
         shows_details=settings.debug,
         pending=pending,

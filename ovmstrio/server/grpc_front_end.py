@@ -88,6 +88,9 @@ class GrpcFrontEnd:
         """Do as :meth:`serve` with listeners that are the caller's."""
         await self._server.serve(listeners, task_status=task_status)
 
+    def begin_drain(self) -> None:
+        """Do nothing: the protocol's only way to say so ends the connection, and there may be no other server yet."""
+
     async def drain(self, grace_seconds: float) -> int:
         """Stop gently: listeners close, calls in flight get the grace, the rest is cancelled and counted.
 

@@ -72,6 +72,10 @@ class FrontEnd(Protocol):
         """Serve until drained or cancelled; reports the bound addresses once connections are accepted."""
         ...
 
+    def begin_drain(self) -> None:
+        """Let clients know by answers that they had better come to another server; everything is still served."""
+        ...
+
     async def drain(self, grace_seconds: float) -> int:
         """Close listeners, let calls in flight finish within the grace, end the rest and tell how many those were."""
         ...
@@ -86,12 +90,14 @@ class Hosting:
         lend: makes what those that load are lent.
         obstacle: tells why the server as a whole cannot answer, or an empty text.
         until: returns when the server is to drain.
+        warned: returns when that is near.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
     lend: Callable[..., LoadContext] = LoadContext
     obstacle: Callable[[], str] | None = None
     until: Callable[[], Awaitable[None]] | None = None
+    warned: Callable[[], Awaitable[None]] | None = None
 
     @property
     def is_part(self) -> bool:
@@ -149,6 +155,8 @@ async def serve_plan(
             await nursery.start(obey_signals, end, nursery.cancel_scope)
         if hosting is not None and hosting.until is not None:
             nursery.start_soon(server.end_when, hosting.until, nursery.cancel_scope)
+        if hosting is not None and hosting.warned is not None:
+            nursery.start_soon(server.begin_drain_when, hosting.warned)
         await server.run(task_status)
         nursery.cancel_scope.cancel()
     return server.ended_gently
@@ -343,10 +351,20 @@ class _Server:
         await until()
         await self.end(everything)
 
-    async def _drain(self) -> None:
-        """Turn not ready, take nothing new, close listeners, let calls end, keep sequences."""
+    async def begin_drain_when(self, warned: Callable[[], Awaitable[None]]) -> None:
+        """Begin to drain when ``warned`` returns."""
+        await warned()
+        self._begin_drain()
+
+    def _begin_drain(self) -> None:
         self._plane.begin_drain()
         self._registry.begin_drain()
+        for front_end in self._front_ends.values():
+            front_end.begin_drain()
+
+    async def _drain(self) -> None:
+        """Turn not ready, answer what comes, close listeners, let calls end, keep sequences."""
+        self._begin_drain()
         await trio.sleep(self._settings.drain_delay)
         cut = 0
 

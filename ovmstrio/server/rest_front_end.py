@@ -14,6 +14,7 @@ from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
 from ovmstrio.runtimes.kind import Takes
+from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.http.router import Router
 
@@ -39,6 +40,7 @@ class RestFrontEnd(HttpFrontEnd):
         addresses: where to listen.
         tls: the server's TLS settings, None for plain connections.
         max_body_bytes: larger bodies are refused.
+        receive_seconds: what a request may take from its first byte to its last.
         cors: what browsers of other origins may do, None for nothing.
         shows_details: whether callers of handlers may see what their code raised.
         pending: counts what waits for clients; of no bound for the server unless given.
@@ -52,13 +54,21 @@ class RestFrontEnd(HttpFrontEnd):
         *,
         tls: ssl.SSLContext | None = None,
         max_body_bytes: int = _MAX_BODY_BYTES,
+        receive_seconds: float = RECEIVE_SECONDS,
         cors: Cors | None = None,
         shows_details: bool = False,
         pending: PendingAnswers | None = None,
         root: str = "",
     ) -> None:
         router = make_router(plane, max_body_bytes, cors, shows_details=shows_details, root=root)
-        super().__init__(addresses, router, tls=tls, max_body_bytes=max_body_bytes, pending=pending)
+        super().__init__(
+            addresses,
+            router,
+            tls=tls,
+            max_body_bytes=max_body_bytes,
+            receive_seconds=receive_seconds,
+            pending=pending,
+        )
 
 
 def make_router(

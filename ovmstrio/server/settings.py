@@ -135,6 +135,9 @@ class ServerSettings(BaseModel):
     stalled_client_seconds: Annotated[float, Field(ge=0)] = _setting(
         60, LIMITS, "A client that takes nothing for so long of what waits for it is cut off; 0 never."
     )
+    request_receive_seconds: Annotated[float, Field(gt=0)] = _setting(
+        120, LIMITS, "Time that a request over HTTP may take to come, from its first byte to its last."
+    )
     drain_delay: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Time between turning not ready and closing the listeners."
     )

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import trio
 
-__all__ = ["Listener", "Peer", "address_of", "client_of", "open_listeners", "peer_of", "tls_context"]
+__all__ = ["Listener", "Peer", "address_of", "client_of", "open_listeners", "peer_of", "socket_of", "tls_context"]
 
 Listener = trio.abc.Listener[Any]
 
@@ -125,9 +125,15 @@ async def _remove_stale(path: Path) -> None:
 
 def address_of(listener: Listener) -> str:
     """Say where a listener listens, with the port that the system chose."""
+    sock = socket_of(listener)
+    return "unknown" if sock is None else _format(sock.getsockname())
+
+
+def socket_of(listener: Listener) -> trio.socket.SocketType | None:
+    """Give the socket of a listener; None for one that has its connections from elsewhere."""
     if isinstance(listener, trio.SSLListener):
         listener = listener.transport_listener
-    return _format(listener.socket.getsockname()) if isinstance(listener, trio.SocketListener) else "unknown"
+    return listener.socket if isinstance(listener, trio.SocketListener) else None
 
 
 def peer_of(stream: trio.abc.Stream) -> Peer:

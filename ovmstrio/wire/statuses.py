@@ -34,6 +34,7 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.MalformedPayload: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MethodNotAllowed: StatusPair(Status.UNIMPLEMENTED, 406),
     errors.PayloadTooLarge: StatusPair(Status.RESOURCE_EXHAUSTED, 413),
+    errors.RequestTooSlow: StatusPair(Status.DEADLINE_EXCEEDED, 408),
     errors.NotFound: StatusPair(Status.NOT_FOUND, 404),
     errors.ServiceMissing: StatusPair(Status.NOT_FOUND, 404),
     errors.VersionMissing: StatusPair(Status.NOT_FOUND, 404),

@@ -69,8 +69,7 @@ class GivenConnections:
 
     def place(self, row: int, connection: GivenConnection) -> int:
         """Keep a connection that a process is about to get; gives its slot, ``NO_SLOT`` if all are taken."""
-        for each in self._rows:
-            each.reap()
+        self.reap()
         connection.is_lost = False
         into = self._rows[row]
         if not into.free:
@@ -79,6 +78,11 @@ class GivenConnections:
         into.placed[slot] = connection
         into.journal.give(slot, connection.answered, connection.kept)
         return slot
+
+    def reap(self) -> None:
+        """Close what processes have closed."""
+        for row in self._rows:
+            row.reap()
 
     def take_back(self, row: int, slot: int) -> None:
         """Forget that a process was about to get a connection, which it did not."""

@@ -24,7 +24,8 @@ from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.connections import GivenConnection, GivenConnections
 from ovmstrio.server.workers.journal import NO_SLOT, Standing
 from ovmstrio.server.workers.recovery import go_on_with
-from ovmstrio.server.workers.task import CUT, WorkerTask
+from ovmstrio.server.workers.task import CUT, DRAIN, WorkerTask
+from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import KeptProcess, WorkerProcess
@@ -79,7 +80,9 @@ class _Parent:
         self._connections = GivenConnections(self._board)
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
-        self._accepting = trio.CancelScope()
+        self._accepting = {name: Accepting(self._connections.reap) for name in ("gRPC", "REST")}
+        self._listening: dict[str, list[Listener]] = {}
+        self._giving = 0
         self._draining = trio.Event()
         self._kept = [self._place(row) for row in range(plan.processes)]
         self._has_been_ready = False
@@ -92,7 +95,7 @@ class _Parent:
         try:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
                 self._nursery = nursery
-                listeners = await self._listen(opened)
+                listeners = self._listening = await self._listen(opened)
                 for kept in self._kept:
                     nursery.start_soon(kept.keep)
                 await self._until_ready()
@@ -100,8 +103,7 @@ class _Parent:
                     grpc, rest = (list(map(address_of, listeners.get(name, ()))) for name in ("gRPC", "REST"))
                     seconds = round(perf_counter() - started, 3)
                     log.info("serving", name=self._plan.root, grpc=grpc, rest=rest, seconds=seconds)
-                with self._accepting:
-                    await self._accept_all(listeners, nursery)
+                await self._accept_all(listeners, nursery)
         finally:
             self._nursery = None
             self._readiness.show(ready=False)
@@ -122,8 +124,7 @@ class _Parent:
     async def _accept_all(self, listeners: dict[str, list[Listener]], nursery: trio.Nursery) -> None:
         async with trio.open_nursery() as accepting:
             for name, some in listeners.items():
-                give = partial(self._give, name)
-                accepting.start_soon(partial(trio.serve_listeners, give, some, handler_nursery=nursery))
+                accepting.start_soon(self._accepting[name].run, some, partial(self._give, name), nursery)
 
     async def drain(self, everything: trio.CancelScope) -> None:
         """End gently: processes get the grace for their requests, and some time to end; ``everything`` if they do not.
@@ -134,10 +135,12 @@ class _Parent:
         self._readiness.show(ready=False)
         self._board.set_draining()
         if self._has_been_ready:
+            for kept in self._kept:
+                await kept.tell(DRAIN)
             await trio.sleep(self._plan.settings.drain_delay)
-        self._accepting.cancel()
         self._tell_change()
         with trio.move_on_after(self._plan.settings.drain_seconds + _END_SECONDS):
+            await self._give_the_last()
             for kept in self._kept:
                 kept.dismiss()
             while any(kept.process for kept in self._kept):
@@ -150,6 +153,15 @@ class _Parent:
 
     # Connections
 
+    async def _give_the_last(self) -> None:
+        """Accept what has come, close the listeners, and have it all given."""
+        for accepting in self._accepting.values():
+            accepting.stop()
+        for name in self._listening:
+            await self._accepting[name].ended.wait()
+        while self._giving:
+            await self._changed.wait()
+
     async def _give(self, protocol: str, stream: trio.SocketStream) -> None:
         # Whoever has accepted it closes what it gave.
         await self._pass_on(GivenConnection(protocol, trio.SocketStream(stream.socket.dup())))
@@ -157,6 +169,7 @@ class _Parent:
     async def _pass_on(self, connection: GivenConnection) -> None:
         """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""
         is_kept = False
+        self._giving += 1
         try:
             while True:
                 kept = self._least_busy()
@@ -171,6 +184,9 @@ class _Parent:
         finally:
             if not is_kept:
                 connection.close()
+            self._giving -= 1
+            if self._draining.is_set():
+                self._tell_change()
 
     async def _give_to(self, kept: KeptProcess, connection: GivenConnection) -> tuple[bool, bool]:
         """Give a connection to a process; tells whether it has it, or somebody else sees to it, and whether it is kept.

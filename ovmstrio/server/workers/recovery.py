@@ -9,8 +9,9 @@ import structlog
 import trio
 
 from ovmstrio.server.workers.journal import State
+from ovmstrio.wire.closing import LINGER_SECONDS
 from ovmstrio.wire.http.answers import json_answer
-from ovmstrio.wire.http.prefixed_stream import LINGER_SECONDS, send_answer
+from ovmstrio.wire.http.prefixed_stream import send_answer
 
 if TYPE_CHECKING:
     from ovmstrio.server.workers.connections import GivenConnection

@@ -10,10 +10,14 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
 
-__all__ = ["CUT", "WorkerTask"]
+__all__ = ["CUT", "DRAIN", "WorkerTask"]
 
 CUT: Final = 3
 """The exit code of a process that had to cut requests, which its own log tells of."""
+
+
+DRAIN: Final = "drain"
+"""What a process is told when the server begins to drain; until it is dismissed it is given further connections."""
 
 
 class WorkerTask(BaseModel):

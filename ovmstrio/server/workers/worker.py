@@ -20,7 +20,7 @@ from ovmstrio.server.project_plan import own_port, plan_project
 from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.passing import ConnectionInbox
-from ovmstrio.server.workers.task import CUT, WorkerTask
+from ovmstrio.server.workers.task import CUT, DRAIN, WorkerTask
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class _Worker:
         # The parent has waited, and says by the file whether all are ready.
         settings = plan.settings.model_copy(update={"drain_delay": 0})
         self.plan = replace(plan, settings=settings, readiness_file=None)
+        self._warned = trio.Event()
         self._board = board
         self._row = row
         protocols = {name: where for name, where in (("gRPC", plan.grpc), ("REST", plan.rest)) if where}
@@ -78,14 +79,17 @@ class _Worker:
         """Tell how this process takes part."""
         lend = partial(LoadContext, make_limit=partial(SharedLimit, self._board, self._row))
         listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
-        return Hosting(listeners, lend, self._obstacle, partial(requests.handle_all, self._put))
+        return Hosting(listeners, lend, self._obstacle, partial(requests.handle_all, self._put), self._warned.wait)
 
     def _secured(self, name: str, inbox: ConnectionInbox) -> Listener:
         tls = make_tls(self.plan.settings, HTTP if name == "REST" else HTTP2)
         return inbox if tls is None else trio.SSLListener(inbox, tls, https_compatible=True)
 
     async def _put(self, request: WorkRequest) -> None:
-        await self._inboxes[request.value[0]].put(request)
+        if request.value == DRAIN:
+            self._warned.set()
+        else:
+            await self._inboxes[request.value[0]].put(request)
 
     def _obstacle(self) -> str:
         return "" if self._board.all_ready() else "not all worker processes are ready"

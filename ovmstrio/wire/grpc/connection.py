@@ -21,6 +21,7 @@ from grpclib.exceptions import GRPCError
 from ovmstrio.core.arrivals import Arrivals
 from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
+from ovmstrio.wire.closing import transport_of
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import (
     DataReceived,
@@ -106,6 +107,7 @@ class Connection:
         self._stall = StallWatch(self.core, self.senders, stream)
         self._closing = False
         self._broken = False
+        self._is_faulty = False
         self._opened_at = self._heard_at = trio.current_time()
         self._pinged_at = math.inf
         self._drain_announced = False
@@ -134,6 +136,8 @@ class Connection:
                     self.mark_dirty()
                     with trio.move_on_after(self.limits.flush_seconds):
                         await self._written.wait()
+                        if not self._is_faulty:
+                            await self._linger()
                 nursery.cancel_scope.cancel()
                 # Before the calls have unwound, because a handler in a thread may take its time.
                 await close_stream(self._stream)
@@ -158,6 +162,7 @@ class Connection:
             except ConnectionFault as fault:
                 self._faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
                 core.fail(fault)
+                self._is_faulty = True
                 self.mark_dirty()
                 return True
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -171,6 +176,15 @@ class Connection:
         if self.core.outbound:
             self._check_backlog()
             self.mark_dirty()
+
+    async def _linger(self) -> None:
+        """Say goodbye, and drop what still comes: closed with bytes unread, the connection would be reset."""
+        transport = transport_of(self._stream)
+        if isinstance(transport, trio.abc.HalfCloseableStream):
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await transport.send_eof()
+                while await transport.receive_some(_READ_BYTES):
+                    pass
 
     async def _write(self) -> None:
         try:

@@ -15,6 +15,7 @@ from grpclib.encoding.base import CodecBase
 
 from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.observability.repeated_faults import RepeatedFaults
+from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import ErrorMapper, FailureTranslator
@@ -44,6 +45,8 @@ class TrioService:
 log = structlog.get_logger(__name__)
 
 _HOUSEKEEPING_SECONDS: Final = 1.0
+_LAST_HANDSHAKE_SECONDS: Final = 1.0
+"""What a TLS handshake gets once the server drains."""
 
 
 class Service(Protocol):
@@ -92,8 +95,12 @@ class GrpcServer:
         self._failures = FailureTranslator(map_error)
         self._faults = RepeatedFaults(log)
         self._connections: set[Connection] = set()
-        self._accepting = trio.CancelScope()
-        self._draining = False
+        self._accepting = Accepting()
+        self._is_running = False
+        self._handshakes: set[trio.CancelScope] = set()
+        self._streams = 0
+        self._no_streams = trio.Event()
+        self._drain: _Drain | None = None
 
     @property
     def connections(self) -> Collection[Connection]:
@@ -121,40 +128,44 @@ class GrpcServer:
             nursery.start_soon(self._keep_house)
             nursery.start_soon(self._faults.sum_up)
             async with trio.open_nursery() as connections:
-                with self._accepting:
-                    task_status.started([address_of(listener) for listener in listeners])
-                    await trio.serve_listeners(self.serve_stream, list(listeners), handler_nursery=connections)
+                self._is_running = True
+                task_status.started([address_of(listener) for listener in listeners])
+                await self._accepting.run(listeners, self.serve_stream, connections)
             nursery.cancel_scope.cancel()
 
     async def drain(self, grace_seconds: float) -> int:
-        """Stop gently: close the listeners, let calls finish, cancel the rest with UNAVAILABLE, close the sockets.
+        """Stop gently: take what has come, close the listeners, let calls finish, cancel the rest with UNAVAILABLE.
 
         Returns when the last connection is closed, at the latest about two seconds after the grace has passed, how
         many calls were cancelled.
 
         Cancellation: leaves the drain where it is; cancel ``serve`` to end at once.
         """
-        self._draining = True
-        self._accepting.cancel()
-        cut = 0
-
-        async def drain(connection: Connection) -> None:
-            nonlocal cut
-            cut += await connection.drain(grace_seconds)
-
+        self._accepting.stop()
+        for handshake in self._handshakes:
+            handshake.deadline = min(handshake.deadline, trio.current_time() + _LAST_HANDSHAKE_SECONDS)
         async with trio.open_nursery() as nursery:
+            drain = self._drain = _Drain(nursery, trio.current_time() + grace_seconds)
             for connection in self._connections:
-                nursery.start_soon(drain, connection)
-        return cut
+                drain.begin(connection)
+            with trio.move_on_at(drain.deadline):
+                if self._is_running:
+                    await self._accepting.ended.wait()
+                while self._streams:
+                    await self._no_streams.wait()
+            drain.is_over = True
+        return drain.cut
 
     async def serve_stream(self, stream: trio.abc.Stream) -> None:
         """Serve one connection that was accepted elsewhere; never raises what a peer or a call can cause.
 
         Ownership: closes ``stream``.
         """
+        self._streams += 1
         try:
-            if self._draining or len(self._connections) >= self._limits.max_connections:
-                facts: dict[str, Any] = {"open_connections": len(self._connections), "draining": self._draining}
+            is_over = self._drain is not None and self._drain.is_over
+            if is_over or len(self._connections) >= self._limits.max_connections:
+                facts: dict[str, Any] = {"open_connections": len(self._connections), "draining": is_over}
                 self._faults.tell("connection refused", peer=peer_of(stream).address, level=logging.WARNING, **facts)
             elif not isinstance(stream, trio.SSLStream) or await self._shake_hands(stream):
                 await self._run_connection(stream)
@@ -162,6 +173,10 @@ class GrpcServer:
             log.exception("connection failed")
         finally:
             await close_stream(stream)
+            self._streams -= 1
+            if not self._streams:
+                self._no_streams.set()
+                self._no_streams = trio.Event()
 
     async def _run_connection(self, stream: trio.abc.Stream) -> None:
         connection = Connection(
@@ -176,15 +191,23 @@ class GrpcServer:
             peer=peer_of(stream),
         )
         self._connections.add(connection)
+        if self._drain is not None:
+            self._drain.begin(connection)
         try:
             await connection.run()
         finally:
             self._connections.discard(connection)
 
     async def _shake_hands(self, stream: trio.SSLStream[trio.abc.Stream]) -> bool:
+        seconds = self._limits.handshake_seconds
+        seconds = seconds if self._drain is None else min(seconds, _LAST_HANDSHAKE_SECONDS)
         try:
-            with trio.fail_after(self._limits.handshake_seconds):
-                await stream.do_handshake()
+            with trio.fail_after(seconds) as scope:
+                self._handshakes.add(scope)
+                try:
+                    await stream.do_handshake()
+                finally:
+                    self._handshakes.discard(scope)
         except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
             reason = repr(error.__cause__ or error)
             self._faults.tell("tls handshake failed", peer=peer_of(stream).address, error=reason)
@@ -201,3 +224,27 @@ class GrpcServer:
             now = trio.current_time()
             for connection in self._connections:
                 connection.look_after(now)
+
+
+class _Drain:
+    """The end of a server's connections.
+
+    Attributes:
+        deadline: when what has not ended is cut, on trio's clock.
+        cut: how many calls were.
+        is_over: whether no further connection can be taken.
+    """
+
+    def __init__(self, nursery: trio.Nursery, deadline: float) -> None:
+        self._nursery = nursery
+        self.deadline = deadline
+        self.cut = 0
+        self.is_over = False
+
+    def begin(self, connection: Connection) -> None:
+        """Drain a connection, unless it is too late for that."""
+        if not self.is_over:
+            self._nursery.start_soon(self._drain, connection)
+
+    async def _drain(self, connection: Connection) -> None:
+        self.cut += await connection.drain(max(0.0, self.deadline - trio.current_time()))

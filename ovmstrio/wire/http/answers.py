@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ovmstrio.core.errors import Overloaded, PayloadTooLarge, ServerError
+from ovmstrio.core.errors import Overloaded, PayloadTooLarge, RequestTooSlow, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.statuses import status_of
 
@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import Headers
 
-__all__ = ["JSON", "JSON_TYPE", "Cors", "answer_head", "error_answer", "json_answer", "retry_after", "size_refusal"]
+__all__ = [
+    "JSON",
+    "JSON_TYPE",
+    "Cors",
+    "answer_head",
+    "error_answer",
+    "has_bare_line_feed",
+    "json_answer",
+    "retry_after",
+    "size_refusal",
+    "slowness_refusal",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,16 @@ def retry_after(error: ServerError) -> Headers:
     if not isinstance(error, Overloaded):
         return ()
     return (("retry-after", str(max(1, round(error.retry_after_seconds)))),)
+
+
+def slowness_refusal(seconds: float) -> RequestTooSlow:
+    """Make the refusal of a request that has not come in time."""
+    return RequestTooSlow(f"the request did not come within {seconds:g} s (--request_receive_seconds)")
+
+
+def has_bare_line_feed(head: bytes | bytearray) -> bool:
+    """Tell whether a line of a head ends with LF alone, which others on its way may read differently."""
+    return head.count(b"\n") != head.count(b"\r\n")
 
 
 def size_refusal(size: int | str, limit: int) -> PayloadTooLarge:

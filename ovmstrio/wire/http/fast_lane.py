@@ -11,17 +11,23 @@ odd input is done by one careful parser.
 
 A client that closes its sending side while it waits cannot be told from one that is gone; its call is cancelled.  A
 request that was complete before that is answered.
+
+A connection is closed for want of a request only if no byte of one has come, to the lane or to the system.
 """
 
 from __future__ import annotations
 
 import re
+from enum import Enum, auto
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
 from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.wire.closing import has_unread
+from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, slowness_refusal
+from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
 from ovmstrio.wire.listeners import client_of
@@ -100,10 +106,17 @@ MAX_WAITING_BYTES: Final = 64 * 1024
 """Bytes of later, pipelined requests that may wait while one is answered."""
 
 IDLE_SECONDS: Final = 75.0
-HEAD_SECONDS: Final = 30.0
-"""Time that a head may take from its first byte to its last."""
-RECEIVE_SECONDS: Final = 30.0
-"""Time that may pass between two pieces of a body."""
+RECEIVE_SECONDS: Final = 120.0
+"""Time that a request may take from its first byte to its last, unless said otherwise."""
+
+
+class _Phase(Enum):
+    """What a lane is doing; only the first two end by time."""
+
+    IDLE = auto()
+    RECEIVING = auto()
+    ANSWERING = auto()
+    OVER = auto()
 
 
 class _Asked(NamedTuple):
@@ -122,22 +135,46 @@ class FastLane:
         router: finds what answers requests.
         stream: the connection, which stays the caller's.
         max_body_bytes: larger bodies leave the lane.
+        ending: how the front end ends.
+        receive_seconds: what a request may take from its first byte to its last.
+
+    Attributes:
+        receive_until: when the request that is being received must be complete.
+        is_finished: whether the client has said that it will send no more.
     """
 
-    def __init__(self, router: Router, stream: trio.abc.Stream, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        router: Router,
+        stream: trio.abc.Stream,
+        max_body_bytes: int,
+        *,
+        ending: Ending | None = None,
+        receive_seconds: float = RECEIVE_SECONDS,
+    ) -> None:
         self._router = router
         self._stream = stream
         self._client = client_of(stream)
         self._max_body_bytes = max_body_bytes
+        self._ending = ending or Ending()
+        self._receive_seconds = receive_seconds
         self._buffer = bytearray()
         self._wanted = 0
         self._ended = False
-        self._draining = False
-        self._idle = True
+        self._phase = _Phase.IDLE
+        self._grace_until = 0.0
+        self._asked: _Asked | None = None
         self._arrived = trio.Event()
         self._room = trio.Event()
         self._lane: trio.CancelScope | None = None
         self._call: trio.CancelScope | None = None
+        self.receive_until = 0.0
+        self.is_finished = False
+
+    @property
+    def has_request(self) -> bool:
+        """Whether a request has come, if only in part, that is not answered."""
+        return self._phase in {_Phase.RECEIVING, _Phase.ANSWERING}
 
     async def run(self) -> bytes | None:
         """Answer requests until the connection is over; the bytes of a request that is not for the lane are given.
@@ -147,22 +184,47 @@ class FastLane:
 
         Cancellation: at any checkpoint; a call in progress is cancelled with it.
         """
-        leaves = False
         if isinstance(self._stream, RecoverableStream):
             self._stream.begin_lane()
-        async with trio.open_nursery() as nursery:
-            self._lane = nursery.cancel_scope
-            nursery.start_soon(self._read)
-            leaves = await self._serve()
-            nursery.cancel_scope.cancel()
-        # Only now: the reader may have held bytes when it was told to end, and has put them into the buffer since.
-        return bytes(self._buffer) if leaves else None
+        self._grant_time()
+        while True:
+            leaves = False
+            async with trio.open_nursery() as nursery:
+                self._lane = nursery.cancel_scope
+                nursery.start_soon(self._read)
+                leaves = await self._serve()
+                nursery.cancel_scope.cancel()
+            # Only now: the reader may have held bytes when it was told to end, and has put them into the buffer since.
+            if leaves:
+                return bytes(self._buffer)
+            if self._phase is _Phase.RECEIVING and not self._ended:
+                await self._refuse_slowness()
+            elif self._phase is _Phase.IDLE and not self._ended and (self._buffer or has_unread(self._stream)):
+                # A request was on its way when the connection's time was over.
+                self._grant_time()
+                continue
+            # One that nothing has come on can be closed at once: there is no answer that might be lost.
+            self.is_finished = self.is_finished or self._ended or self._phase is _Phase.IDLE
+            self._phase = _Phase.OVER
+            return None
 
-    def drain(self) -> None:
-        """Close the connection after the answer in progress, at once if there is none."""
-        self._draining = True
-        if self._idle and self._lane is not None:
-            self._lane.cancel()
+    def _grant_time(self) -> None:
+        """Let the next request come, whatever the ending says."""
+        self._grace_until = trio.current_time() + IDLE_GRACE_SECONDS
+
+    def hurry(self) -> None:
+        """Close the connection at the time that the ending says, if it has no request by then."""
+        if self._phase is _Phase.IDLE and self._lane is not None:
+            self._lane.deadline = min(self._lane.deadline, max(self._ending.idle_until, self._grace_until))
+
+    async def _refuse_slowness(self) -> None:
+        error = slowness_refusal(self._receive_seconds)
+        if self._asked is None:
+            answer = error_answer(error)
+        else:
+            origin = next((value for name, value in self._asked.head.headers if name == "origin"), "")
+            answer = self._router.shared(self._asked.route.refuse(error), origin)
+        await send_answer(self._stream, answer, keep_alive=False)
 
     # Reading
 
@@ -198,18 +260,20 @@ class FastLane:
     async def _serve(self) -> bool:
         """Answer until the connection is over (False) or leaves the lane (True)."""
         while True:
-            self._idle = not self._buffer
-            if self._idle and self._draining:
-                return False
-            if not self._buffer and not await self._more(trio.current_time() + IDLE_SECONDS):
-                return False
-            self._idle = False
-            asked = await self._head()
+            if not self._buffer:
+                self._phase = _Phase.IDLE
+                if not await self._more(self._idle_deadline()):
+                    return False
+            self._phase = _Phase.RECEIVING
+            self._asked = None
+            self.receive_until = trio.current_time() + self._receive_seconds
+            asked = self._asked = await self._head()
             if asked is None:
                 return True
             body = await self._body(asked.head.body_length)
             if body is None:
                 return False
+            self._phase = _Phase.ANSWERING
             with recoverable_request(self._stream, asked.size):
                 keeps = await self._answer(asked, body)
             if not keeps:
@@ -217,17 +281,22 @@ class FastLane:
             if isinstance(self._stream, RecoverableStream):
                 self._stream.finish()
 
+    def _idle_deadline(self) -> float:
+        """Tell when the connection is closed if nothing comes."""
+        return min(trio.current_time() + IDLE_SECONDS, max(self._ending.idle_until, self._grace_until))
+
     async def _head(self) -> _Asked | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""
         buffer = self._buffer
-        deadline = trio.current_time() + HEAD_SECONDS
         while True:
             if not self._begins_plainly():
                 return None
             end = buffer.find(b"\r\n\r\n")
             if end >= 0:
                 break
-            if len(buffer) > MAX_HEAD_BYTES or not await self._more(deadline):
+            if len(buffer) > MAX_HEAD_BYTES or has_bare_line_feed(buffer):
+                return None
+            if not await self._more(self.receive_until):
                 return None
         head = read_head(bytes(buffer[: end + 4])) if end <= MAX_HEAD_BYTES else None
         if head is None or head.body_length > self._max_body_bytes:
@@ -248,7 +317,7 @@ class FastLane:
     async def _body(self, length: int) -> bytes | None:
         self._wanted = length
         while len(self._buffer) < length:
-            if not await self._more(trio.current_time() + RECEIVE_SECONDS):
+            if not await self._more(self.receive_until):
                 return None
         self._wanted = 0
         body = bytes(self._buffer) if len(self._buffer) == length else bytes(self._buffer[:length])
@@ -263,12 +332,14 @@ class FastLane:
         """
         self._set_deadline(float("inf"))
         (method, target, headers, _, keep_alive), query, route, _ = asked
+        self.is_finished = not keep_alive
         request = HttpRequest(method, route.path, query, headers, body, self._client, target, route.mount)
         answer = None
         try:
             with trio.CancelScope() as self._call:
                 answer = await self._router.answer(route, request)
-                keep_alive = keep_alive and not self._draining
+                if keep_alive and self._ending.is_near:
+                    keep_alive = not self._ending.is_last(trio.current_time(), has_more=bool(self._buffer))
                 if not isinstance(answer.body, bytes):
                     await send_answer(self._stream, answer, keep_alive=keep_alive)
             gone = self._call.cancelled_caught

@@ -17,19 +17,22 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
-from ovmstrio.wire.http.answers import size_refusal
-from ovmstrio.wire.http.fast_lane import FastLane
-from ovmstrio.wire.http.hypercorn_connection import ApplicationServer
+from ovmstrio.wire.accepting import Accepting
+from ovmstrio.wire.closing import close_gently, has_unread, transport_of
+from ovmstrio.wire.http.answers import size_refusal, slowness_refusal
+from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
+from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
+from ovmstrio.wire.http.hypercorn_connection import RECEIVE_UNTIL, ApplicationServer
 from ovmstrio.wire.http.recoverable import recoverable_request
 from ovmstrio.wire.listeners import address_of, open_listeners, peer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ovmstrio.wire.http.ending import EndingConnection
     from ovmstrio.wire.http.router import Route, Router
     from ovmstrio.wire.listeners import Listener
 
@@ -39,10 +42,11 @@ _ANSWER: Final = "ovmstrio.answer"
 _TASKS: Final = "ovmstrio.tasks"
 
 
-def make_application(router: Router, max_body_bytes: int) -> QuartTrio:
-    """Make the application of one front end; larger bodies are refused."""
+def make_application(router: Router, max_body_bytes: int, receive_seconds: float) -> QuartTrio:
+    """Make the application of one front end; larger bodies are refused, and slower requests."""
     app = _Application(__name__, static_folder=None)
     app.router = router
+    app.receive_seconds = receive_seconds
     # What takes nothing of an answer is given up by the connection.
     app.config |= {"MAX_CONTENT_LENGTH": max_body_bytes, "RESPONSE_TIMEOUT": None}
     return app
@@ -52,6 +56,7 @@ class _Application(QuartTrio):
     """Quart on trio, whose only route is the router."""
 
     router: Router
+    receive_seconds: float
 
     async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request, and end its answer."""
@@ -82,8 +87,8 @@ class _Application(QuartTrio):
         return _respond(await self._answer(route, asked._replace(path=route.path, mount=route.mount)))
 
     async def _answer(self, route: Route, asked: HttpRequest) -> HttpAnswer:
-        if route.is_patient:
-            request.body_timeout = None
+        state: Any = request.scope["state"]
+        request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
         try:
             body: Any = await request.get_data()
         except HTTPException as error:
@@ -95,7 +100,7 @@ class _Application(QuartTrio):
         if isinstance(error, RequestEntityTooLarge):
             limit = self.config["MAX_CONTENT_LENGTH"]
             return size_refusal(request.content_length or f"more than {limit}", limit)
-        return InvalidRequest("the rest of the body did not come in time")
+        return slowness_refusal(self.receive_seconds)
 
 
 def _respond(answer: HttpAnswer) -> Response:
@@ -143,6 +148,7 @@ class HttpFrontEnd:
         router: finds what answers requests.
         tls: the server's TLS settings, None for plain connections.
         max_body_bytes: larger bodies are refused.
+        receive_seconds: what a request may take from its first byte to its last.
         pending: counts what waits for clients; of no bound for the server unless given.
     """
 
@@ -153,6 +159,7 @@ class HttpFrontEnd:
         *,
         tls: ssl.SSLContext | None = None,
         max_body_bytes: int = 64 * 2**20,
+        receive_seconds: float = RECEIVE_SECONDS,
         pending: PendingAnswers | None = None,
     ) -> None:
         self._pending = pending or PendingAnswers()
@@ -160,11 +167,13 @@ class HttpFrontEnd:
         self._router = router
         self._tls = tls
         self._max_body_bytes = max_body_bytes
-        self._application = ApplicationServer(make_application(router, max_body_bytes))
-        self._accepting = trio.CancelScope()
-        self._open: dict[Stream, FastLane] = {}
+        self._receive_seconds = receive_seconds
+        self._ending = Ending()
+        application = make_application(router, max_body_bytes, receive_seconds)
+        self._application = ApplicationServer(application, self._ending, receive_seconds)
+        self._accepting = Accepting()
+        self._open: dict[Stream, EndingConnection] = {}
         self._nobody_left = trio.Event()
-        self._draining = False
         self._everything: trio.CancelScope | None = None
         self._faults = RepeatedFaults(log)
 
@@ -197,38 +206,48 @@ class HttpFrontEnd:
             nursery.start_soon(self._faults.sum_up)
             async with trio.open_nursery() as connections:
                 self._everything = connections.cancel_scope
-                with self._accepting:
-                    task_status.started([address_of(listener) for listener in listeners])
-                    await trio.serve_listeners(self._serve_connection, listeners, handler_nursery=connections)
+                task_status.started([address_of(listener) for listener in listeners])
+                await self._accepting.run(listeners, self._serve_connection, connections)
             nursery.cancel_scope.cancel()
 
-    async def drain(self, grace_seconds: float) -> int:
-        """Stop gently: listeners close, requests in flight get the grace, the sockets of the rest are closed.
+    def begin_drain(self) -> None:
+        """Say in answers that they are the last of their connections; new ones are still accepted."""
+        self._ending.is_near = True
 
-        Returns how many those were.
+    async def drain(self, grace_seconds: float) -> int:
+        """Stop gently: what has come is answered, and then the listeners and connections are closed.
+
+        Those of connections on which a request may be on its way stay open for :data:`IDLE_GRACE_SECONDS`; requests in
+        flight get the grace, and the sockets of the rest are closed.  Returns how many requests were cut by that.
 
         Cancellation: leaves the drain where it is; cancel :meth:`serve` to end at once.
         """
-        self._draining = True
-        self._accepting.cancel()
-        for lane in self._open.values():
-            lane.drain()
-        await self._application.drain()
-        cut = 0
-        for seconds, last_resort in ((grace_seconds, self._close_sockets), (CLOSE_SECONDS, self._cancel)):
-            with trio.move_on_after(seconds):
-                if self._open:
-                    await self._nobody_left.wait()
-                break
-            cut = cut or len(self._open)
-            last_resort()
+        self.begin_drain()
+        self._ending.idle_until = trio.current_time() + min(IDLE_GRACE_SECONDS, grace_seconds)
+        for connection in self._open.values():
+            connection.hurry()
+        self._accepting.stop()
+        with trio.move_on_after(grace_seconds):
+            await self._end_of_all()
+            return 0
+        cut = sum(connection.has_request for connection in self._open.values())
+        self._close_sockets()
+        with trio.move_on_after(CLOSE_SECONDS):
+            await self._end_of_all()
+            return cut
+        self._cancel()
         return cut
+
+    async def _end_of_all(self) -> None:
+        if self._everything is not None:
+            await self._accepting.ended.wait()
+        while self._open:
+            await self._nobody_left.wait()
 
     def _close_sockets(self) -> None:
         """Close under their users' feet what has not ended: this ends even writes that hypercorn shields."""
-        log.warning("connections cut", count=len(self._open))
         for stream in list(self._open):
-            transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+            transport: Any = transport_of(stream)
             transport.socket.close()
 
     def _cancel(self) -> None:
@@ -236,21 +255,31 @@ class HttpFrontEnd:
             self._everything.cancel()
 
     async def _serve_connection(self, stream: Stream) -> None:
-        lane = FastLane(self._router, stream, self._max_body_bytes)
-        self._open[stream] = lane
+        lane = FastLane(
+            self._router,
+            stream,
+            self._max_body_bytes,
+            ending=self._ending,
+            receive_seconds=self._receive_seconds,
+        )
         share = self._pending.share()
         current_share.set(share)
         try:
-            if self._draining or len(self._open) > MAX_CONNECTIONS:
-                facts: dict[str, Any] = {"open_connections": len(self._open), "draining": self._draining}
+            if len(self._open) >= MAX_CONNECTIONS:
+                facts: dict[str, Any] = {"open_connections": len(self._open)}
                 self._faults.tell("connection refused", peer=peer_of(stream).address, level=logging.WARNING, **facts)
                 return
             if isinstance(stream, trio.SSLStream) and not await self._shake_hands(stream):
                 return
+            self._open[stream] = lane
             left = await lane.run()
             if left is not None:
+                connection = self._application.take(stream, left, lane.receive_until)
+                self._open[stream] = connection
                 with recoverable_request(stream, None):
-                    await self._application.serve(stream, left)
+                    await connection.run()
+            elif not lane.is_finished or has_unread(stream):
+                await close_gently(stream)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("connection broke")
         except* Exception:  # the border of one connection: its failure must not reach the others
@@ -259,17 +288,18 @@ class HttpFrontEnd:
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await stream.aclose()
             share.close()
-            del self._open[stream]
+            self._open.pop(stream, None)
             if not self._open:
                 self._nobody_left.set()
                 self._nobody_left = trio.Event()
 
     async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
+        handshake = self._open[stream] = Handshake(self._ending, HANDSHAKE_SECONDS)
         try:
-            with trio.fail_after(HANDSHAKE_SECONDS):
-                await stream.do_handshake()
-        except (trio.BrokenResourceError, trio.TooSlowError, ssl.SSLError) as error:
+            if await handshake.shake(stream):
+                return True
+            reason = f"took longer than {HANDSHAKE_SECONDS:g} s"
+        except (trio.BrokenResourceError, ssl.SSLError) as error:
             reason = repr(error.__cause__ or error)
-            self._faults.tell("tls handshake failed", peer=peer_of(stream).address, error=reason)
-            return False
-        return True
+        self._faults.tell("tls handshake failed", peer=peer_of(stream).address, error=reason)
+        return False

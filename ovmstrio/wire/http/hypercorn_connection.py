@@ -11,14 +11,15 @@ version.
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Closed, RawData
+from hypercorn.events import Closed, RawData, Updated
 from hypercorn.protocol.events import Response
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
@@ -27,7 +28,15 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from ovmstrio.wire.http.answers import answer_head, json_answer
+from ovmstrio.wire.closing import has_unread
+from ovmstrio.wire.http.answers import (
+    answer_head,
+    error_answer,
+    has_bare_line_feed,
+    json_answer,
+    slowness_refusal,
+)
+from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS
 from ovmstrio.wire.http.prefixed_stream import PrefixedStream
 
 if TYPE_CHECKING:
@@ -35,14 +44,50 @@ if TYPE_CHECKING:
     from hypercorn.protocol.events import Event as StreamEvent
     from quart_trio import QuartTrio
 
-__all__ = ["ApplicationServer"]
+    from ovmstrio.core.http import HttpAnswer
+    from ovmstrio.wire.http.ending import Ending
+
+__all__ = ["RECEIVE_UNTIL", "ApplicationServer"]
+
+RECEIVE_UNTIL: Final = "ovmstrio.receive_until"
+"""Where a request's state says when its body must have come, on trio's clock."""
 
 _OF_THE_CONNECTION = frozenset({"content-length", "transfer-encoding", "connection"})
 _QUIET = logging.getLogger("hypercorn.error")
+_IDLE_SECONDS: Final = 75.0
+_READ_BYTES: Final = 64 * 1024
+
+
+class _StrictParser(h11.Connection):
+    """The parser, but for heads whose lines end with LF alone, which others on their way may read differently."""
+
+    def next_event(self) -> Any:
+        """Give the next event.
+
+        Raises:
+            h11.RemoteProtocolError: what came is not HTTP.
+        """
+        if self.their_state is h11.IDLE:
+            head, _, _ = self.trailing_data[0].partition(b"\r\n\r\n")
+            if has_bare_line_feed(head):
+                raise h11.RemoteProtocolError("a line ends with LF alone", HTTPStatus.BAD_REQUEST)
+        return super().next_event()
 
 
 class _Http11Only(H11Protocol):
     """HTTP/1.1 that never becomes anything else, and whose own refusals look as the application's."""
+
+    connection: h11.Connection
+    ending: Ending
+
+    async def initiate(self) -> None:
+        """Take the strict parser."""
+        self.connection = _StrictParser(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether bytes have come that belong to a request behind the present one, or to one that is not complete."""
+        return bool(self.connection.trailing_data[0])
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Take every request as it is."""
@@ -66,10 +111,14 @@ class _Http11Only(H11Protocol):
     async def _send_error_response(self, status_code: int) -> None:
         """Refuse what is not HTTP; that is never the server's fault, whatever the parser proposes."""
         status = status_code if status_code < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
-        answer = json_answer({"error": f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"}, status)
+        text = f"not a valid HTTP/1.1 request: {HTTPStatus(status).phrase}"
+        await self.refuse(json_answer({"error": text}, status))
+
+    async def refuse(self, answer: HttpAnswer) -> None:
+        """Answer what has not become a request; the connection ends with it."""
         body = answer.content
         headers = [*answer.headers, ("content-length", str(len(body))), ("connection", "close")]
-        await self._send_h11_event(h11.Response(status_code=status, headers=headers))
+        await self._send_h11_event(h11.Response(status_code=answer.status, headers=headers))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
 
@@ -96,7 +145,7 @@ class _Http11Only(H11Protocol):
         """
         if isinstance(event, Response):
             early = self.connection.their_state is h11.SEND_BODY
-            if early or self.context.terminated.is_set():
+            if early or (self.ending.is_near and self.ending.is_last(trio.current_time(), has_more=self.has_more)):
                 event.headers.append((b"connection", b"close"))
         await super().stream_send(event)
 
@@ -114,12 +163,32 @@ def _rewritten(event: h11.Response, lines: list[bytes]) -> bytes:
 
 
 class _Connection(TCPServer):
-    """hypercorn's connection without its handshake and its choice of protocols."""
+    """hypercorn's connection without its handshake, its choice of protocols and its clock."""
+
+    ending: Ending
+    receive_seconds: float
+    receive_until: float
+
+    @property
+    def has_request(self) -> bool:
+        """Whether a request has come, if only in part, that is not answered."""
+        given: Any = self.stream
+        return not (given.is_finished or self._is_idle)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._http.connection.their_state is h11.IDLE and not self._http.has_more
+
+    def hurry(self) -> None:
+        """Close the connection at the time that the ending says, if it has no request by then."""
+        self._set_deadline()
 
     async def run(self) -> None:
         """Serve the connection to its end, and close it."""
         given: Any = self.stream
         socket = given.transport.socket
+        self._idle_since = trio.current_time()
+        self._feeding = trio.CancelScope()
         try:
             client = parse_socket_addr(socket.family, socket.getpeername())
             server = parse_socket_addr(socket.family, socket.getsockname())
@@ -134,7 +203,7 @@ class _Connection(TCPServer):
     async def _serve(self, given: Any, client: tuple[str, int] | None, server: tuple[str, int] | None) -> None:
         async with TaskGroup() as task_group:
             self._task_group = task_group
-            self.protocol = _Http11Only(  # type: ignore[assignment]
+            self._http = _Http11Only(
                 self.app,
                 self.config,
                 self.context,
@@ -145,14 +214,70 @@ class _Connection(TCPServer):
                 server,
                 self.protocol_send,
             )
-            await self.protocol.initiate()
-            await self.idle_task.restart(task_group, self._idle_timeout)
+            self.protocol = self._http  # type: ignore[assignment]
+            self._http.ending = self.ending
+            await self._http.initiate()
+            self._begin_request(self.receive_until)
             await self._read_data()
-            # Otherwise the connection would stay until its idle time is over.
-            await self.idle_task.stop()
+
+    # Reading
+
+    async def _read_data(self) -> None:
+        """Feed the protocol, until there will be no more or the time for it is over."""
+        given: Any = self.stream
+        with_time = True
+        while with_time:
+            try:
+                data = await given.receive_some(_READ_BYTES)
+            except trio.TooSlowError:
+                with_time = await self._run_out()
+                continue
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                break
+            if not data:
+                break
+            await self._feed(data)
+        await self.protocol.handle(Closed())
+
+    async def _feed(self, data: bytes) -> None:
+        """Have bytes read; what waits in there for the end of an answer ends with the connection."""
+        if self._is_idle:
+            self._begin_request(trio.current_time() + self.receive_seconds)
+        with trio.CancelScope() as self._feeding:
+            await self.protocol.handle(RawData(data))
+        self._set_deadline()
+
+    def _begin_request(self, receive_until: float) -> None:
+        self.receive_until = receive_until
+        self._http.connection_state[RECEIVE_UNTIL] = receive_until
+
+    def _set_deadline(self) -> None:
+        """Bound the wait for bytes by what is waited for; the time for a body is the application's."""
+        deadline = math.inf
+        if self._is_idle:
+            deadline = min(self._idle_since + _IDLE_SECONDS, self.ending.idle_until)
+        elif self._http.connection.their_state is h11.IDLE:
+            deadline = self.receive_until
+        given: Any = self.stream
+        given.read_until(deadline)
+
+    async def _run_out(self) -> bool:
+        """Refuse a head that has not come in time, and end an idle connection; False if it may be closed."""
+        given: Any = self.stream
+        if not self._is_idle:
+            await self._http.refuse(error_answer(slowness_refusal(self.receive_seconds)))
+            await self.protocol_send(Closed())
+            return True
+        if has_unread(given.transport):
+            # A request was on its way when the connection's time was over.
+            given.read_until(trio.current_time() + IDLE_GRACE_SECONDS)
+            return True
+        return False
+
+    # Sending
 
     async def protocol_send(self, event: Event) -> None:
-        """Send bytes, end the connection, or note that it is idle or busy.
+        """Send bytes, end the connection, or note that it is idle.
 
         What does so is often the application's task at its very end, when the framework has cancelled it: unshielded,
         the connection would stay open for ever.
@@ -164,8 +289,12 @@ class _Connection(TCPServer):
             elif isinstance(event, Closed):
                 await given.finish()
                 await self.protocol.handle(Closed())
-            else:
-                await super().protocol_send(event)
+                # The reader, if it holds a next request, waits for the end of an answer that will never be sent.
+                self._feeding.cancel()
+            elif isinstance(event, Updated) and event.idle:
+                self._idle_since = trio.current_time()
+                self._begin_request(self._idle_since + self.receive_seconds)
+                self._set_deadline()
 
     async def _send(self, data: bytes) -> None:
         async with self.send_lock:
@@ -180,32 +309,33 @@ class _Connection(TCPServer):
 class ApplicationServer:
     """Runs the application on connections that are given to it.
 
+    Args:
+        app: the application.
+        ending: how the front end ends.
+        receive_seconds: what a request may take from its first byte to its last.
+
     Ownership: of each connection, until it is closed.
     """
 
-    def __init__(self, app: QuartTrio) -> None:
+    def __init__(self, app: QuartTrio, ending: Ending, receive_seconds: float) -> None:
         self._app: Any = ASGIWrapper(app)
+        self._ending = ending
+        self._receive_seconds = receive_seconds
         self._config = Config()
         self._config.include_server_header = False
         self._config.include_date_header = False
         self._config.accesslog = None
         self._config.errorlog = _QUIET
-        self._config.keep_alive_timeout = 75
         self._config.max_requests = None
         self._context = WorkerContext(None)
 
-    async def serve(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], prefix: bytes) -> None:
-        """Serve a connection, of which ``prefix`` has been read, and close it.
-
-        Raises:
-            Exception: whatever hypercorn does not contain; it belongs to this connection alone.
-
-        Cancellation: at any checkpoint but while an answer is sent, which hypercorn shields; close the socket to end
-        that, too.
-        """
+    def take(
+        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], prefix: bytes, receive_until: float
+    ) -> _Connection:
+        """Make what serves a connection, of which ``prefix`` has been read; its request must be complete in time."""
         given: Any = PrefixedStream(stream, prefix)
-        await _Connection(self._app, self._config, self._context, {}, given)
-
-    async def drain(self) -> None:
-        """Let idle connections close, and busy ones after their answer."""
-        await self._context.terminated.set()
+        connection = _Connection(self._app, self._config, self._context, {}, given)
+        connection.ending = self._ending
+        connection.receive_seconds = self._receive_seconds
+        connection.receive_until = receive_until
+        return connection

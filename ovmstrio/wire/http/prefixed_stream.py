@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.http import BODILESS
+from ovmstrio.wire.closing import LINGER_SECONDS
 from ovmstrio.wire.http.answers import answer_head
 from ovmstrio.wire.http.bounded_sending import send_bounded
 
@@ -46,19 +47,20 @@ async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_a
     await send_bounded(stream, b"0\r\n\r\n")
 
 
-LINGER_SECONDS: Final = 2.0
-"""How long a client may go on sending once it has been answered for the last time."""
-
 CLOSE_SECONDS: Final = 1.0
 
 
 class PrefixedStream:
-    """A stream whose first bytes have been read already, with what hypercorn uses of one."""
+    """A stream whose first bytes have been read already, with what hypercorn uses of one.
+
+    Attributes:
+        is_finished: whether nothing more is sent, and what comes is dropped.
+    """
 
     def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], prefix: bytes) -> None:
         self._stream = stream
         self._prefix = prefix
-        self._finished = False
+        self.is_finished = False
         self._reading: trio.CancelScope | None = None
         self._read_until = math.inf
 
@@ -72,10 +74,18 @@ class PrefixedStream:
         """The stream below TLS."""
         return self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
 
+    def read_until(self, deadline: float) -> None:
+        """Wait for bytes until then, on trio's clock, be it in a read that waits already; not of a finished stream."""
+        if not self.is_finished:
+            self._read_until = deadline
+            if self._reading is not None:
+                self._reading.deadline = deadline
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Give the bytes that were read before, and then what comes; none once finished.
 
         Raises:
+            trio.TooSlowError: nothing has come in time.
             trio.BrokenResourceError: the connection broke.
 
         Cancellation: at any time; no bytes are lost.
@@ -86,10 +96,12 @@ class PrefixedStream:
             return prefix
         with trio.CancelScope(deadline=self._read_until) as self._reading:
             data = bytes(await self._stream.receive_some(max_bytes))
-            while data and self._finished:
+            while data and self.is_finished:
                 data = bytes(await self._stream.receive_some(max_bytes))
             return data
-        return b""
+        if self.is_finished:
+            return b""
+        raise trio.TooSlowError
 
     async def send_all(self, data: Buffer) -> None:
         """Send everything.
@@ -102,15 +114,14 @@ class PrefixedStream:
         await send_bounded(self._stream, data)
 
     async def send_eof(self) -> None:
-        """Close the sending side; TLS has no such thing.
+        """Close the sending side, below TLS if there is any.
 
         Raises:
             trio.BrokenResourceError: the connection broke.
 
         Cancellation: at once.
         """
-        if isinstance(self._stream, trio.SocketStream):
-            await self._stream.send_eof()
+        await self.transport.send_eof()
 
     async def finish(self) -> None:
         """Send nothing any more, and drop what still comes, for a while.
@@ -120,10 +131,8 @@ class PrefixedStream:
 
         Cancellation: at once.
         """
-        self._finished = True
-        self._read_until = trio.current_time() + LINGER_SECONDS
-        if self._reading is not None:
-            self._reading.deadline = self._read_until
+        self.read_until(trio.current_time() + LINGER_SECONDS)
+        self.is_finished = True
         with suppress(trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
             await self.send_eof()
 

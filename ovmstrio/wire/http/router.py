@@ -55,7 +55,6 @@ class Rule(NamedTuple):
     methods: frozenset[str]
     view: View
     is_hot: bool
-    is_patient: bool
     has_tasks: bool
 
 
@@ -69,7 +68,6 @@ class Route(NamedTuple):
         mount: a service's name; empty for the root.
         places: what stands in the path where its rule has names, for the log.
         is_hot: whether the fast lane answers it.
-        is_patient: whether its body, and its answer, may take any time.
         has_tasks: whether its view starts tasks that end with the answer.
     """
 
@@ -79,7 +77,6 @@ class Route(NamedTuple):
     mount: str = ""
     places: Mapping[str, str] = {}
     is_hot: bool = False
-    is_patient: bool = False
     has_tasks: bool = False
 
 
@@ -109,7 +106,6 @@ def rule(
     view: View,
     *,
     is_hot: bool = False,
-    is_patient: bool = False,
     has_tasks: bool = False,
 ) -> Rule:
     """Make a rule of a path such as ``/v2/models/<model>``; a final slash does not matter, but behind a verb.
@@ -123,7 +119,7 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, is_patient, has_tasks)
+    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks)
 
 
 class Router:
@@ -212,7 +208,7 @@ class Router:
                 continue
             places = match.groupdict()
             view = partial(each.view, **places) if places else each.view
-            options = {"is_hot": each.is_hot, "is_patient": each.is_patient, "has_tasks": each.has_tasks}
+            options = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
             return Route(view, error_answer, path, "", places, **options)
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
 

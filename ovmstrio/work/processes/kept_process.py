@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -130,6 +131,15 @@ class KeptProcess:
             else:
                 return True
         return False
+
+    async def tell(self, value: Any) -> None:
+        """Tell the process something, if there is one that is ready.
+
+        Cancellation: at once; it is told or not.
+        """
+        if self.process is not None and self.is_ready:
+            with suppress(WorkerEnded):
+                await self.process.tell(value)
 
     def dismiss(self) -> None:
         """Have the process finish what it has; one that is not ready has nothing, and may take long to become so."""

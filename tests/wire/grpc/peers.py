@@ -83,6 +83,7 @@ class Peer:
         data = await self.stream.receive_some()
         if not data:
             self.closed = True
+            await self.stream.aclose()
             return False
         self._unread += data
         while len(self._unread) >= 9 and len(self._unread) >= (end := 9 + int.from_bytes(self._unread[:3], "big")):

@@ -185,6 +185,7 @@ async def test_drain_serves_what_was_on_its_way_and_refuses_the_rest(autojump_cl
         answer = b""
         while received := await raw.receive_some():
             answer += received
+        await raw.aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert answer.count(b"grpc-status") == 1
         assert not server.connections
@@ -244,8 +245,8 @@ async def test_an_error_after_the_deadline_is_the_deadlines(autojump_clock: Mock
         assert (await peer.trailers(call))["grpc-status"] == "4"
 
 
-async def test_no_connection_is_accepted_while_draining(autojump_clock: MockClock) -> None:
-    """Streams handed over after the drain began are closed unread."""
+async def test_no_connection_is_accepted_once_drained(autojump_clock: MockClock) -> None:
+    """Streams handed over after the drain are closed unread."""
     async with memory_server() as (server, _, _):
         await server.drain(1)
         ours, theirs = trio.testing.memory_stream_pair()
@@ -262,6 +263,7 @@ async def test_an_old_connection_is_drained(autojump_clock: MockClock) -> None:
         assert 50 <= trio.current_time() < 53
         peer.h2.send_data(call, message(b"2"), end_stream=True)
         await peer.flush()
+        await peer.wait_closed()
         await trio.testing.wait_all_tasks_blocked()
         assert not server.connections
 

@@ -1,0 +1,182 @@
+"""Taking connections from listeners, and ending that without losing one that a client believes in.
+
+::
+
+    accept ──> told to stop ──> no new handshakes ──> those under way complete ──> close
+
+A listening socket that is closed resets what waits in its queue, and so do clients' last packets of a handshake that
+come after.  So new handshakes are held off first: their clients try again a second later, and find the next server or
+none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from ovmstrio.wire.listeners import address_of, socket_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ovmstrio.wire.listeners import Listener
+
+__all__ = ["Accepting"]
+
+log = structlog.get_logger(__name__)
+
+SETTLE_SECONDS: Final = 0.1
+"""What handshakes that are under way get to complete."""
+PAUSE_SECONDS: Final = 0.1
+"""How long accepting pauses when the system has no room for a connection."""
+QUIET_SECONDS: Final = 1.0
+"""Time between two lines about that."""
+
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_SO_ATTACH_FILTER: Final = 26
+_DROP_BARE_SYN: Final = b"".join(
+    struct.pack("HBBI", *instruction)
+    for instruction in (
+        (0x30, 0, 0, 13),  # load the flags of TCP
+        (0x54, 0, 0, 0x12),  # keep SYN and ACK
+        (0x15, 0, 1, 0x02),  # SYN alone?
+        (0x06, 0, 0, 0),  # drop
+        (0x06, 0, 0, 0xFFFF_FFFF),  # pass
+    )
+)
+
+
+class Accepting:
+    """Accepts the connections of some listeners; of one use.
+
+    Args:
+        make_room: is called when the system has no room for a connection, before that is tried again.
+
+    Attributes:
+        ended: set when the last listener is closed.
+    """
+
+    def __init__(self, make_room: Callable[[], None] = lambda: None) -> None:
+        self._make_room = make_room
+        self.ended = trio.Event()
+        self._is_stopped = False
+        self._untold: list[trio.CancelScope] = []
+
+    async def run(
+        self, listeners: Sequence[Listener], handler: Callable[[Any], Awaitable[object]], nursery: trio.Nursery
+    ) -> None:
+        """Accept until told to stop, and then what is on its way; each connection is a task of the nursery.
+
+        Without room for more descriptors or memory accepting pauses, which is told once a second; clients wait.
+
+        Raises:
+            ExceptionGroup: of ``OSError``, a listener is broken.
+
+        Ownership: the listeners, which are closed in any case; ``handler`` owns the connections.
+        Cancellation: at once; what waits is reset.
+        """
+        try:
+            async with trio.open_nursery() as each:
+                for listener in listeners:
+                    each.start_soon(self._accept_from, listener, handler, nursery)
+        finally:
+            self.ended.set()
+
+    def stop(self) -> None:
+        """Take what is on its way, and close the listeners."""
+        self._is_stopped = True
+        for scope in self._untold:
+            scope.cancel()
+
+    async def _accept_from(
+        self, listener: Listener, handler: Callable[[Any], Awaitable[object]], nursery: trio.Nursery
+    ) -> None:
+        gate = _Gate(listener, handler, nursery, self._make_room)
+        async with listener:
+            if not self._is_stopped:
+                with trio.CancelScope() as untold:
+                    self._untold.append(untold)
+                    await gate.take_all(untold)
+            _hold_off(listener)
+            with trio.move_on_after(SETTLE_SECONDS) as settling, suppress(OSError):
+                await gate.take_all(settling)
+
+
+class _Gate:
+    """One listener, and where its connections go."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        handler: Callable[[Any], Awaitable[object]],
+        nursery: trio.Nursery,
+        make_room: Callable[[], None],
+    ) -> None:
+        self._listener = listener
+        self._handler = handler
+        self._nursery = nursery
+        self._make_room = make_room
+        self._quiet_until = float("-inf")
+        self._pauses = 0
+
+    async def take_all(self, scope: trio.CancelScope) -> None:
+        """Accept until the scope ends; as long as there is no room for what waits, the scope does not end by time.
+
+        Raises:
+            OSError: the listener is broken.
+
+        Cancellation: at once; a connection is accepted and handed on, or neither.
+        """
+        while True:
+            try:
+                stream = await self._listener.accept()
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                scope.deadline = max(scope.deadline, trio.current_time() + PAUSE_SECONDS + SETTLE_SECONDS)
+                self._make_room()
+                await self._pause(error)
+            else:
+                self._nursery.start_soon(self._handle, stream)
+
+    async def _handle(self, stream: Any) -> None:
+        try:
+            await self._handler(stream)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    async def _pause(self, error: OSError) -> None:
+        self._pauses += 1
+        now = trio.current_time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + QUIET_SECONDS
+            log.warning(
+                "accepting pauses",
+                address=address_of(self._listener),
+                reason=f"{os.strerror(error.errno or 0)} ({errno.errorcode[error.errno or 0]})",
+                pauses=self._pauses,
+            )
+        await trio.sleep(PAUSE_SECONDS)
+
+
+def _hold_off(listener: Listener) -> None:
+    """Let no further handshake begin, where the system can do that; what waits already stays."""
+    sock = socket_of(listener)
+    if sock is None:
+        return
+    with suppress(OSError):
+        if sock.family == socket.AF_UNIX:
+            # Of a Unix socket this refuses who comes, and keeps who waits.
+            sock.shutdown(socket.SHUT_RD)
+        else:
+            instructions = ctypes.create_string_buffer(_DROP_BARE_SYN)
+            program = struct.pack("HL", len(_DROP_BARE_SYN) // 8, ctypes.addressof(instructions))
+            sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
