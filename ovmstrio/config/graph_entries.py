@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ovmstrio.config.documents import OPTIONAL, Schema
+from ovmstrio.config.documents import OPTIONAL
 from ovmstrio.config.findings import shown
 from ovmstrio.config.model_options import check_local_path, check_name
+from ovmstrio.config.python_entries import PythonEntry
 from ovmstrio.core.errors import Problem
 
 __all__ = ["GRAPH_SUFFIX", "GraphEntry", "GraphFiles", "check_graph_settings", "find_graph", "is_graph"]
@@ -26,7 +27,7 @@ _SUBCONFIG: Final = "subconfig.json"
 _ONLY_VERSION: Final = "1"
 
 
-class GraphEntry(Schema):
+class GraphEntry(PythonEntry):
     """What an entry of a ``mediapipe_config_list`` may hold."""
 
     name: str

@@ -10,7 +10,8 @@ from ovmstrio.config.config_file import ConfigFile
 from ovmstrio.config.documents import check_members
 from ovmstrio.config.graph_entries import GraphEntry, check_graph_settings, find_graph
 from ovmstrio.config.located import Located
-from ovmstrio.config.specs import GraphSpec
+from ovmstrio.config.python_entries import check_python, read_python
+from ovmstrio.config.specs import GraphSpec, PythonSpec
 
 __all__ = ["GRAPHS", "read_graphs"]
 
@@ -32,11 +33,17 @@ def _read_graph(node: Located, file: ConfigFile) -> GraphSpec:
     given = {key: member.plain() for key, member in node.value.items()}
     files = find_graph(given, file.directory)
     place = file.place(node)
-    placed = [place.of(problem) for problem in check_graph_settings(given)]
+    checked = [*check_graph_settings(given), *check_python(given, file.directory)]
+    placed = [place.of(problem) for problem in checked]
     errors = [problem for problem in placed if problem.severity == "error"]
     file.findings.problems += [problem for problem in placed if problem.severity != "error"]
     if not errors:
         errors += file.subconfigs.read(files.subconfig)
     return GraphSpec(
-        name=given["name"], origin=file.origin(node), problems=tuple(errors), place=place, **files._asdict()
+        name=given["name"],
+        origin=file.origin(node),
+        problems=tuple(errors),
+        place=place,
+        python=PythonSpec() if errors else read_python(given, file.directory),
+        **files._asdict(),
     )

@@ -34,6 +34,7 @@ __all__ = [
     "OpPipelineSpec",
     "PipelineNode",
     "PipelineSpec",
+    "PythonSpec",
     "ServableSpec",
     "ServerSpec",
     "ShapeSpec",
@@ -183,6 +184,21 @@ class ModelSpec(ServableSpec):
     sequence_migration: bool = True
 
 
+class PythonSpec(_Spec):
+    """How the Python code of a service is run.
+
+    ``isolation`` is None where the server's own setting holds, and so is ``memory_limit`` (bytes a process, 0 for any).
+    ``python`` is the interpreter of the processes, None for the server's; ``timeout_seconds`` is how long a call may
+    take, 0 for any time.
+    """
+
+    isolation: Literal["none", "process"] | None = None
+    python: Path | None = None
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
+    timeout_seconds: Annotated[float, Field(ge=0)] = 0
+    memory_limit: Annotated[int, Field(ge=0)] | None = None
+
+
 class GraphSpec(ServableSpec):
     """One graph of the configuration, which has the one version 1.
 
@@ -194,6 +210,7 @@ class GraphSpec(ServableSpec):
 
     graph_path: Path
     subconfig: Path | None = None
+    python: PythonSpec = PythonSpec()
 
 
 class HandlerSpec(ServableSpec):

@@ -73,6 +73,8 @@ class LoadContext:
         tasks: owns what services run besides their calls; outlives them.
         meters: makes the hooks by which services tell of their runs.
         hide_errors: tell clients only the type of what user code raises.
+        isolates_python: whether Python code of users runs in processes of its own, where its service does not say.
+        python_memory_limit: how many bytes of memory each of these processes may have; 0 for any number.
         isolates_nodes: whether custom nodes in shared libraries run in processes of their own.
         is_trial: whether what is loaded is closed again without a call, as a check does.
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
@@ -84,6 +86,8 @@ class LoadContext:
     tasks: trio.Nursery
     meters: Meters = NULL_METERS
     hide_errors: bool = False
+    isolates_python: bool = False
+    python_memory_limit: int = 0
     isolates_nodes: bool = False
     is_trial: bool = False
     is_alone: bool = False

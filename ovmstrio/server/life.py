@@ -201,6 +201,8 @@ class _Server:
             self._hosting.lend,
             meters=NULL_METERS if self._metrics is None else self._metrics,
             hide_errors=settings.hide_errors,
+            isolates_python=settings.python_isolation == "process",
+            python_memory_limit=settings.python_memory_limit,
             isolates_nodes=settings.custom_node_isolation == "process",
             is_alone=bool(self._plan.root),
         )

@@ -150,6 +150,14 @@ class ServerSettings(BaseModel):
     hide_errors: bool = _setting(
         False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."
     )
+    python_isolation: Literal["none", "process"] = _setting(
+        "none", SECURITY, "Run the Python code of graphs in processes of its own, where an entry does not say."
+    )
+    python_memory_limit: Annotated[int, Field(ge=0)] = _setting(
+        0,
+        LIMITS,
+        "Bytes of memory that each process of Python code may have, where an entry does not say; 0 any number.",
+    )
     custom_node_isolation: Literal["none", "process"] = _setting(
         "none", SECURITY, "Run each custom node that is a shared library in a process of its own."
     )

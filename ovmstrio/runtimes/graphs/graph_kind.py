@@ -75,6 +75,7 @@ class GraphKind(Kind[GraphSpec]):
         """Check the graph's file, and make what its nodes share."""
         # What only graphs need is left alone by those who have none.
         from ovmstrio.runtimes.graphs.load_graph import load_graph  # noqa: PLC0415 - for who loads only
+        from ovmstrio.work.isolation.isolated_code import Isolation  # noqa: PLC0415 - as above
 
         del version, directory
         if not await trio.Path(spec.graph_path).is_file():
@@ -85,6 +86,9 @@ class GraphKind(Kind[GraphSpec]):
             tasks=context.tasks,
             hooks=context.meters.graph(spec.name),
             hide_errors=context.hide_errors,
+            isolation=Isolation.of(
+                spec.python, is_default=context.isolates_python, memory_limit=context.python_memory_limit
+            ),
         )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.runtimes.graphs.calculator import CalculatorKind
     from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
+    from ovmstrio.work.isolation.isolated_code import Isolation
 
 __all__ = ["load_graph"]
 
@@ -37,6 +38,7 @@ async def load_graph(
     tasks: trio.Nursery,
     hooks: GraphHooks = NULL_GRAPH_HOOKS,
     hide_errors: bool = False,
+    isolation: Isolation | None = None,
 ) -> GraphServable:
     """Load a graph; the caller owns the servable and closes it.
 
@@ -46,6 +48,7 @@ async def load_graph(
         tasks: owns the graph's worker threads; must outlive the servable.
         hooks: are told of instances.
         hide_errors: tell clients only the type of what user code raises.
+        isolation: how user code is run in processes of its own; None for threads.
 
     Raises:
         ConfigError: the file cannot be used, or a node cannot be loaded; nodes that were are finalized.
@@ -58,7 +61,7 @@ async def load_graph(
     for problem in examined.problems:
         log.warning("graph", graph=spec.name, problem=str(problem))
     threads = WorkerThreads()
-    scope = DefinitionScope(spec.name, spec.base_path, threads, lease, hide_errors)
+    scope = DefinitionScope(spec.name, spec.base_path, threads, lease, hide_errors, isolation, tasks)
     nodes: list[LoadedNode] = []
     try:
         await tasks.start(threads.run)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import structlog
 import trio
 
+from ovmstrio.config.specs import PythonSpec
 from ovmstrio.core.errors import NotReady
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.isolation.code_host import GENERATOR, VALUE
@@ -58,6 +59,20 @@ class Isolation:
     python: Path | None = None
     limit_seconds: float = 0.0
     memory_limit: int = 0
+
+    @classmethod
+    def of(cls, spec: PythonSpec, *, is_default: bool, memory_limit: int) -> Isolation | None:
+        """Read the settings of a service; None if its code runs in the server.
+
+        Args:
+            spec: the service's.
+            is_default: whether code runs in processes where the service does not say.
+            memory_limit: that of services which have none of their own.
+        """
+        if spec.isolation == "none" or (spec.isolation is None and not is_default):
+            return None
+        limit = memory_limit if spec.memory_limit is None else spec.memory_limit
+        return cls(spec.processes, spec.python, spec.timeout_seconds, limit)
 
 
 class CodeWorker:
