@@ -184,8 +184,6 @@ class IsolatedCode:
                     nursery.cancel_scope.cancel()
                 else:
                     task_status.started()
-        except* OSError as group:
-            problem = problem or group.exceptions[0]
         finally:
             self._stopping.set()
             self._ended.set()
@@ -225,6 +223,7 @@ class IsolatedCode:
             self._make,
             self._first,
             prepare=partial(self._make_ready, row),
+            cannot_start=partial(self._fail, row),
             backoff=Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE),
             stopping=self._stopping,
             changed=self._tell_change,

@@ -27,6 +27,7 @@ class KeptProcess:
         descriptor: goes along with it.
         prepare: is called with a process that has been told, and its answer, and says whether it can be used; one that
             cannot is killed.
+        cannot_start: is told that no process can be started, which is tried again; without it that ends :meth:`keep`.
         backoff: says when the next process is started.
         stopping: once it is set, no other process is started.
         changed: is called when a process has become ready, and when it has ended.
@@ -48,6 +49,7 @@ class KeptProcess:
         descriptor: int | None = None,
         *,
         prepare: Callable[[WorkerProcess, Any], Awaitable[bool]] | None = None,
+        cannot_start: Callable[[OSError], None] | None = None,
         backoff: Backoff,
         stopping: trio.Event,
         changed: Callable[[], None],
@@ -59,6 +61,7 @@ class KeptProcess:
         self.process: WorkerProcess | None = None
         self._make = make
         self._prepare = prepare
+        self._cannot_start = cannot_start
         self._first = first
         self._descriptor = descriptor
         self._backoff = backoff
@@ -105,6 +108,11 @@ class KeptProcess:
                     self.is_ready = self._prepare is None or await self._prepare(process, answer)
                 except WorkerEnded:
                     self.is_ready = False
+                except OSError as error:
+                    if self._cannot_start is None:
+                        raise
+                    self._cannot_start(error)
+                    return
                 if self.is_ready:
                     self._changed()
                 else:
