@@ -30,7 +30,7 @@ class GeneratorLike(Protocol):
         ...
 
     def leave(self, number: int) -> None:
-        """Have nobody wait for values any more: the request is never answered, the generator stops."""
+        """Answer with nothing, for nobody waits for values any more; the generator stops."""
         ...
 
     def close(self, number: int) -> None:
@@ -77,6 +77,9 @@ class GeneratorHost:
 
     def pull(self, number: int) -> None:
         """Answer with the values that lie ready, or with the next; run ahead then."""
+        if self._is_stopped:
+            self._answer(number, [[], None])
+            return
         with self._lock:
             self._waiting = number
             batch = self._batch()
@@ -89,10 +92,13 @@ class GeneratorHost:
     def leave(self, number: int) -> None:
         """Stop within one step."""
         with self._lock:
-            if self._waiting == number:
+            was_waiting = self._waiting == number
+            if was_waiting:
                 self._waiting = None
         self._is_stopped = True
         self._stop()
+        if was_waiting:
+            self._answer(number, [[], None])
 
     def close(self, number: int) -> None:
         """Stop within one step, and close the generator behind it."""
@@ -142,7 +148,10 @@ class GeneratorHost:
         self._ended()
         with self._lock:
             self._is_running = False
+            waiting, self._waiting = self._waiting, None
             closing, self._closing = self._closing, None
+        if waiting is not None:
+            self._answer(waiting, [[], None])
         if closing is not None:
             self._answer(closing, closed)
         return False

@@ -15,10 +15,10 @@ from dataclasses import asdict, is_dataclass
 from types import CodeType, FunctionType, TracebackType
 from typing import Any, Final
 
+from ovmstrio.core.texts import MOST_CAUSES, MOST_CHARACTERS, cut, text_of
+
 __all__ = ["decode_error", "encode_error"]
 
-_MOST_TEXT: Final = 4096
-_LONGEST_CHAIN: Final = 10
 _MOST_FRAMES: Final = 25
 _SHARED_PACKAGES: Final = frozenset({"ovmstrio", "pyovms", "cortex_internal"})
 _ATTRIBUTES: Final = ("name", "path", "msg", "filename", "lineno", "offset", "text", "end_lineno", "end_offset")
@@ -27,10 +27,10 @@ _ATTRIBUTES: Final = ("name", "path", "msg", "filename", "lineno", "offset", "te
 _PROBLEM: Final = "problem"
 
 
-def encode_error(error: BaseException, depth: int = _LONGEST_CHAIN) -> dict[str, Any]:
+def encode_error(error: BaseException, depth: int = MOST_CAUSES) -> dict[str, Any]:
     """Make plain data of an error and of up to ``depth`` others that it came from."""
     members = _members(error)
-    text = str(error.message)[:_MOST_TEXT] if members else _text(error)  # type: ignore[attr-defined]  # a group has one
+    text = str(error.message)[:MOST_CHARACTERS] if members else text_of(error)  # type: ignore[attr-defined]  # a group has one
     arguments = [one for one in map(_plain, error.args) if one is not _NOT_PLAIN]
     return {
         "classes": [[each.__module__, each.__qualname__] for each in type(error).__mro__],
@@ -39,9 +39,9 @@ def encode_error(error: BaseException, depth: int = _LONGEST_CHAIN) -> dict[str,
         "attributes": dict(_attributes(error)),
         "frames": _frames(error.__traceback__),
         "is_alone": error.__suppress_context__,
-        "notes": [str(note)[:_MOST_TEXT] for note in getattr(error, "__notes__", [])[:_LONGEST_CHAIN]],
+        "notes": [cut(str(note)) for note in getattr(error, "__notes__", [])[:MOST_CAUSES]],
         "cause": _encoded(error.__cause__, depth),
-        "context": _encoded(error.__context__, depth) if error.__context__ is not error.__cause__ else None,
+        "context": None if error.__suppress_context__ else _encoded(error.__context__, depth),
         "members": [encode_error(one, depth - 1) for one in members] if depth else [],
     }
 
@@ -54,15 +54,7 @@ def _members(error: BaseException) -> list[BaseException]:
     """Give the errors of a group."""
     if all(each.__name__ != "BaseExceptionGroup" for each in type(error).__mro__):
         return []
-    return list(getattr(error, "exceptions", ()))[:_LONGEST_CHAIN]
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException:  # noqa: BLE001 - users write their errors' texts, too
-        return type(error).__name__
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ... ({len(text)} characters)"
+    return list(getattr(error, "exceptions", ()))[:MOST_CAUSES]
 
 
 def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
@@ -82,7 +74,7 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in {bool, int, float}:
         return value
     if type(value) in {str, bytes}:
-        return value[:_MOST_TEXT]
+        return value[:MOST_CHARACTERS]
     if isinstance(value, (list, tuple)) and len(value) <= _MOST_FRAMES:
         members = [_plain(one) for one in value]
         return _NOT_PLAIN if any(one is _NOT_PLAIN for one in members) else type(value)(members)

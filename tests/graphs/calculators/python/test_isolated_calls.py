@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from ovmstrio.core.errors import ConfigError, Overloaded
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.config.graph_config import Port
+from ovmstrio.work.isolation import isolated_code
 from ovmstrio.work.isolation.isolated_code import Isolation
 from pyovms import Tensor
 from tests.support.python_nodes import make_node, nodes
@@ -388,3 +389,39 @@ async def test_calls_are_spread_over_processes(tmp_path: Path) -> None:
         async with node.opened() as opened:
             stream = {(await opened.run(b"x")).said[0][2] for _ in range(5)}
         assert len(stream) == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_a_process_outlives_a_stream_whose_client_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """However often, and at whichever moment: nothing of it is left for which the process would be ended."""
+    monkeypatch.setattr(isolated_code, "GRACE_SECONDS", 0.5)
+    wait = "await trio.sleep(0.02)" if prefix else "time.sleep(0.02)"
+    head = "import trio" if prefix else "import time"
+    source = f"""
+    {head}
+    class OvmsPythonModel:
+        alive = 0
+        {prefix}def execute(self, inputs):
+            if inputs[0].size:
+                yield [Tensor("out", b"%d" % self.alive)]
+                return
+            self.alive += 1
+            try:
+                while True:
+                    {wait}
+                    yield [Tensor("out", b"x")]
+            finally:
+                self.alive -= 1
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(GENERATIVE, source)
+        before = node.resources.code.code.pids
+        for milliseconds in range(0, 60, 3):
+            with trio.move_on_after(milliseconds / 1000):
+                async with node.opened() as opened:
+                    await opened.go_on(await opened.run())
+        await trio.sleep(1)
+        assert node.resources.code.code.pids == before
+        assert [each[2] for each in await node.run_once(b"x")] == ["0"]
