@@ -12,7 +12,7 @@ from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import BatchingSpec, LayoutSpec, ModelSpec, ShapeSpec
 from ovmstrio.core.tensor import Dim
 from ovmstrio.openvino.compile import ModelFile
-from ovmstrio.openvino.trials import pool
+from ovmstrio.openvino.trials import trial_workers
 from ovmstrio.openvino.trials.model_trial import compile_plain, trial_of
 from ovmstrio.work.processes import WorkerProcess
 from tests.support import ir
@@ -28,7 +28,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
         started.append(WorkerProcess(*args, **settings))
         return started[-1]
 
-    monkeypatch.setattr(pool, "WorkerProcess", start)
+    monkeypatch.setattr(trial_workers, "WorkerProcess", start)
     return started
 
 
@@ -66,6 +66,18 @@ async def test_a_process_that_ends_while_nobody_needs_it_is_replaced(
     assert len(workers) == 2
 
 
+async def test_a_model_is_not_blamed_for_what_an_earlier_one_did_to_the_process(
+    tmp_path: Path, workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again in a new one."""
+    monkeypatch.setattr(trial_workers, "_PROGRAM", "tests.support.spoiled_program")
+    async with trying(tmp_path / "trials"):
+        for size in (1, 2):
+            await load_saved(saved(ir.dummy((1, size)), tmp_path, f"m{size}"))
+    assert [verdict["crash"] for verdict in verdicts(tmp_path / "trials")] == ["", ""]
+    assert len(workers) == 2
+
+
 async def test_a_load_that_is_given_up_kills_the_process(tmp_path: Path, workers: list[WorkerProcess]) -> None:
     """Nothing is remembered."""
     spec = saved(ir.slow(1024, 200), tmp_path)
@@ -85,7 +97,7 @@ async def test_a_process_is_let_go_when_no_model_comes(
     tmp_path: Path, workers: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has much memory."""
-    monkeypatch.setattr(pool, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(trial_workers, "_IDLE_SECONDS", 0.05)
     async with trying(tmp_path / "trials"):
         await load_saved(saved(ir.dummy(), tmp_path))
         with trio.fail_after(20):

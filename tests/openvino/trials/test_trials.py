@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.config.specs import ShapeSpec
 from ovmstrio.core.errors import NotReady
-from ovmstrio.openvino.trials import pool
+from ovmstrio.openvino.trials import pool, trial_workers
 from ovmstrio.runtimes.models.load_model import load_model
 from tests.support import ir
 from tests.support.servables import raw_request
@@ -63,7 +63,7 @@ async def test_what_was_tried_is_known_to_later_servers(tmp_path: Path, monkeypa
     async with trying(tmp_path / "trials"):
         await refusal_of(bad)
         await load_saved(good)
-    monkeypatch.setattr(pool, "_PROGRAM", NO_PROGRAM)
+    monkeypatch.setattr(trial_workers, "_PROGRAM", NO_PROGRAM)
     async with trying(tmp_path / "trials"):
         await load_saved(good)
         problem = await refusal_of(bad)
@@ -87,7 +87,7 @@ async def test_what_crashed_is_tried_again_once_when_that_is_asked_for(
     async with trying(tmp_path / "trials", "again"):
         assert "has shown on" not in (await refusal_of(bad)).message
         assert "has shown on" in (await refusal_of(bad)).message
-        monkeypatch.setattr(pool, "_PROGRAM", NO_PROGRAM)
+        monkeypatch.setattr(trial_workers, "_PROGRAM", NO_PROGRAM)
         await load_saved(good)
 
 
@@ -147,7 +147,7 @@ async def test_a_process_that_others_end_says_nothing_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is tried again with the next load."""
-    monkeypatch.setattr(pool, "_CRASHES", frozenset())
+    monkeypatch.setattr(trial_workers, "_CRASHES", frozenset())
     async with trying(tmp_path / "trials"):
         with pytest.raises(NotReady, match=r"'model' could not be tried: the worker process was killed by SIGFPE"):
             await load_saved(saved(ir.steps(bad=1), tmp_path))
@@ -169,7 +169,7 @@ async def test_a_folder_that_cannot_be_written_makes_trials_last_as_long_as_the_
 
 async def test_no_model_is_tried_where_that_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who knows the models may save the second that it takes."""
-    monkeypatch.setattr(pool, "_PROGRAM", NO_PROGRAM)
+    monkeypatch.setattr(trial_workers, "_PROGRAM", NO_PROGRAM)
     async with trying(tmp_path / "trials", "off"):
         await load_saved(saved(ir.dummy(), tmp_path))
 

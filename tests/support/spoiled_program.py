@@ -1,0 +1,24 @@
+"""The program of a worker process whose first model spoils what the second one needs."""
+
+from __future__ import annotations
+
+import os
+
+from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
+
+__all__: list[str] = []
+
+
+async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
+    await first.answer(None)
+    loads = 0
+    while (request := await requests.next()) is not None:
+        loads += request.value["deed"] == "load"
+        if loads == 2:
+            os.abort()
+        await request.answer(None)
+
+
+if __name__ == "__main__":
+    run_program(_serve)
+    leave()
