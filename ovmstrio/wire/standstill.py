@@ -46,5 +46,6 @@ def unsent_bytes(stream: SendStream) -> int:
         return 0
     try:
         return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except OSError:
+    except (OSError, ValueError):
+        # A socket that is closed has the number -1.
         return 0
