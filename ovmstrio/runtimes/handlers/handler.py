@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 from ovmstrio.core.begun import told_of_begin, user_code_begins
-from ovmstrio.core.http import Callback
+from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
 from ovmstrio.runtimes.handlers.batches import Arguments, BatchItem, current_request_id
 from ovmstrio.runtimes.handlers.callbacks import Callbacks, call_handler_code
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
+from ovmstrio.runtimes.handlers.http.forms import http_arguments
+from ovmstrio.runtimes.handlers.http.results import to_answer
 from ovmstrio.runtimes.handlers.models.leases import lease_models
 from ovmstrio.work.batching import Batcher
 from ovmstrio.work.threads.worker_threads import WorkerThreads
@@ -27,7 +29,6 @@ class LoadedHandler:
     """An object of the user's class ``Handler``, whose methods requests reach.
 
     Args:
-        instance: the object.
         methods: by name.
         threads: where plain methods run.
         callbacks: where what comes after an answer runs.
@@ -37,7 +38,6 @@ class LoadedHandler:
 
     def __init__(
         self,
-        instance: Any,
         methods: Mapping[str, HandlerMethod],
         threads: WorkerThreads,
         callbacks: Callbacks,
@@ -45,12 +45,25 @@ class LoadedHandler:
         code: HandlerCode,
         batcher: Batcher[BatchItem, Any] | None = None,
     ) -> None:
-        self.instance = instance
         self.methods = methods
         self._threads = threads
         self._callbacks = callbacks
         self._code = code
         self._batcher = batcher
+
+    async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
+        """Have a method answer a request.
+
+        Raises:
+            MalformedPayload: the body is not what its content type says.
+            Exception: as :meth:`call`, and :func:`to_answer`.
+
+        Ownership: a stream in the answer is the caller's to close.
+
+        Cancellation: as :meth:`call`.
+        """
+        result = await self.call(name, **http_arguments(self.methods[name].wanted, request))
+        return await to_answer(result, self, name)
 
     async def call(self, name: str, /, **arguments: Any) -> Any:
         """Call a method and give what it returns; a generator has not begun then.

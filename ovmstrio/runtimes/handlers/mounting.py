@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -18,6 +18,7 @@ from ovmstrio.core.servable import GrpcDeclaration
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
+from ovmstrio.runtimes.handlers.models.clients import Models, open_clients
 from ovmstrio.runtimes.handlers.project import open_handler
 from ovmstrio.runtimes.resident import ResidentService, host
 
@@ -31,11 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HandlerServable",
-    "Models",
     "examine_mounted",
     "load_handler",
     "load_project",
-    "open_clients",
     "read_mounted",
 ]
 
@@ -76,47 +75,6 @@ class HandlerServable(ResidentService):
 def declaration_of(proto: UserProto) -> GrpcDeclaration:
     """Give what the server has to know of the services of a project."""
     return GrpcDeclaration(tuple(service.name for service in proto.services), str(proto.source), proto.files)
-
-
-class Models(Protocol):
-    """The models of a project, as its server needs them."""
-
-    @property
-    def clients(self) -> Mapping[str, Any]:
-        """What the handler's constructor may ask for, by name."""
-        ...
-
-    def info(self) -> dict[str, Any]:
-        """Tell of all models, as ``/info`` does; blocking."""
-        ...
-
-
-class _NoModels:
-    clients: Mapping[str, Any] = {}
-
-    def info(self) -> dict[str, Any]:
-        return {}
-
-
-@asynccontextmanager
-async def open_clients(project: ProjectSpec) -> AsyncIterator[Models]:
-    """Keep a project's models while the block lasts; it is entered after the first look at their storages.
-
-    Raises:
-        ConfigError: a storage cannot be used.
-        ExceptionGroup: of what the block raises.
-
-    Ownership: the tasks that follow the storages, and the copies of models.
-    Cancellation: at any checkpoint.
-    """
-    if project.models is None:
-        yield _NoModels()
-        return
-    # OpenVINO and the libraries of storages are left alone by those who have no models.
-    from ovmstrio.runtimes.handlers.models.opening import open_models  # noqa: PLC0415 - few need models
-
-    async with open_models(project) as models:
-        yield models
 
 
 log = structlog.get_logger(__name__)

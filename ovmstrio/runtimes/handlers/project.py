@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import trio
@@ -16,14 +16,16 @@ from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, batch_options
 from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS, Callbacks
-from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.runtimes.handlers.handler import LoadedHandler, invoke
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod, import_folders, on_sys_path
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.work.batching import Batcher
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
-__all__ = ["open_handler"]
+__all__ = ["drain_batcher", "open_handler", "start_batcher"]
+
+BatchedT = TypeVar("BatchedT")
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +41,8 @@ async def open_handler(
     passing: tuple[type[BaseException], ...] = (),
     batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
     is_alone: bool = False,
+    code: HandlerCode | None = None,
+    gathers: bool = True,
 ) -> AsyncIterator[LoadedHandler]:
     """Import a project's handler, make its object, and run it while the block lasts.
 
@@ -53,6 +57,8 @@ async def open_handler(
         passing: exceptions that user code may end a call with, which are no failures.
         batch_hooks: are told of batches.
         is_alone: whether nothing else is served in this process, so that its folders may be on ``sys.path``.
+        code: whose code it is, and what becomes of its errors; logged here, by default.
+        gathers: whether requests are gathered here where the project has batches; else whoever calls has done so.
 
     Raises:
         ConfigError: the handler cannot be loaded; every problem of its class is told at once.
@@ -63,7 +69,7 @@ async def open_handler(
 
     Cancellation: while it loads, and at the end while batches and callbacks end.
     """
-    code = HandlerCode(project.name, project.directory, passing)
+    code = code or HandlerCode(project.name, project.directory, passing)
     threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True)
     callbacks = Callbacks(code)
     supplies = Supplies(dict(clients or {}), proto_module, dict(modules or {}), tuple(rpc_names))
@@ -74,10 +80,12 @@ async def open_handler(
             try:
                 await nursery.start(threads.run)
                 await nursery.start(callbacks.run)
-                instance, methods = await builder.build()
-                batcher = await _start_batcher(nursery, project, methods, threads=threads, code=code, hooks=batch_hooks)
-                yield LoadedHandler(instance, methods, threads, callbacks, code=code, batcher=batcher)
-                await _drain(batcher, nursery.cancel_scope)
+                methods = await builder.build()
+                batcher = await _start_own_batcher(
+                    nursery, project if gathers else None, methods, threads=threads, code=code, hooks=batch_hooks
+                )
+                yield LoadedHandler(methods, threads, callbacks, code=code, batcher=batcher)
+                await drain_batcher(batcher, nursery.cancel_scope)
             except ConfigError as error:
                 # Raised outside, so that it does not come in a group.
                 failure = error
@@ -93,9 +101,9 @@ def _path(project: ProjectSpec, *, is_alone: bool) -> AbstractContextManager[Non
     return on_sys_path(import_folders(project)) if is_alone else nullcontext()
 
 
-async def _start_batcher(
+async def _start_own_batcher(
     nursery: trio.Nursery,
-    project: ProjectSpec,
+    project: ProjectSpec | None,
     methods: Mapping[str, HandlerMethod],
     *,
     threads: WorkerThreads,
@@ -103,22 +111,41 @@ async def _start_batcher(
     hooks: BatchHooks,
 ) -> Batcher[BatchItem, Any] | None:
     batched = next((method for method in methods.values() if method.is_batched), None)
-    if batched is None or project.batching is None:
+    if batched is None or project is None or project.batching is None:
         return None
     run = BatchedMethod(batched, partial(invoke, threads, code), code).run
-    options = batch_options(project.batching)
-    batcher: Batcher[BatchItem, Any] = Batcher(
-        run,
-        options,
-        concurrency=project.threads_per_process,
-        retry_singly=project.batching.retry_singly,
-        hooks=hooks,
+    return await start_batcher(nursery, project.batching, run, concurrency=project.threads_per_process, hooks=hooks)
+
+
+async def start_batcher(
+    nursery: trio.Nursery,
+    batching: ProjectBatching,
+    run: Callable[[Sequence[BatchedT]], Awaitable[Sequence[Any]]],
+    *,
+    concurrency: int,
+    hooks: BatchHooks,
+) -> Batcher[BatchedT, Any]:
+    """Start what gathers the requests of a project.
+
+    Args:
+        nursery: hosts it.
+        batching: how the project says so.
+        run: answers the requests of a batch.
+        concurrency: how many batches run at once.
+        hooks: are told of batches.
+    """
+    batcher: Batcher[BatchedT, Any] = Batcher(
+        run, batch_options(batching), concurrency=concurrency, retry_singly=batching.retry_singly, hooks=hooks
     )
     await nursery.start(batcher.serve)
     return batcher
 
 
-async def _drain(batcher: Batcher[BatchItem, Any] | None, everything: trio.CancelScope) -> None:
+async def drain_batcher(batcher: Batcher[Any, Any] | None, everything: trio.CancelScope) -> None:
+    """Let the batches that run end, and end everything if they do not in time.
+
+    Cancellation: at once.
+    """
     if batcher is None:
         return
     with trio.move_on_after(DRAIN_SECONDS) as scope:

@@ -19,9 +19,7 @@ from ovmstrio.core.errors import ServerError, TooManyRequests
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.runtimes.handlers.batches import current_request_id, in_log, request_id_for
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
-from ovmstrio.runtimes.handlers.http.forms import http_arguments
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
-from ovmstrio.runtimes.handlers.http.results import to_answer
 from ovmstrio.runtimes.handlers.http.values import error_answer, plain_error, text_answer, wants_json
 from ovmstrio.wire.http.answers import JSON_TYPE, retry_after
 from ovmstrio.wire.statuses import status_of
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import Headers, HttpRequest
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.servable import HttpRoutes
-    from ovmstrio.runtimes.handlers.handler import LoadedHandler
     from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
+    from ovmstrio.runtimes.handlers.http_handler import HttpHandler
 
 __all__ = ["HandlerMountKind", "HandlerRoutes", "refuse", "text_to_send"]
 
@@ -116,7 +114,7 @@ class HandlerRoutes:
 
     def __init__(
         self,
-        handler: LoadedHandler,
+        handler: HttpHandler,
         limit: ConcurrencyLimit,
         *,
         info: Callable[[], Mapping[str, Any]] = dict,
@@ -141,7 +139,7 @@ class HandlerRoutes:
 
         Ownership: a stream in the answer is the caller's to close; the request is in flight until then.
 
-        Cancellation: as :meth:`LoadedHandler.call`, or while it waits for files.
+        Cancellation: as :meth:`HttpHandler.answer`, or while it waits for files.
         """
         if request.path in {"/", ""}:
             return await self._answer_method(request)
@@ -207,9 +205,7 @@ class HandlerRoutes:
     async def _answered(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
         as_json = wants_json(request.header("accept"))
         try:
-            arguments = http_arguments(method.wanted, request)
-            result = await self._handler.call(method.name, **arguments)
-            answer = await to_answer(result, self._handler, method.name)
+            answer = await self._handler.answer(method.name, request)
         except (ServerError, HTTPError) as error:
             status = status_of(error).http if isinstance(error, ServerError) else 0
             answer = error_answer(error, status, shows_details=self._shows_details, as_json=as_json)

@@ -14,7 +14,8 @@ import trio
 from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.limits import LocalLimit
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
-from ovmstrio.runtimes.handlers.mounting import HandlerServable, open_clients
+from ovmstrio.runtimes.handlers.models.clients import open_clients
+from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from tests.api.rest.servers import Peer

@@ -1,0 +1,341 @@
+"""A handler in a worker process: the user's object, its threads and its models, on an event loop of their own."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import structlog
+import trio
+
+from cortex_internal.lib.log import StdoutHandler
+from ovmstrio.core.errors import MalformedPayload, UserCodeError
+from ovmstrio.core.http import ByteStream, Callback, HttpAnswer
+from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, in_log
+from ovmstrio.runtimes.handlers.config.project_file import read_project
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.handler_code import HIDDEN, HandlerCode
+from ovmstrio.runtimes.handlers.http.forms import http_arguments
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.runtimes.handlers.http.results import to_answer
+from ovmstrio.runtimes.handlers.http.starlette import starlette_error
+from ovmstrio.runtimes.handlers.isolated.rows import ANSWER, MethodRow, answer_head, read_request, refusal_row
+from ovmstrio.runtimes.handlers.models.clients import Models, open_clients
+from ovmstrio.runtimes.handlers.project import open_handler
+from ovmstrio.work.isolation.generator_hosts import RAISED
+from ovmstrio.work.isolation.hosted import Hosted, Invocation
+from ovmstrio.work.messages.error_codec import encode_error
+from ovmstrio.work.messages.exits import LOST_CHANNEL
+from ovmstrio.work.user_code.calls import UserCodeRaisedError, is_async
+
+__all__ = ["host_handler"]
+
+_END_SECONDS: Final = 15.0
+_LOOK_SECONDS: Final = 0.5
+
+ThereT = TypeVar("ThereT")
+
+
+class _CarriedCode(HandlerCode):
+    """Leaves it to the server to log what the handler raises, and to say what becomes of it."""
+
+    def failure(self, error: BaseException, step: str) -> Exception:
+        """Carry what was raised to the border of the process."""
+        del step
+        return UserCodeRaisedError(starlette_error(error) or error)
+
+    def wrong(self, step: str, problem: str) -> UserCodeError:
+        """Make an error of what the handler gave that cannot be used."""
+        del step
+        return UserCodeError(HIDDEN, detail=problem)
+
+
+class _BatchCode(_CarriedCode):
+    """For errors among the results of a batch, which say themselves what their requests get."""
+
+    def failure(self, error: BaseException, step: str) -> Exception:
+        """Give an error for one request of several."""
+        chosen = starlette_error(error) or error
+        if not isinstance(chosen, HTTPError):
+            self.report(error, step)
+        return chosen if isinstance(chosen, Exception) else UserCodeError(HIDDEN)
+
+
+class _OnLoop:
+    """Calls from threads of the process to its loop, which can be cancelled together."""
+
+    def __init__(self, loop: trio.lowlevel.TrioToken) -> None:
+        self._loop = loop
+        self._scope: trio.CancelScope | None = None
+        self._is_stopped = False
+
+    def run(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Run an async function there, and give what it gives.
+
+        Raises:
+            BaseException: what it raises; of code of users the error itself.
+            InterruptedError: it was cancelled.
+        """
+        try:
+            return trio.from_thread.run(self._run, function, args, trio_token=self._loop)
+        except UserCodeRaisedError as raised:
+            raise raised.error from None
+
+    async def _run(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+        with trio.CancelScope() as self._scope:
+            if not self._is_stopped:
+                return await function(*args)
+        raise InterruptedError("cancelled")
+
+    def stop(self) -> None:
+        """Cancel what runs, and whatever would be run later; from any thread."""
+        self._is_stopped = True
+        self._loop.run_sync_soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+class HostedHandler:
+    """See :class:`Hosted`.
+
+    Args:
+        file: the project's.
+        mounted_as: the name that it is served by beside others, empty if it is served alone.
+    """
+
+    def __init__(self, file: str, mounted_as: str) -> None:
+        self._file = Path(file)
+        self._mounted_as = mounted_as
+        self._ready = threading.Event()
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: trio.lowlevel.TrioToken | None = None
+        self._closing: trio.Event | None = None
+        self._handler: LoadedHandler | None = None
+        self._models: Models | None = None
+        self._code: HandlerCode = _BatchCode("", Path())
+        self._after: dict[int, tuple[Callback, ...]] = {}
+        self._numbers = itertools.count(1)
+
+    def invoke(self, method: str, value: Any) -> Invocation:
+        """Say what is to be called for a request of the server's."""
+        match method:
+            case "make":
+                return Invocation(self._make)
+            case "finalize":
+                return Invocation(self._finalize)
+            case "info":
+                return Invocation(self._opened_models.info)
+        on_loop = _OnLoop(self._token)
+        function = self._batch if method == "batch" else self._answer
+        return Invocation(function, (on_loop, *value), convert_item=_itself, stop=on_loop.stop)
+
+    def forget(self, value: Any) -> None:
+        """Run the callbacks of an answer, as it has been sent."""
+        callbacks = self._after.pop(value, ())
+        self._token.run_sync_soon(self._loaded.run_after, callbacks)
+
+    # Life
+
+    def _make(self) -> list[Any]:
+        """Load the handler, and tell of its methods.
+
+        Raises:
+            ConfigError: it cannot be loaded.
+        """
+        threading.Thread(target=self._live, name="loop of the handler", daemon=True).start()
+        self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+        return [
+            list(MethodRow(each.name, sorted(each.wanted), each.is_generator, each.is_batched, is_async(each.call)))
+            for each in self._loaded.methods.values()
+        ]
+
+    def _live(self) -> None:
+        try:
+            trio.run(self._serve)
+        except BaseException as error:  # noqa: BLE001 - the border of user code
+            if self._loop is not None:
+                # Whoever waits for this loop would wait for ever.
+                os._exit(LOST_CHANNEL)
+            self._failure = _first_of(error)
+        finally:
+            self._ended.set()
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        project, _ = read_project(self._file, mounted_as=self._mounted_as)
+        _enter(project)
+        _watch_descriptors(self._ended)
+        self._closing = trio.Event()
+        async with self._opened(project):
+            self._loop = trio.lowlevel.current_trio_token()
+            self._ready.set()
+            await self._closing.wait()
+
+    @asynccontextmanager
+    async def _opened(self, project: ProjectSpec) -> AsyncIterator[None]:
+        code = _CarriedCode(project.name, project.directory)
+        self._code = _BatchCode(project.name, project.directory)
+        async with (
+            open_clients(project) as self._models,
+            open_handler(
+                project, clients=self._models.clients, code=code, is_alone=True, gathers=False
+            ) as self._handler,
+        ):
+            yield
+
+    def _finalize(self) -> None:
+        if self._loop is not None and self._closing is not None:
+            self._loop.run_sync_soon(self._closing.set)
+            self._ended.wait(_END_SECONDS)
+
+    @property
+    def _token(self) -> trio.lowlevel.TrioToken:
+        return _there(self._loop)
+
+    @property
+    def _loaded(self) -> LoadedHandler:
+        return _there(self._handler)
+
+    @property
+    def _opened_models(self) -> Models:
+        return _there(self._models)
+
+    # Requests
+
+    def _answer(self, on_loop: _OnLoop, name: str, row: list[Any], request_id: str) -> Any:
+        """Give an answer: ``[head, body]``, or a generator of its head and the pieces of its body."""
+        try:
+            answer: HttpAnswer = on_loop.run(self._answered, name, row, request_id)
+        except (MalformedPayload, HTTPError) as error:
+            return refusal_row(error)
+        return self._told(answer, on_loop)
+
+    def _told(self, answer: HttpAnswer, on_loop: _OnLoop) -> Any:
+        head = answer_head(answer, self._keep(answer.after))
+        if isinstance(answer.body, bytes):
+            return [ANSWER, head, answer.body]
+        return _pieces(head, answer.body, on_loop)
+
+    async def _answered(self, name: str, row: list[Any], request_id: str) -> HttpAnswer:
+        with in_log(request_id):
+            arguments = http_arguments(self._loaded.methods[name].wanted, read_request(row))
+            result = await self._loaded.call(name, **arguments)
+            return await to_answer(result, self._loaded, name)
+
+    def _batch(self, on_loop: _OnLoop, name: str, rows: list[list[Any]]) -> list[Any]:
+        """Give an answer, or an error, for each of several requests of one batch."""
+        told: list[Any] = on_loop.run(self._answered_batch, name, rows)
+        return told
+
+    async def _answered_batch(self, name: str, rows: list[list[Any]]) -> list[Any]:
+        told: dict[int, Any] = {}
+        items: dict[int, BatchItem] = {}
+        method = self._loaded.methods[name]
+        for position, (row, request_id) in enumerate(rows):
+            try:
+                items[position] = BatchItem(http_arguments(method.wanted, read_request(row)), request_id)
+            except MalformedPayload as error:
+                told[position] = refusal_row(error)
+        if items:
+            run = BatchedMethod(method, lambda method, given: self._loaded.call(method.name, **given), self._code)
+            results = await run.run(list(items.values()))
+            for position, result in zip(items, results, strict=True):
+                told[position] = await self._told_of_batch(name, result)
+        return [told[position] for position in range(len(rows))]
+
+    async def _told_of_batch(self, name: str, result: Any) -> list[Any]:
+        if isinstance(result, Exception):
+            return refusal_row(result) if isinstance(result, HTTPError) else [RAISED, encode_error(result)]
+        try:
+            answer = await to_answer(result, self._loaded, name)
+            body = answer.body if isinstance(answer.body, bytes) else b"".join([piece async for piece in answer.body])
+        except UserCodeRaisedError as raised:
+            return [RAISED, encode_error(raised.error)]
+        except Exception as error:  # noqa: BLE001 - told to the server
+            return [RAISED, encode_error(error)]
+        return [ANSWER, answer_head(answer, self._keep(answer.after)), body]
+
+    def _keep(self, callbacks: tuple[Callback, ...]) -> int:
+        if not callbacks:
+            return 0
+        number = next(self._numbers)
+        self._after[number] = callbacks
+        return number
+
+
+def _pieces(head: list[Any], body: ByteStream, on_loop: _OnLoop) -> Iterator[Any]:
+    """Give the head of an answer, and its body piece by piece."""
+    try:
+        yield head
+        while True:
+            try:
+                yield on_loop.run(anext, body)
+            except StopAsyncIteration:
+                return
+    finally:
+        on_loop.run(body.aclose)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _there(found: ThereT | None) -> ThereT:
+    """Give what is there once the handler has been made.
+
+    Raises:
+        RuntimeError: it has not been.
+    """
+    if found is None:
+        raise RuntimeError("the handler has not been made")
+    return found
+
+
+def _enter(project: ProjectSpec) -> None:
+    """Make the process what a project finds that is served alone: its folder, its environment, its form of the log."""
+    os.environ.update(project.environment)
+    os.chdir(project.directory)
+    logging.basicConfig(level=project.log_level.upper(), handlers=[StdoutHandler()], force=True)
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, structlog.stdlib.render_to_log_kwargs],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLogger().level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+
+
+def _watch_descriptors(ended: threading.Event) -> None:
+    """End the process once code of users has closed what does not belong to it: nobody could be told any other way."""
+    sentinel, _ = os.pipe()
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            try:
+                os.fstat(sentinel)
+            except OSError:
+                os._exit(LOST_CHANNEL)
+
+    threading.Thread(target=watch, name="watcher of descriptors", daemon=True).start()
+
+
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def host_handler(argument: Any) -> Hosted:
+    """Host the handler of a project, told as its file and the name that it is mounted as."""
+    file, mounted_as = argument
+    return HostedHandler(file, mounted_as)

@@ -1,0 +1,327 @@
+"""A handler whose code runs in worker processes, as the server has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Self
+
+import trio
+
+from ovmstrio.core.begun import BeginTold, telling_begin, told_of_begin, user_code_begins
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, UserCodeError
+from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
+from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
+from ovmstrio.runtimes.handlers.batches import current_request_id
+from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
+from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
+from ovmstrio.runtimes.handlers.handler_code import HandlerCode
+from ovmstrio.runtimes.handlers.isolated.rows import AnswerHead, MethodRow, read_refusal, request_row
+from ovmstrio.runtimes.handlers.project import drain_batcher, start_batcher
+from ovmstrio.work.batching import Batcher
+from ovmstrio.work.isolation.generator_hosts import RAISED
+from ovmstrio.work.isolation.isolated_code import CodeWorker, IsolatedCode, Isolation
+from ovmstrio.work.isolation.remote_generator import RemoteGenerator
+from ovmstrio.work.messages.error_codec import decode_error
+from ovmstrio.work.processes import WorkerEnded
+from ovmstrio.work.user_code.calls import UserCodeRaisedError
+from ovmstrio.work.user_code.pumps import End, Failed
+
+__all__ = ["IsolatedHandler", "IsolatedModels", "open_isolated_handler"]
+
+_HOSTED: Final = "ovmstrio.runtimes.handlers.isolated.hosted_handler:host_handler"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BatchedRequest:
+    """The part that one request has in a batch."""
+
+    row: list[Any]
+    request_id: str
+    told: BeginTold | None
+
+
+class IsolatedHandler:
+    """See :class:`HttpHandler`; the object is in each process.
+
+    Args:
+        project: whose handler.
+        isolation: how many processes, and their limits.
+        mounted_as: the name that it is served by beside others, empty if it is served alone.
+    """
+
+    def __init__(self, project: ProjectSpec, isolation: Isolation, mounted_as: str) -> None:
+        self.methods: Mapping[str, HandlerMethod] = {}
+        self._project = project
+        self._code = HandlerCode(project.name, project.directory)
+        self._async: frozenset[str] = frozenset()
+        self._batcher: Batcher[_BatchedRequest, Any] | None = None
+        argument = [str(project.file), mounted_as]
+        names = {"handler": project.name}
+        self.processes = IsolatedCode(isolation, _HOSTED, argument, prepare=self._prepare, names=names)
+        # A call that waits for a storage lends its place in the process, where all others have to be then.
+        is_lending = project.models is not None and project.models.is_cached
+        count = project.threads_per_process * isolation.processes
+        self._places: trio.Semaphore | None = None if is_lending else trio.Semaphore(count)
+
+    # Life
+
+    async def _prepare(self, worker: CodeWorker) -> None:
+        """Make the object of one process.
+
+        Raises:
+            UserCodeRaisedError: it cannot be made.
+            WorkerEnded: the process ended.
+
+        Cancellation: at once.
+        """
+        rows = [MethodRow(*row) for row in await worker.call("make", None, is_limited=False)]
+        self._async = frozenset(row.name for row in rows if row.is_async)
+        self.methods = {
+            row.name: HandlerMethod(row.name, _elsewhere, frozenset(row.wanted), row.is_generator, row.is_batched)
+            for row in rows
+        }
+
+    async def gather(self, nursery: trio.Nursery, hooks: BatchHooks, processes: int) -> Batcher[Any, Any] | None:
+        """Start to gather the requests of the method that is batched, if there is one."""
+        batching = self._project.batching
+        name = next((each.name for each in self.methods.values() if each.is_batched), None)
+        if batching is None or name is None:
+            return None
+        concurrency = self._project.threads_per_process * processes
+        run = partial(self._run_batch, name)
+        self._batcher = await start_batcher(nursery, batching, run, concurrency=concurrency, hooks=hooks)
+        return self._batcher
+
+    async def finalize(self, worker: CodeWorker) -> None:
+        """Have a process close its handler, as far as it can in time.
+
+        Cancellation: shielded, for it is bounded.
+        """
+        with trio.move_on_after(DRAIN_SECONDS, shield=True):
+            with suppress(UserCodeRaisedError, WorkerEnded):
+                await worker.call("finalize", None, is_limited=False)
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be called now, empty if it can: no process is left."""
+        return "" if self.processes.pids else "its worker processes have ended, and none has been started again yet"
+
+    # Calls
+
+    async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
+        """Have a method answer a request; see :class:`HttpHandler`."""
+        row, request_id = request_row(request), current_request_id()
+        if self.methods[name].is_batched and self._batcher is not None:
+            answer: HttpAnswer = await self._batcher.submit(_BatchedRequest(row, request_id, told_of_begin()))
+            return answer
+        async with self._place(name):
+            user_code_begins()
+            worker, told = await self._call("answer", name, [name, row, request_id])
+            if isinstance(told, RemoteGenerator):
+                return await self._begun(name, worker, told)
+        refusal = read_refusal(told)
+        if refusal is not None:
+            raise refusal
+        return _whole(worker, told)
+
+    def _place(self, name: str) -> AbstractAsyncContextManager[Any]:
+        return nullcontext() if self._places is None or name in self._async else self._places
+
+    async def _call(self, method: str, name: str, value: Any) -> tuple[CodeWorker, Any]:
+        try:
+            return await self.processes.call(method, value)
+        except UserCodeRaisedError as raised:
+            raise self._failure(raised.error, name) from None
+        except WorkerEnded as end:
+            raise _ended(end) from None
+
+    def _failure(self, error: BaseException, name: str) -> Exception:
+        if isinstance(error, UserCodeError) and error.detail:
+            return self._code.wrong(name, error.detail)
+        return self._code.failure(error, name)
+
+    async def _begun(self, name: str, worker: CodeWorker, pieces: RemoteGenerator) -> HttpAnswer:
+        """Give an answer whose body comes in pieces.
+
+        Raises:
+            Exception: the method raised before its first piece.
+
+        Cancellation: the generator is closed.
+        """
+        stream = _Pieces(pieces, partial(self._failure, name=name))
+        try:
+            head = await anext(stream)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return AnswerHead(*head).answer(stream, partial(_run_after, worker))
+
+    def run_after(self, callbacks: Iterable[Callback]) -> None:
+        """Have the process of an answer run its callbacks; see :class:`HttpHandler`."""
+        for callback in callbacks:
+            callback()
+
+    # Batches
+
+    async def _run_batch(self, name: str, items: Sequence[_BatchedRequest]) -> list[Any]:
+        """Answer the requests of a batch, or give an error in place of an answer.
+
+        Raises:
+            Exception: the method raised, or its process ended.
+
+        Cancellation: as :meth:`CodeWorker.call`.
+        """
+        with telling_begin(*(item.told for item in items)):
+            user_code_begins()
+            worker, told = await self._call("batch", name, [name, [[item.row, item.request_id] for item in items]])
+        return [self._outcome(name, worker, each) for each in told]
+
+    def _outcome(self, name: str, worker: CodeWorker, told: list[Any]) -> HttpAnswer | Exception:
+        if told[0] == RAISED:
+            return self._failure(decode_error(told[1]), name)
+        return read_refusal(told) or _whole(worker, told)
+
+    # Models
+
+    async def info(self) -> dict[str, Any]:
+        """Tell of the models, as ``/info`` does.
+
+        Raises:
+            ServerError: no process can tell.
+
+        Cancellation: at once.
+        """
+        _, told = await self._call("info", "/info", None)
+        return dict(told)
+
+
+class IsolatedModels:
+    """The models of a handler, which its processes have.
+
+    Args:
+        handler: whose.
+    """
+
+    def __init__(self, handler: IsolatedHandler) -> None:
+        self.clients: Mapping[str, Any] = {}
+        self._handler = handler
+        self._loop = trio.lowlevel.current_trio_token()
+
+    def info(self) -> dict[str, Any]:
+        """Tell of all models, as ``/info`` does; blocking, in a thread."""
+        return trio.from_thread.run(self._handler.info, trio_token=self._loop)
+
+
+class _Pieces:
+    """See :class:`ByteStream`; what the generator of an answer gives."""
+
+    def __init__(self, pieces: RemoteGenerator, failure: Any) -> None:
+        self._pieces = pieces
+        self._failure = failure
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_over:
+            raise StopAsyncIteration
+        item = await self._pieces.pull()
+        if isinstance(item, End):
+            self._is_over = True
+            raise StopAsyncIteration
+        if isinstance(item, Failed):
+            self._is_over = True
+            error = item.error
+            raise _ended(error) if isinstance(error, WorkerEnded) else self._failure(error)
+        return item
+
+    async def aclose(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            await self._pieces.aclose()
+
+
+def _whole(worker: CodeWorker, told: list[Any]) -> HttpAnswer:
+    """Give an answer that is no stream."""
+    _, head, body = told
+    return AnswerHead(*head).answer(body, partial(_run_after, worker))
+
+
+def _ended(end: WorkerEnded) -> UserCodeError:
+    return UserCodeError(f"the process that ran this call {end.why}")
+
+
+def _run_after(worker: CodeWorker, number: int) -> None:
+    worker.forget(number)
+
+
+def _elsewhere(**_: Any) -> Any:
+    raise RuntimeError("the method is in another process")
+
+
+@asynccontextmanager
+async def open_isolated_handler(
+    project: ProjectSpec, isolation: Isolation, *, mounted_as: str, batch_hooks: BatchHooks = NULL_BATCH_HOOKS
+) -> AsyncIterator[IsolatedHandler]:
+    """Run a project's handler in worker processes while the block lasts.
+
+    Args:
+        project: what to load.
+        isolation: how many processes, and their limits.
+        mounted_as: the name that it is served by beside others, empty if it is served alone.
+        batch_hooks: are told of batches.
+
+    Raises:
+        ConfigError: the handler cannot be loaded.
+        ModelFailure: its process ended meanwhile.
+        ExceptionGroup: of what the block raises.
+
+    Ownership: the processes.
+
+    Cancellation: while it loads, and at the end while batches and processes end.
+    """
+    _check(project, isolation)
+    handler = IsolatedHandler(project, isolation, mounted_as)
+    failure: Exception | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            try:
+                await nursery.start(handler.processes.run)
+            except (UserCodeRaisedError, WorkerEnded) as error:
+                failure = _load_failure(project, error)
+            else:
+                batcher = await handler.gather(nursery, batch_hooks, isolation.processes)
+                yield handler
+                await drain_batcher(batcher, nursery.cancel_scope)
+        finally:
+            await handler.processes.aclose(handler.finalize, DRAIN_SECONDS)
+    if failure is not None:
+        raise failure
+
+
+def _check(project: ProjectSpec, isolation: Isolation) -> None:
+    """See that a project can be served so.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    models = project.models
+    if models is not None and models.is_cached and isolation.processes > 1:
+        message = "models that are cached are for one process"
+        place = f"{models.section}.cache_size"
+        raise ConfigError([Problem(message, str(project.file), path=place, suggestion="set python_processes to 1")])
+
+
+def _load_failure(project: ProjectSpec, error: Exception) -> Exception:
+    if isinstance(error, UserCodeRaisedError):
+        if isinstance(error.error, ConfigError):
+            return error.error
+        reason = f"{type(error.error).__name__}: {error}"
+    else:
+        reason = f"its process {error}"
+    return ModelFailure(f"the handler {project.name!r} could not be loaded: {reason}")

@@ -1,0 +1,377 @@
+"""Handlers in worker processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.core.errors import ConfigError, MalformedPayload, ModelFailure, ServerError, UserCodeError
+from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.runtimes.handlers.http.responses import HTTPError
+from ovmstrio.runtimes.handlers.isolated.isolated_handler import (
+    IsolatedHandler,
+    IsolatedModels,
+    open_isolated_handler,
+)
+from ovmstrio.work.isolation.isolated_code import Isolation
+from tests.support.model_projects import write_model
+from tests.support.projects import make_project
+
+_CODE = """
+import ctypes, os, signal, time
+from pathlib import Path
+from cortex_internal.lib.exceptions import UserRuntimeException
+from ovmstrio.handlers import HTTPError, JSONResponse
+
+def close_all():
+    os.closerange(3, 200)
+
+def fork():
+    if os.fork() == 0:
+        return "the child"
+    return "the parent"
+
+def spin():
+    while True:
+        pass
+
+WAYS = {
+    "segfault": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(7),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "closerange": close_all,
+    "fork": fork,
+    "spin": spin,
+    "own error": lambda: 1 / 0,
+    "http error": lambda: (_ for _ in ()).throw(HTTPError(418, "a teapot", {"x-pot": "1"})),
+    "exit code": lambda: (_ for _ in ()).throw(SystemExit(3)),
+    "object": object,
+}
+
+class Handler:
+    def __init__(self, config):
+        self.greeting = config["greeting"]
+        assert os.environ["FROM_ENV"] == "yes"
+
+    def handle_post(self, payload, headers, query_params):
+        if isinstance(payload, dict) and "wait" in payload:
+            Path(payload["begun"]).touch()
+            while not Path(payload["wait"]).exists():
+                time.sleep(0.005)
+        if isinstance(payload, dict) and payload.get("way"):
+            return WAYS[payload["way"]]()
+        if hasattr(payload, "multi_items"):
+            payload = {name: value if isinstance(value, str) else [value.filename, value.file.read().decode()]
+                       for name, value in payload.multi_items()}
+        return {"greeting": self.greeting, "payload": payload, "header": headers.get("x-one"),
+                "query": dict(query_params), "pid": os.getpid(), "cwd": os.getcwd()}
+
+    def handle_get(self, query_params):
+        yield "first "
+        way = query_params.get("way")
+        if way:
+            WAYS[way]()
+        yield "last"
+
+    async def handle_put(self, payload):
+        return JSONResponse(payload, status_code=201, headers={"x-two": "2"})
+
+    async def handle_patch(self):
+        yield b"a"
+        yield b"b"
+
+    def handle_delete(self, query_params):
+        file = query_params["file"]
+        return "done", lambda: Path(file).write_text(str(os.getpid()))
+"""
+_JSON = (("content-type", "application/json"), ("x-one", "1"))
+
+
+@asynccontextmanager
+async def _isolated(
+    tmp_path: Path, code: str = _CODE, isolation: Isolation | None = None, **keys: Any
+) -> AsyncIterator[IsolatedHandler]:
+    keys = {"config": {"greeting": "hello"}, "env": {"FROM_ENV": "yes"}} | keys
+    project = make_project(tmp_path / "project", code, **keys)
+    with trio.fail_after(60):
+        async with open_isolated_handler(project, isolation or Isolation(), mounted_as="") as handler:
+            yield handler
+
+
+async def _ask(handler: IsolatedHandler, payload: Any = None, verb: str = "post", query: str = "") -> HttpAnswer:
+    body = json.dumps(payload).encode()
+    return await handler.answer(f"handle_{verb}", HttpRequest(verb.upper(), "/", query, _JSON, body))
+
+
+async def _read(answer: HttpAnswer) -> bytes:
+    assert not isinstance(answer.body, bytes)
+    try:
+        return b"".join([piece async for piece in answer.body])
+    finally:
+        await answer.body.aclose()
+
+
+async def test_a_method_is_called_in_another_process(tmp_path: Path) -> None:
+    """With the arguments that it asks for, in an environment and a folder of its own; all kinds of results come."""
+    async with _isolated(tmp_path) as handler:
+        answer = await _ask(handler, {"a": [1, 2]}, query="x=1")
+        told = json.loads(answer.content)
+        assert told.pop("pid") == handler.processes.pids[0] != os.getpid()
+        assert told == {
+            "greeting": "hello",
+            "payload": {"a": [1, 2]},
+            "header": "1",
+            "query": {"x": "1"},
+            "cwd": str(tmp_path / "project"),
+        }
+        assert "FROM_ENV" not in os.environ
+        answer = await _ask(handler, [1], "put")
+        assert (answer.status, answer.content, dict(answer.headers)["x-two"]) == (201, b"[1]", "2")
+        assert await _read(await _ask(handler, verb="get")) == b"first last"
+        assert await _read(await _ask(handler, verb="patch")) == b"ab"
+
+
+async def test_forms_files_and_bytes_come_as_they_were_sent(tmp_path: Path) -> None:
+    """Read in the process; what is no JSON is the client's fault."""
+    lines = ["--b", 'content-disposition: form-data; name="file"; filename="f.txt"', "", "content", "--b--", ""]
+    form = HttpRequest(
+        "POST", "/", "", (("content-type", "multipart/form-data; boundary=b"),), "\r\n".join(lines).encode()
+    )
+    async with _isolated(tmp_path) as handler:
+        answer = await handler.answer("handle_post", form)
+        assert json.loads(answer.content)["payload"] == {"file": ["f.txt", "content"]}
+        with pytest.raises(MalformedPayload) as told:
+            await handler.answer("handle_post", HttpRequest("POST", "/", "", _JSON, b"{"))
+        assert told.value.is_json
+
+
+async def test_errors_are_as_in_threads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Those that choose a status keep it; the text of others is for the log, with the user's line."""
+    async with _isolated(tmp_path) as handler:
+        with pytest.raises(UserCodeError, match="internal server error") as told:
+            await _ask(handler, {"way": "own error"})
+        assert told.value.detail.startswith("ZeroDivisionError: division by zero (")
+        with pytest.raises(HTTPError) as chosen:
+            await _ask(handler, {"way": "http error"})
+        assert (chosen.value.status_code, chosen.value.detail, chosen.value.headers) == (
+            418,
+            "a teapot",
+            {"x-pot": "1"},
+        )
+        with pytest.raises(UserCodeError) as told:
+            await _ask(handler, {"way": "exit code"})
+        assert told.value.detail.startswith("SystemExit")
+        with pytest.raises(UserCodeError) as told:
+            await _ask(handler, {"way": "object"})
+        assert "cannot be written as JSON" in told.value.detail
+        with pytest.raises(UserCodeError) as told:
+            await _read(await _ask(handler, verb="get", query="way=own error"))
+        assert "ZeroDivisionError" in told.value.detail
+        assert len(handler.processes.pids) == 1
+
+
+async def _ask_or_read(handler: IsolatedHandler, verb: str) -> None:
+    if verb == "post":
+        await _ask(handler, {"way": "spin"})
+    else:
+        await _read(await _ask(handler, verb="get", query="way=spin"))
+
+
+_ENDS = [("segfault", "was killed by SIGSEGV"), ("exit", "ended with status 7"), ("kill", "was killed by SIGKILL")]
+
+
+@pytest.mark.parametrize(("way", "why"), _ENDS)
+async def test_a_crash_fails_its_own_call_alone(tmp_path: Path, way: str, why: str) -> None:
+    """At once, with the signal's name; those that wait for its thread are answered by the next process."""
+    text = f"the process that ran this call {why}"
+    begun, wait = tmp_path / "begun", tmp_path / "wait"
+    answers: list[HttpAnswer] = []
+
+    async def crash() -> None:
+        with pytest.raises(UserCodeError, match=text):
+            await _ask(handler, {"way": way, "begun": str(begun), "wait": str(wait)})
+
+    async def ask() -> None:
+        answers.append(await _ask(handler, 1))
+
+    async with _isolated(tmp_path) as handler:
+        first = handler.processes.pids[0]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(crash)
+            while not begun.exists():  # noqa: ASYNC110 - another process makes it
+                await trio.sleep(0.005)
+            for _ in range(3):
+                nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            wait.touch()
+        pids = {json.loads(answer.content)["pid"] for answer in answers}
+        assert len(answers) == 3
+        assert pids == {*handler.processes.pids}
+        assert first not in pids
+        with pytest.raises(UserCodeError, match=text):
+            await _read(await _ask(handler, verb="get", query=f"way={way}"))
+        assert handler.obstacle in {"", "its worker processes have ended, and none has been started again yet"}
+        assert await _read(await _ask(handler, verb="get")) == b"first last"
+        assert handler.obstacle == ""
+
+
+@pytest.mark.parametrize("verb", ["post", "get"])
+async def test_code_that_never_ends_is_ended(tmp_path: Path, verb: str) -> None:
+    """After the limit of a call: nobody else notices."""
+    async with _isolated(tmp_path, isolation=Isolation(limit_seconds=0.3)) as handler:
+        with pytest.raises(UserCodeError, match="the process that ran this call was killed"):
+            await _ask_or_read(handler, verb)
+        assert json.loads((await _ask(handler, 2)).content)["payload"] == 2
+
+
+@pytest.mark.parametrize("way", ["closerange", "fork"])
+async def test_descriptors_and_children_hurt_nobody(tmp_path: Path, way: str) -> None:
+    """A process that closes what it talks by is another one soon; the child of a fork answers nothing."""
+    async with _isolated(tmp_path) as handler:
+        if way == "fork":
+            assert (await _ask(handler, {"way": way})).content == b"the parent"
+        else:
+            with pytest.raises(UserCodeError, match="the process that ran this call"):
+                await _ask(handler, {"way": way})
+        assert json.loads((await _ask(handler, 2)).content)["payload"] == 2
+
+
+async def test_callbacks_run_in_the_process(tmp_path: Path) -> None:
+    """After the answer has been sent."""
+    file = tmp_path / "after"
+    async with _isolated(tmp_path) as handler:
+        answer = await _ask(handler, verb="delete", query=f"file={file}")
+        assert answer.content == b"done"
+        assert not file.exists()
+        handler.run_after(answer.after)
+        while not file.exists() or not file.read_text():  # noqa: ASYNC110 - another process writes it
+            await trio.sleep(0.005)
+        assert file.read_text() == str(handler.processes.pids[0])
+
+
+async def test_a_client_that_leaves_ends_a_stream(tmp_path: Path) -> None:
+    """Its generator is closed there."""
+    code = """
+from pathlib import Path
+class Handler:
+    def handle_get(self, query_params):
+        try:
+            while True:
+                yield "more"
+        finally:
+            Path(query_params["file"]).write_text("closed")
+"""
+    file = tmp_path / "closed"
+    async with _isolated(tmp_path, code) as handler:
+        answer = await _ask(handler, verb="get", query=f"file={file}")
+        assert not isinstance(answer.body, bytes)
+        assert await anext(answer.body) == b"more"
+        await answer.body.aclose()
+        while not file.exists():  # noqa: ASYNC110 - another process makes it
+            await trio.sleep(0.005)
+
+
+async def test_requests_are_gathered_in_the_server(tmp_path: Path) -> None:
+    """A batch is one call in the process; each request gets its own result, or error."""
+    code = """
+import os
+from ovmstrio.handlers import HTTPError
+class Handler:
+    def handle_post(self, payload):
+        if "die" in payload:
+            os._exit(1)
+        return [HTTPError(422, "no") if each == "no" else [each, len(payload), os.getpid()] for each in payload]
+"""
+    batching: dict[str, Any] = {
+        "server_side_batching": {"max_batch_size": 3, "batch_interval_seconds": 10},
+        "threads_per_process": 2,
+    }
+    outcomes: dict[Any, Any] = {}
+
+    async def ask(payload: Any) -> None:
+        try:
+            outcomes[payload] = json.loads((await _ask(handler, payload)).content)
+        except (ServerError, HTTPError) as error:
+            outcomes[payload] = error
+
+    async with _isolated(tmp_path, code, **batching) as handler:
+        async with trio.open_nursery() as nursery:
+            for payload in (1, "no", 2):
+                nursery.start_soon(ask, payload)
+        assert [outcomes[each][:2] for each in (1, 2)] == [[1, 3], [2, 3]]
+        assert outcomes["no"].status_code == 422
+        async with trio.open_nursery() as nursery:
+            for payload in ("die", 3, 4):
+                nursery.start_soon(ask, payload)
+        assert {str(outcomes[each]) for each in ("die", 3, 4)} == {"the process that ran this call ended with status 1"}
+        async with trio.open_nursery() as nursery:
+            for payload in (5, 6, 7):
+                nursery.start_soon(ask, payload)
+        assert outcomes[7][:2] == [7, 3]
+
+
+async def test_models_are_opened_in_the_process(tmp_path: Path) -> None:
+    """The clients work there, in plain and async methods, and what there is can be told here."""
+    code = """
+import os
+from pathlib import Path
+class Handler:
+    def __init__(self, model_client):
+        self.client = model_client
+    def load_model(self, model_path):
+        return Path(model_path, "model.txt").read_text()
+    def handle_post(self, payload):
+        return self.client.get_model(payload)
+    async def handle_put(self, payload):
+        return await self.client.aget_model(payload)
+"""
+    for name in "ab":
+        write_model(tmp_path, f"model {name}", "project", "up", name)
+    models = {"dir": "up", "cache_size": 1, "disk_cache_size": 2}
+    async with _isolated(tmp_path, code, multi_model_reloading=models) as handler:
+        assert [(await _ask(handler, name)).content for name in "aba"] == [b"model a", b"model b", b"model a"]
+        assert (await _ask(handler, "b", "put")).content == b"model b"
+        told = await trio.to_thread.run_sync(IsolatedModels(handler).info)
+        assert list(told["model_metadata"]) == ["a", "b"]
+    with pytest.raises(ConfigError, match="models that are cached are for one process"):
+        async with _isolated(tmp_path, code, Isolation(processes=2), multi_model_reloading=models):
+            pass
+
+
+async def test_a_handler_that_cannot_be_made_is_told_whole(tmp_path: Path) -> None:
+    """With its file and line, as in the server; or how its process ended."""
+    with pytest.raises(ConfigError) as told:
+        async with _isolated(tmp_path, "class Handler:\n    def __init__(self): 1 / 0\n    def handle_get(self): ..."):
+            pass
+    (problem,) = told.value.problems
+    assert (Path(problem.file).name, problem.line) == ("handler.py", 2)
+    assert "ZeroDivisionError" in problem.message
+    with pytest.raises(ModelFailure, match="its process"):
+        async with _isolated(tmp_path, "import os\nos._exit(3)"):
+            pass
+
+
+async def test_several_processes_share_the_calls(tmp_path: Path) -> None:
+    """Each has an object of its own."""
+    begun, wait = tmp_path / "begun", tmp_path / "wait"
+    pids: list[int] = []
+
+    async def ask(number: int) -> None:
+        answer = await _ask(handler, {"begun": f"{begun}{number}", "wait": str(wait)})
+        pids.append(json.loads(answer.content)["pid"])
+
+    async with _isolated(tmp_path, isolation=Isolation(processes=2)) as handler, trio.open_nursery() as nursery:
+        for number in range(2):
+            nursery.start_soon(ask, number)
+        while sum("begun" in name for name in os.listdir(tmp_path)) < 2:  # noqa: ASYNC110, PTH208 - as above
+            await trio.sleep(0.005)
+        wait.touch()
+    assert len({*pids}) == 2
