@@ -13,7 +13,8 @@ from ovmstrio.config.documents import OPTIONAL, Schema, check_members, is_whole
 from ovmstrio.config.findings import shown
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
-from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
+from ovmstrio.config.python_entries import PythonEntry, check_python, read_python
+from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec, PythonSpec
 from ovmstrio.core.errors import Problem
 
 __all__ = ["HANDLERS", "OP_PIPELINES", "check_mounted_name", "read_handlers", "read_op_pipelines"]
@@ -85,7 +86,7 @@ def _check_paths(given: dict[str, Any]) -> list[Problem]:
 HANDLERS: Final = "handler_config_list"
 
 
-class _HandlerEntry(Schema):
+class _HandlerEntry(PythonEntry):
     name: str
     path: str
 
@@ -100,16 +101,19 @@ def _read_handler(entry: Located, file: ConfigFile) -> HandlerSpec | None:
     members = check_members(entry, _HandlerEntry, file.findings)
     if not is_whole(entry, members, _HandlerEntry) or not file.is_first(HandlerSpec.kind, entry, members["name"]):
         return None
-    name, path = members["name"].value, members["path"].value
+    given: dict[str, Any] = {key: member.plain() for key, member in members.items()}
+    name, path = given["name"], given["path"]
     place = file.place(entry)
     whole = file.directory / path
+    problems = [*check_mounted_name(name), *_check_path(path), *check_python(given, file.directory)]
     return HandlerSpec(
         name=name,
         base_path=whole.parent if whole.suffix in _SUFFIXES else whole,
         path=whole,
         origin=file.origin(entry),
-        problems=tuple(place.of(problem) for problem in (*check_mounted_name(name), *_check_path(path))),
+        problems=tuple(place.of(problem) for problem in problems),
         place=place,
+        python=PythonSpec() if problems else read_python(given, file.directory),
     )
 
 

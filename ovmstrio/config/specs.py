@@ -223,6 +223,7 @@ class HandlerSpec(ServableSpec):
     kind: ClassVar[str] = "handler"
 
     path: Path
+    python: PythonSpec = PythonSpec()
 
 
 class OpPipelineSpec(ServableSpec):

@@ -151,7 +151,9 @@ class ServerSettings(BaseModel):
         False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."
     )
     python_isolation: Literal["none", "process"] = _setting(
-        "none", SECURITY, "Run the Python code of graphs in processes of its own, where an entry does not say."
+        "none",
+        SECURITY,
+        "Run the Python code of graphs and handlers in processes of its own, where an entry does not say.",
     )
     python_memory_limit: Annotated[int, Field(ge=0)] = _setting(
         0,

@@ -103,3 +103,14 @@ def test_a_broken_file_tells_the_problems_of_its_handlers() -> None:
         "monitoring.metrics.enable",
         "handler_config_list[0].path",
     }
+
+
+def test_a_handler_may_ask_for_processes() -> None:
+    """With the keys that graphs have for this, checked in the same way."""
+    asked = {"name": "a", "path": "a", "python_processes": 2, "python_timeout_seconds": 1.5}
+    (spec,) = _parse(asked).of(HandlerSpec)
+    assert (spec.python.isolation, spec.python.processes, spec.python.timeout_seconds) == ("process", 2, 1.5)
+    assert _parse({"name": "a", "path": "a"}).of(HandlerSpec)[0].python.isolation is None
+    (problem,) = _problems_of(_parse({"name": "a", "path": "a", "python": "none/bin/python"}))
+    assert problem.path == "handler_config_list[0].python"
+    assert problem.message == "there is no such interpreter"

@@ -18,6 +18,7 @@ import trustme
 from google.protobuf.wrappers_pb2 import StringValue
 from structlog.testing import capture_logs
 
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.life import Hosting, serve_plan
 from ovmstrio.server.project_plan import plan_project
@@ -75,6 +76,7 @@ class Served:
         (name,) = self.running.plane.registry.names_of("handler")
         service = self.running.plane.registry.peek(name)
         assert isinstance(service, HandlerServable)
+        assert isinstance(service.handler, LoadedHandler)
         return service.handler.instance
 
     async def ask(

@@ -274,8 +274,8 @@ class HandlerBuilder:
             raise ConfigError(problems)
         return made
 
-    async def build(self) -> dict[str, HandlerMethod]:
-        """Load the class, make the object, and give its methods.
+    async def build(self) -> tuple[Any, dict[str, HandlerMethod]]:
+        """Load the class and make the object.
 
         Raises:
             ConfigError: as :meth:`load`, or the constructor failed.
@@ -284,7 +284,7 @@ class HandlerBuilder:
         """
         made = await self.load()
         instance = await self._run("the constructor", self._construct, made)
-        return self._methods(instance)
+        return instance, self._methods(instance)
 
     async def _run(self, step: str, function: Any, *args: Any) -> Any:
         try:

@@ -29,6 +29,7 @@ class LoadedHandler:
     """An object of the user's class ``Handler``, whose methods requests reach.
 
     Args:
+        instance: the object.
         methods: by name.
         threads: where plain methods run.
         callbacks: where what comes after an answer runs.
@@ -38,6 +39,7 @@ class LoadedHandler:
 
     def __init__(
         self,
+        instance: Any,
         methods: Mapping[str, HandlerMethod],
         threads: WorkerThreads,
         callbacks: Callbacks,
@@ -45,11 +47,17 @@ class LoadedHandler:
         code: HandlerCode,
         batcher: Batcher[BatchItem, Any] | None = None,
     ) -> None:
+        self.instance = instance
         self.methods = methods
         self._threads = threads
         self._callbacks = callbacks
         self._code = code
         self._batcher = batcher
+
+    @property
+    def obstacle(self) -> str:
+        """Nothing ever: its threads are there as long as the server is."""
+        return ""
 
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
         """Have a method answer a request.

@@ -57,6 +57,12 @@ class HandlerKind(Kind[HandlerSpec]):
         except ConfigError as error:
             return error.problems
 
+    def obstacle(self, service: Service) -> str:
+        """Tell that its processes have ended, where it has some and none is left."""
+        from ovmstrio.runtimes.handlers.mounting import HandlerServable  # noqa: PLC0415 - as in `load`
+
+        return service.obstacle if isinstance(service, HandlerServable) else ""
+
     async def load(self, spec: HandlerSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Import the project's code and make its handler; a trial does it in a process of its own."""
         # What only handlers need is left alone by those who have none.

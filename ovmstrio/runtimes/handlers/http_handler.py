@@ -19,6 +19,11 @@ class HttpHandler(Protocol):
         """Its methods by name."""
         ...
 
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be called now, empty if it can."""
+        ...
+
     async def answer(self, name: str, request: HttpRequest) -> HttpAnswer:
         """Have a method answer a request.
 

@@ -18,16 +18,19 @@ from ovmstrio.core.servable import GrpcDeclaration
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
-from ovmstrio.runtimes.handlers.models.clients import Models, open_clients
+from ovmstrio.runtimes.handlers.isolated.isolated_handler import IsolatedModels, open_isolated_handler
+from ovmstrio.runtimes.handlers.models.clients import open_clients
 from ovmstrio.runtimes.handlers.project import open_handler
 from ovmstrio.runtimes.resident import ResidentService, host
+from ovmstrio.work.isolation.isolated_code import Isolation
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.grpc.services import UserProto
-    from ovmstrio.runtimes.handlers.handler import LoadedHandler
+    from ovmstrio.runtimes.handlers.http_handler import HttpHandler
+    from ovmstrio.runtimes.handlers.models.clients import ModelsInfo
     from ovmstrio.runtimes.kind import LoadContext
 
 __all__ = [
@@ -49,14 +52,14 @@ class HandlerServable(ResidentService):
         handler: the user's object.
         limit: how many requests may be in flight.
         grpc: its services; None if it is called over HTTP.
-        models: of the project.
+        models: tells of the project's.
 
     Attributes:
         declaration: the services that it brings, None if it is called over HTTP.
     """
 
     def __init__(
-        self, name: str, handler: LoadedHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: Models
+        self, name: str, handler: HttpHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: ModelsInfo
     ) -> None:
         super().__init__()
         self.handler = handler
@@ -65,6 +68,11 @@ class HandlerServable(ResidentService):
         self.grpc = grpc
         self.declaration = None if grpc is None else declaration_of(grpc.proto)
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot be called now, empty if it can."""
+        return self.handler.obstacle
 
     @property
     def metadata(self) -> ServableMetadata:
@@ -124,26 +132,62 @@ async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServab
     """
     read = _read_alone if context.is_alone else read_mounted
     project = await trio.to_thread.run_sync(read, spec, abandon_on_cancel=True)
-    return await load_project(project, context)
+    mounted_as = "" if context.is_alone else spec.name
+    isolation = _isolation(spec, project, context)
+    return await load_project(project, context, isolation=isolation, mounted_as=mounted_as)
 
 
 def _read_alone(spec: HandlerSpec) -> ProjectSpec:
     return read_project(spec.path)[0]
 
 
-async def load_project(project: ProjectSpec, context: LoadContext) -> HandlerServable:
+def _isolation(spec: HandlerSpec, project: ProjectSpec, context: LoadContext) -> Isolation | None:
+    """Say how a project's code is run; those that are called over gRPC run theirs in the server.
+
+    Raises:
+        ConfigError: its entry asks for what there is not.
+    """
+    memory_limit = context.python_memory_limit
+    chosen = Isolation.of(spec.python, is_default=context.isolates_python, memory_limit=memory_limit)
+    if chosen is None or project.protobuf_path is None:
+        return chosen
+    message = "a handler that is called over gRPC runs in the server's process"
+    if spec.python.isolation == "process":
+        suggestion = "set it to none, or serve the project over HTTP"
+        raise ConfigError([spec.placed(Problem(message, path="python_isolation", suggestion=suggestion))])
+    log.warning("handler", handler=project.name, problem=message)
+    return None
+
+
+async def load_project(
+    project: ProjectSpec, context: LoadContext, *, isolation: Isolation | None = None, mounted_as: str = ""
+) -> HandlerServable:
     """Load a project that has been read; as :func:`load_handler`.
 
     Args:
         project: what to load.
         context: what the server lends.
+        isolation: how its code is run in processes of its own; None for threads.
+        mounted_as: the name that it was read with, where it is served beside others.
 
     Raises:
         ConfigError: its handler cannot be loaded.
 
     Cancellation: while it loads; nothing is left.
     """
-    return await host(context.tasks, _opened(project, context), kind=HandlerSpec.kind, name=project.name)
+    opened = _opened(project, context) if isolation is None else _isolated(project, context, isolation, mounted_as)
+    return await host(context.tasks, opened, kind=HandlerSpec.kind, name=project.name)
+
+
+@asynccontextmanager
+async def _isolated(
+    project: ProjectSpec, context: LoadContext, isolation: Isolation, mounted_as: str
+) -> AsyncIterator[HandlerServable]:
+    """Host a project whose code runs in processes of its own, until the block ends."""
+    limit, hooks = context.make_limit(project.max_concurrency), context.meters.batches(project.name, "1")
+    opening = open_isolated_handler(project, isolation, mounted_as=mounted_as, batch_hooks=hooks)
+    async with opening as handler:
+        yield HandlerServable(project.name, handler, limit, None, IsolatedModels(handler))
 
 
 @asynccontextmanager

@@ -80,11 +80,11 @@ async def open_handler(
             try:
                 await nursery.start(threads.run)
                 await nursery.start(callbacks.run)
-                methods = await builder.build()
+                instance, methods = await builder.build()
                 batcher = await _start_own_batcher(
                     nursery, project if gathers else None, methods, threads=threads, code=code, hooks=batch_hooks
                 )
-                yield LoadedHandler(methods, threads, callbacks, code=code, batcher=batcher)
+                yield LoadedHandler(instance, methods, threads, callbacks, code=code, batcher=batcher)
                 await drain_batcher(batcher, nursery.cancel_scope)
             except ConfigError as error:
                 # Raised outside, so that it does not come in a group.

@@ -72,7 +72,7 @@ class _OnLoop:
     """Calls from threads of the process to its loop, which can be cancelled together."""
 
     def __init__(self, loop: trio.lowlevel.TrioToken) -> None:
-        self._loop = loop
+        self.loop = loop
         self._scope: trio.CancelScope | None = None
         self._is_stopped = False
 
@@ -84,7 +84,7 @@ class _OnLoop:
             InterruptedError: it was cancelled.
         """
         try:
-            return trio.from_thread.run(self._run, function, args, trio_token=self._loop)
+            return trio.from_thread.run(self._run, function, args, trio_token=self.loop)
         except UserCodeRaisedError as raised:
             raise raised.error from None
 
@@ -97,7 +97,7 @@ class _OnLoop:
     def stop(self) -> None:
         """Cancel what runs, and whatever would be run later; from any thread."""
         self._is_stopped = True
-        self._loop.run_sync_soon(self._cancel)
+        self.loop.run_sync_soon(self._cancel)
 
     def _cancel(self) -> None:
         if self._scope is not None:
@@ -285,7 +285,8 @@ def _pieces(head: list[Any], body: ByteStream, on_loop: _OnLoop) -> Iterator[Any
             except StopAsyncIteration:
                 return
     finally:
-        on_loop.run(body.aclose)
+        # What was cancelled has an end, too.
+        _OnLoop(on_loop.loop).run(body.aclose)
 
 
 def _itself(value: Any) -> Any:

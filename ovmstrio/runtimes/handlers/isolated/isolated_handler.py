@@ -207,7 +207,6 @@ class IsolatedModels:
     """
 
     def __init__(self, handler: IsolatedHandler) -> None:
-        self.clients: Mapping[str, Any] = {}
         self._handler = handler
         self._loop = trio.lowlevel.current_trio_token()
 

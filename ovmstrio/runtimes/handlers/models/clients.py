@@ -8,19 +8,23 @@ from typing import Any, Protocol
 
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 
-__all__ = ["Models", "open_clients"]
+__all__ = ["Models", "ModelsInfo", "open_clients"]
 
 
-class Models(Protocol):
+class ModelsInfo(Protocol):
+    """What is told of the models of a project."""
+
+    def info(self) -> dict[str, Any]:
+        """Tell of all models, as ``/info`` does; blocking."""
+        ...
+
+
+class Models(ModelsInfo, Protocol):
     """The models of a project, as its server needs them."""
 
     @property
     def clients(self) -> Mapping[str, Any]:
         """What the handler's constructor may ask for, by name."""
-        ...
-
-    def info(self) -> dict[str, Any]:
-        """Tell of all models, as ``/info`` does; blocking."""
         ...
 
 
