@@ -155,6 +155,8 @@ class MessagePackets:
             return Message(decode(memoryview(bytearray(rest))), *_taken(files))
         if kind == _IN_FILE:
             return self._of_file(rest, files)
+        if files:
+            raise ValueError(f"{len(files)} descriptors with a packet that begins with {packet[:8]!r}")
         number = int.from_bytes(rest, "little")
         if kind == _RELEASED:
             self._released(number)
