@@ -33,6 +33,7 @@ from ovmstrio.wire.grpc.events import (
     WindowOpened,
 )
 from ovmstrio.wire.grpc.frames import ConnectionFault, ErrorCode
+from ovmstrio.wire.grpc.inflation import Inflater
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import FailureTranslator, Wakeup, trailers_only_block
 from ovmstrio.wire.grpc.senders import Senders
@@ -71,6 +72,7 @@ class Connection:
     Attributes:
         arrivals: the order of unary requests that are whole.
         calls: the calls whose handlers run, by stream.
+        inflater: decompresses messages.
         senders: messages that wait for the peer.
         share: counts what waits for the peer.
         closed: set when ``run`` has ended.
@@ -103,6 +105,7 @@ class Connection:
         self._reading = trio.CancelScope()
         self._unsent = Wakeup()
         self.share = share
+        self.inflater = Inflater(limits.max_receive_message_bytes)
         self.senders = Senders(self.core, share, limits.write_high_water_bytes, self._unsent.wake)
         self._stall = StallWatch(self.core, self.senders, stream)
         self._closing = False

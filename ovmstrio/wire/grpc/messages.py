@@ -1,11 +1,10 @@
-"""gRPC messages in the bytes of a stream: five-byte prefixes, reassembly and gzip.
+"""gRPC messages in the bytes of a stream: five-byte prefixes and reassembly.
 
 flag (1 byte: compressed or not) | length (4 bytes, big endian) | message
 """
 
 from __future__ import annotations
 
-import zlib
 from itertools import count
 from struct import Struct
 from typing import Final
@@ -17,7 +16,6 @@ __all__ = [
     "ACCEPTED_ENCODINGS",
     "PREFIX_BYTES",
     "MessageBuffer",
-    "gunzip",
     "message_prefix",
 ]
 
@@ -25,7 +23,6 @@ __all__ = [
 PREFIX_BYTES: Final = 5
 ACCEPTED_ENCODINGS: Final = ("identity", "gzip")
 _PREFIX = Struct(">BL")
-_GZIP_WINDOW_BITS: Final = 31
 _MANY_CHUNKS: Final = 1_024
 _SMALL_CHUNK_BYTES: Final = 512
 """Chunks that are smaller on average are joined when there are many: each is an object of some fifty bytes."""
@@ -142,25 +139,3 @@ class MessageBuffer:
         self._first = b"".join(self._chunks)
         self._chunks = []
         self._position = 0
-
-
-def gunzip(data: bytes, max_bytes: int) -> bytes:
-    """Decompress one message, never making more than ``max_bytes`` of it.
-
-    Raises:
-        GRPCError: RESOURCE_EXHAUSTED when it is larger, INVALID_ARGUMENT when it is not gzip.
-    """
-    inflater = zlib.decompressobj(_GZIP_WINDOW_BITS)
-    try:
-        message = inflater.decompress(data, max_bytes + 1)
-    except zlib.error as error:
-        raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid gzip: {error}") from error
-    if len(message) > max_bytes:
-        raise GRPCError(
-            Status.RESOURCE_EXHAUSTED,
-            f"request message is larger than the limit of {max_bytes} bytes (max_receive_message_bytes)"
-            " after decompression",
-        )
-    if not inflater.eof:
-        raise GRPCError(Status.INVALID_ARGUMENT, "request message is not valid gzip: it ends too early")
-    return message

@@ -21,7 +21,6 @@ from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.messages import (
     ACCEPTED_ENCODINGS,
     PREFIX_BYTES,
-    gunzip,
     message_prefix,
 )
 from ovmstrio.wire.grpc.replies import (
@@ -37,6 +36,7 @@ from ovmstrio.wire.listeners import Peer
 if TYPE_CHECKING:
     from ovmstrio.core.arrivals import Arrival, Arrivals
     from ovmstrio.core.pending_answers import PendingShare
+    from ovmstrio.wire.grpc.inflation import Inflater
     from ovmstrio.wire.grpc.replies import FailureTranslator
     from ovmstrio.wire.grpc.senders import Senders
 
@@ -47,7 +47,6 @@ Metadata = MultiDict[MetadataValue]
 MetadataLike = Mapping[str, MetadataValue] | Collection[tuple[str, MetadataValue]]
 
 _HIDDEN_HEADERS: Final = frozenset({"te", "content-type", "user-agent"})
-_INFLATE_INLINE_BYTES: Final = 16 * 1024
 _MESSAGES_PER_CHECKPOINT: Final = 16
 """Messages that a call may send before others get their turn."""
 _current: ContextVar[Call] = ContextVar("current_call")
@@ -76,6 +75,7 @@ class CallHost(Protocol):
     codec: CodecBase
     limits: TransportLimits
     failures: FailureTranslator
+    inflater: Inflater
     peer: Peer
     senders: Senders
     share: PendingShare
@@ -106,6 +106,7 @@ class Call:
         "_has_order",
         "_headers_sent",
         "_host",
+        "_inflated",
         "_readable",
         "_replies",
         "_requests",
@@ -139,6 +140,7 @@ class Call:
         self.failure: GRPCError | None = None
         self._readable = Wakeup()
         self._requests = 0
+        self._inflated = 0
         self._replies = 0
         self._headers_sent = False
         self._sending = False
@@ -206,6 +208,9 @@ class Call:
         """
         state, core = self.state, self._host.core
         buffer = state.buffer
+        if self._inflated:
+            # Who asks for the next message is done with the last one.
+            self._release_inflated()
         if self.handler.cardinality.client_streaming:
             await trio.lowlevel.checkpoint()
         taken = buffer.take(self._host.limits.max_receive_message_bytes)
@@ -240,10 +245,14 @@ class Call:
         encoding = self.state.head.encoding
         if encoding not in ACCEPTED_ENCODINGS or encoding == "identity":
             raise GRPCError(Status.INTERNAL, f"request message is compressed, but grpc-encoding is {encoding!r}")
-        limit = self._host.limits.max_receive_message_bytes
-        if len(data) <= _INFLATE_INLINE_BYTES:
-            return gunzip(data, limit)
-        return await trio.to_thread.run_sync(gunzip, data, limit)
+        data = await self._host.inflater.inflate(data)
+        self._inflated = len(data)
+        return data
+
+    def _release_inflated(self) -> None:
+        if self._inflated:
+            self._host.inflater.release(self._inflated)
+            self._inflated = 0
 
     def _decode(self, data: bytes) -> Any:
         try:
@@ -389,6 +398,7 @@ class Call:
         finally:
             if self.arrival is not None:
                 self.arrival.settle()
+            self._release_inflated()
         if self.state.local_closed:
             return
         if self.scope.cancelled_caught or (failure is not None and self.scope.cancel_called):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import itertools
 import tracemalloc
 
@@ -10,7 +9,7 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.wire.grpc.messages import MessageBuffer, gunzip
+from ovmstrio.wire.grpc.messages import MessageBuffer
 from tests.wire.grpc.bytes_client import message
 
 
@@ -52,27 +51,3 @@ def test_an_announced_size_above_the_limit_is_refused_before_it_arrives() -> Non
     with pytest.raises(GRPCError) as caught:
         buffer.take(1_000)
     assert caught.value.status is Status.RESOURCE_EXHAUSTED
-
-
-def test_gunzip_reads_up_to_its_limit() -> None:
-    """A message of exactly the limit is read."""
-    assert gunzip(gzip.compress(b"a" * 1_000), 1_000) == b"a" * 1_000
-    assert gunzip(gzip.compress(b""), 0) == b""
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (gzip.compress(b"a" * 1_001), Status.RESOURCE_EXHAUSTED),
-        (gzip.compress(bytes(10_000_000)), Status.RESOURCE_EXHAUSTED),
-        (b"no gzip at all", Status.INVALID_ARGUMENT),
-        (gzip.compress(b"a" * 500)[:-6], Status.INVALID_ARGUMENT),
-        (b"", Status.INVALID_ARGUMENT),
-    ],
-    ids=["one byte too long", "a bomb", "no gzip", "cut off", "empty"],
-)
-def test_gunzip_refuses(data: bytes, status: Status) -> None:
-    """Bombs, garbage and cut-off data have their status."""
-    with pytest.raises(GRPCError) as caught:
-        gunzip(data, 1_000)
-    assert caught.value.status is status
