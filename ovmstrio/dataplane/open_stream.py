@@ -59,6 +59,10 @@ class OpenStream:
         """Note that a reply of so many bytes has gone to the client."""
         self._event.sent += size
 
+    def note_end(self, code: str) -> None:
+        """Note how the call will have ended where the error that ends it is none of the stream's."""
+        self._event.code = code
+
     def end(self) -> None:
         """Say that no request will follow; what is under way goes on to its end."""
         self._stream.end()

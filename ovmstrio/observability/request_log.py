@@ -32,10 +32,18 @@ class RequestLog:
         error = event.error
         if event.code == OK:
             log.debug("request", **_facts(event))
-        elif isinstance(error, Exception) and (isinstance(error, ModelFailure) or not isinstance(error, ServerError)):
+        elif _is_failure(event):
             log.error("request failed", **_facts(event), exc_info=error)
         else:
             log.debug("request refused", **_facts(event), reason=text_of(error) if error else "")
+
+
+def _is_failure(event: CallEvent) -> bool:
+    """Tell whether an error is the server's; one with a code that is not its name was judged by who answered."""
+    error = event.error
+    if not isinstance(error, Exception) or event.code != type(error).__name__:
+        return False
+    return isinstance(error, ModelFailure) or not isinstance(error, ServerError)
 
 
 def _facts(event: CallEvent) -> dict[str, object]:

@@ -72,6 +72,7 @@ class Connection:
     Attributes:
         arrivals: the order of unary requests that are whole.
         calls: the calls whose handlers run, by stream.
+        faults: of peers, for the log.
         inflater: decompresses messages.
         senders: messages that wait for the peer.
         share: counts what waits for the peer.
@@ -98,7 +99,7 @@ class Connection:
         self.failures = failures
         self.peer = peer
         self.calls: dict[int, Call] = {}
-        self._faults = faults
+        self.faults = faults
         self._stream = stream
         self._routes = routes
         self._further = further
@@ -163,7 +164,7 @@ class Connection:
                         await trio.lowlevel.checkpoint()
                         self._handle(core.go_on())
             except ConnectionFault as fault:
-                self._faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
+                self.faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
                 core.fail(fault)
                 self._is_faulty = True
                 self.mark_dirty()
@@ -342,11 +343,11 @@ class Connection:
         """Give up streams, or the connection, whose peer has taken nothing for too long of what waits for it."""
         stalled = self._stall.look(now, self.share.answers.patience_seconds)
         if stalled is None:
-            self._faults.tell("client takes no answers: connection cut", peer=self.peer.address)
+            self.faults.tell("client takes no answers: connection cut", peer=self.peer.address)
             self.abandon()
             return
         for stream in stalled:
-            self._faults.tell("client takes no answer: stream cut", peer=self.peer.address, path=stream.head.path)
+            self.faults.tell("client takes no answer: stream cut", peer=self.peer.address, path=stream.head.path)
             self.core.reset(stream, ErrorCode.CANCEL)
             self.mark_dirty()
             call = self.calls.get(stream.stream_id)
@@ -358,7 +359,7 @@ class Connection:
             self._pinged_at = math.inf
         if now - self._pinged_at >= self.limits.keepalive_timeout_seconds:
             silent = now - self._heard_at
-            self._faults.tell("keepalive unanswered", peer=self.peer.address, silent_seconds=silent)
+            self.faults.tell("keepalive unanswered", peer=self.peer.address, silent_seconds=silent)
             self.abandon()
         elif self._pinged_at == math.inf and now - self._heard_at >= self.limits.keepalive_idle_seconds:
             self._pinged_at = now

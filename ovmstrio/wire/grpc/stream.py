@@ -36,6 +36,7 @@ from ovmstrio.wire.listeners import Peer
 if TYPE_CHECKING:
     from ovmstrio.core.arrivals import Arrival, Arrivals
     from ovmstrio.core.pending_answers import PendingShare
+    from ovmstrio.observability.repeated_faults import RepeatedFaults
     from ovmstrio.wire.grpc.inflation import Inflater
     from ovmstrio.wire.grpc.replies import FailureTranslator
     from ovmstrio.wire.grpc.senders import Senders
@@ -75,6 +76,7 @@ class CallHost(Protocol):
     codec: CodecBase
     limits: TransportLimits
     failures: FailureTranslator
+    faults: RepeatedFaults
     inflater: Inflater
     peer: Peer
     senders: Senders
@@ -206,30 +208,46 @@ class Call:
 
         Cancellation: a checkpoint for streams of requests; for a unary request only while its message is incomplete.
         """
-        state, core = self.state, self._host.core
-        buffer = state.buffer
         if self._inflated:
             # Who asks for the next message is done with the last one.
             self._release_inflated()
         if self.handler.cardinality.client_streaming:
             await trio.lowlevel.checkpoint()
-        taken = buffer.take(self._host.limits.max_receive_message_bytes)
-        while taken is None:
-            if state.remote_closed:
-                return self._end_of_requests()
-            if state.uncredited:
-                # A reader that waits has room for all of its message, else halves of messages fill the window.
-                core.consume(state, state.uncredited)
-                self._host.mark_dirty()
-            await self._readable.wait()
-            taken = buffer.take(self._host.limits.max_receive_message_bytes)
-        self._requests += 1
-        if state.uncredited > buffer.size:
-            core.consume(state, state.uncredited - buffer.size)
+        buffer, limit = self.state.buffer, self._host.limits.max_receive_message_bytes
+        try:
+            taken = buffer.take(limit)
+            while taken is None:
+                if self.state.remote_closed:
+                    return self._end_of_requests()
+                await self._wait_readable()
+                taken = buffer.take(limit)
+            return await self._read(*taken)
+        except GRPCError as error:
+            self._host.faults.tell(
+                "request cannot be read",
+                peer=self.peer.address,
+                kind=error.status.name,
+                path=self.path,
+                status=error.status.name,
+                reason=error.message,
+            )
+            raise
+
+    async def _wait_readable(self) -> None:
+        if self.state.uncredited:
+            # A reader that waits has room for all of its message, else halves of messages fill the window.
+            self._host.core.consume(self.state, self.state.uncredited)
             self._host.mark_dirty()
-        if buffer.size and not self.handler.cardinality.client_streaming:
+        await self._readable.wait()
+
+    async def _read(self, flag: int, data: bytes) -> Any:
+        state, core = self.state, self._host.core
+        self._requests += 1
+        if state.uncredited > state.buffer.size:
+            core.consume(state, state.uncredited - state.buffer.size)
+            self._host.mark_dirty()
+        if state.buffer.size and not self.handler.cardinality.client_streaming:
             raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got more")
-        flag, data = taken
         if flag:
             data = await self._inflate(data)
         self.received += len(data)

@@ -16,6 +16,7 @@ import trio
 from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.registry import Registry
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
@@ -63,7 +64,7 @@ class Streaming:
 async def streaming_server(repository: Path) -> AsyncIterator[Streaming]:
     """Serve ``graph``, which can be streamed to, and the model ``echo``."""
     registry = registry_of(load_scripted, poll_seconds=0)
-    plane = DataPlane(registry, metrics=Metrics())
+    plane = DataPlane(registry, metrics=Metrics(), observers=(RequestLog(),))
     for name in (GRAPH, "echo"):
         (repository / name / "1").mkdir(parents=True)
     graph = GraphSpec(name=GRAPH, base_path=repository / GRAPH, graph_path=repository / GRAPH / "graph.pbtxt")

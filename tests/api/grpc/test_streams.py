@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from tests.api.grpc.streams import Caller, Streaming, open_peer, payload, start_stream, streaming_server
 from tests.support.grpc_clients import TIMEOUT_SECONDS, call, with_channel, with_triton
@@ -153,7 +154,27 @@ async def test_a_malformed_message_ends_the_stream_with_its_status(streaming: St
     assert (messages, status) == ([], "INVALID_ARGUMENT")
     assert "malformed inference.ModelInferRequest" in text
     assert streaming.servable.open == 0
-    assert re.search(r'ovmstrio_requests_total{.*code="InvalidRequest".*} 1.0', streaming.metrics)
+    assert re.search(r'ovmstrio_requests_total{.*code="INVALID_ARGUMENT".*} 1.0', streaming.metrics)
+
+
+async def test_garbage_within_a_stream_is_its_clients_fault(streaming: Streaming) -> None:
+    """It has one line at INFO, without a traceback, and the status as its code in the metrics."""
+
+    def work(caller: Caller) -> Any:
+        caller.send(payload(data=b"a"))
+        caller.next()
+        caller.send(b"\x0a\xff")
+        return caller.finish()
+
+    with capture_logs() as logs:
+        for _ in range(3):
+            await _called(streaming, work)
+    (line,) = [each for each in logs if each["log_level"] != "debug"]
+    assert (line["log_level"], line["event"], line["status"]) == ("info", "request cannot be read", "INVALID_ARGUMENT")
+    assert "malformed inference.ModelInferRequest" in line["reason"]
+    assert not any("exc_info" in each for each in logs)
+    count = 'ovmstrio_requests_total{api="KServe",code="INVALID_ARGUMENT",interface="gRPC",'
+    assert count in streaming.metrics
 
 
 async def test_a_stream_that_ends_by_itself_ends_the_call(streaming: Streaming) -> None:

@@ -18,6 +18,7 @@ from ovmstrio.api.kserve.model_config import config_message
 from ovmstrio.api.kserve.model_statistics import statistics_message
 from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
 from ovmstrio.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import InferRequest, StreamProblem
 from ovmstrio.protocol.generated import inference as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
@@ -68,7 +69,14 @@ async def exchange(call: Call, stream: OpenStream) -> None:
             failure = error
         nursery.cancel_scope.cancel()
     if failure is not None:
+        stream.note_end(_code_of(failure))
         raise failure
+
+
+def _code_of(failure: Exception) -> str:
+    """Tell under which code a stream is known that the transport ended: the status, or that its client has gone."""
+    status = failure if isinstance(failure, GRPCError) else failure.__cause__
+    return status.status.name if isinstance(status, GRPCError) else CANCELLED
 
 
 def _refusal(error: GRPCError) -> InvalidRequest:
