@@ -25,7 +25,7 @@ from tests.support.processes import free_ports
 __all__: list[str] = []
 
 HERE: Final = Path(__file__).parents[1]
-ROUNDS: Final = 7
+ROUNDS: Final = 5
 START_SECONDS: Final = 120
 
 

@@ -57,20 +57,12 @@ class Verdict:
     def refusal(self, trial: Trial, remembered: Path | None) -> ConfigError:
         """Make the error of a model that crashed; ``remembered`` is where that was found noted down."""
         what = f"OpenVINO crashes with {self.crash} when it runs the model{_at(self.layer)}"
-        if remembered is None:
-            return ConfigError(
-                [Problem(f"{what}, as a trial in a process of its own has shown", file=str(trial.source))]
-            )
-        since = f"a trial in a process of its own has shown on {self.day}; it is not tried again as long as files, "
-        return ConfigError(
-            [
-                Problem(
-                    f"{what}, as {since}settings and OpenVINO are the same",
-                    file=str(trial.source),
-                    suggestion=f"to have it tried again, remove {remembered} or start with --trial_load again",
-                )
-            ]
-        )
+        shown = "as a trial in a process of its own has shown"
+        way_out = ""
+        if remembered is not None:
+            shown += f" on {self.day}; it is not tried again as long as files, settings and OpenVINO are the same"
+            way_out = f"to have it tried again, remove {remembered} or start with --trial_load again"
+        return ConfigError([Problem(f"{what}, {shown}", file=str(trial.source), suggestion=way_out)])
 
     def remark(self, trial: Trial) -> Problem | None:
         """Warn of a model that runs, but not on zeros."""
