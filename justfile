@@ -44,6 +44,10 @@ attacks:
 fuzz *args:
     {{ bin }}/python -m tests.fuzz {{ args }}
 
+# Disturb servers in every way for twenty minutes while clients call them; `just chaos --minutes 1` for a start.
+chaos *args:
+    {{ bin }}/python -m tests.chaos {{ args }}
+
 # Generate the message classes from protos/ again.
 protos:
     {{ bin }}/python protos/generate.py

@@ -1,0 +1,261 @@
+"""Honest clients: each asks one thing over and over, and knows what the right answer is."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ovmstrio.protocol.descriptors import message_class
+from tests.chaos.ledger import Said
+from tests.fuzz.grpc_doors import INFER, infer_request
+from tests.support.bare_http2 import BareConnection, ConnectionEnded, framed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Caller", "GrpcCaller", "HttpCaller", "SequenceCaller", "callers_of_everything", "callers_of_project"]
+
+SECONDS: Final = 60.0
+_REFUSALS: Final = {408: Said.REFUSED, 429: Said.REFUSED, 503: Said.REFUSED, 400: Said.MISSING, 404: Said.MISSING}
+"""A path that nothing has is refused with 400, as OVMS does."""
+_STATUSES: Final = {"5": Said.MISSING, "8": Said.REFUSED, "14": Said.REFUSED}
+_OPS_CLOSED: Final = '"err_no":3001'
+Told = tuple[Said, str]
+
+
+class Caller:
+    """One client.  Calls block, and are made from one thread at a time.
+
+    Attributes:
+        name: what it is called in the report.
+    """
+
+    def __init__(self, name: str, port: int) -> None:
+        self.name = name
+        self.port = port
+
+    def ask(self, number: int) -> Told:
+        """Make one call; says how it ended."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what is open."""
+        raise NotImplementedError
+
+
+class HttpCaller(Caller):
+    """A client over HTTP/1.1 that keeps its connection as long as the server wants.
+
+    Args:
+        make: gives for a number the path, the document to post, and the test of the answer's text.
+    """
+
+    def __init__(self, name: str, port: int, make: Callable[[int], tuple[str, Any, Callable[[str], bool]]]) -> None:
+        super().__init__(name, port)
+        self._make = make
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+
+    def ask(self, number: int) -> Told:
+        """Make one call; says how it ended."""
+        path, document, is_right = self._make(number)
+        if self._connection.sock is not None and _has_ended(self._connection.sock):
+            self._connection.close()
+        try:
+            self._connection.connect() if self._connection.sock is None else None
+        except OSError as error:
+            return Said.UNREACHED, repr(error)
+        try:
+            self._connection.request("POST", path, json.dumps(document), {"content-type": "application/json"})
+            answer = self._connection.getresponse()
+            text = answer.read().decode()
+        except TimeoutError as error:
+            self._connection.close()
+            return Said.SILENT, repr(error)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            return Said.LOST, repr(error)
+        if _OPS_CLOSED in text:
+            return Said.REFUSED, text
+        if answer.status != http.client.OK:
+            return _REFUSALS.get(answer.status, Said.FAILED), f"{answer.status} {text}"
+        return (Said.RIGHT, "") if is_right(text) else (Said.WRONG, text)
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._connection.close()
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Tell whether an idle connection was closed, as clients look before they use it again."""
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable)
+
+
+class GrpcCaller(Caller):
+    """A client over gRPC.
+
+    Args:
+        make: gives for a number the message, and the test of the answer's message.
+    """
+
+    def __init__(self, name: str, port: int, make: Callable[[int], tuple[bytes, Callable[[Any], bool]]]) -> None:
+        super().__init__(name, port)
+        self._make = make
+        self._connection: BareConnection | None = None
+
+    def ask(self, number: int) -> Told:
+        """Make one call; says how it ended."""
+        message, is_right = self._make(number)
+        try:
+            connection = self._connected()
+        except (OSError, ConnectionEnded) as error:
+            self.close()
+            return Said.UNREACHED, repr(error)
+        stream, data = connection.begin(INFER, framed(message))
+        try:
+            connection.send(data)
+            answer = connection.wait(stream)
+        except (ConnectionEnded, OSError) as error:
+            self.close()
+            if isinstance(error, TimeoutError):
+                return Said.SILENT, repr(error)
+            return (Said.UNREACHED if _was_refused(connection, stream) else Said.LOST), repr(error)
+        if answer.status != "0":
+            if "equence" in answer.headers.get("grpc-message", ""):
+                return Said.FORGOTTEN, str(answer.headers)
+            said = _STATUSES.get(answer.status, Said.UNREACHED if answer.reset == _REFUSED_STREAM else Said.FAILED)
+            return said, f"{answer.headers} {answer.reset}"
+        given = message_class("inference.ModelInferResponse").FromString(answer.message)
+        return (Said.RIGHT, "") if is_right(given) else (Said.WRONG, str(given))
+
+    def _connected(self) -> BareConnection:
+        """Give a connection that the server has not said goodbye on."""
+        held = self._connection
+        try:
+            while held is not None and _has_ended(held.socket):
+                held.take(held.read())
+        except (ConnectionEnded, OSError):
+            self.close()
+        if held is not None and held.goaway is not None:
+            self.close()
+        if self._connection is None:
+            self._connection = BareConnection(self.port, timeout=SECONDS)
+        return self._connection
+
+    def close(self) -> None:
+        """Close what is open."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+_REFUSED_STREAM: Final = 7
+
+
+def _was_refused(connection: BareConnection, stream: int) -> bool:
+    """Tell whether the server's goodbye says that it has not begun with a call."""
+    return connection.goaway is not None and int.from_bytes(connection.goaway.payload[:4]) < stream
+
+
+class SequenceCaller(GrpcCaller):
+    """A client whose sequence adds up what it sends; it begins another one when it does not know where it is."""
+
+    def __init__(self, name: str, port: int, sequence: int) -> None:
+        super().__init__(name, port, self._make_step)
+        self._id = sequence
+        self._steps = 0
+
+    def ask(self, number: int) -> Told:
+        """Make one step; says how it ended."""
+        said, context = super().ask(number)
+        if said is Said.RIGHT:
+            self._steps += 1
+        else:
+            self._id, self._steps = self._id + 1000, 0
+        return said, context
+
+    def _make_step(self, _number: int) -> tuple[bytes, Callable[[Any], bool]]:
+        request = infer_request("stateful", x=np.ones((1, 2), np.float32))
+        request.parameters["sequence_id"].int64_param = self._id
+        request.parameters["sequence_start"].bool_param = self._steps == 0
+        wanted = np.full((1, 2), self._steps + 1, np.float32).tobytes()
+        return request.SerializeToString(), lambda given: wanted in given.raw_output_contents
+
+
+def _row(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.full((1, 10), number % 1000, np.float32)
+
+
+def _infer_row(model: str) -> Callable[[int], tuple[bytes, Callable[[Any], bool]]]:
+    def make(number: int) -> tuple[bytes, Callable[[Any], bool]]:
+        wanted = [(_row(number) + 1).tobytes()]
+        request: bytes = infer_request(model, b=_row(number)).SerializeToString()
+        return request, lambda given: list(given.raw_output_contents) == wanted
+
+    return make
+
+
+def _post_row(number: int) -> tuple[str, Any, Callable[[str], bool]]:
+    tensor = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": _row(number).ravel().tolist()}
+    wanted = (_row(number) + 1).ravel().tolist()
+    return "/v2/models/model/infer", {"inputs": [tensor]}, lambda text: json.loads(text)["outputs"][0]["data"] == wanted
+
+
+def _predict_row(number: int) -> tuple[str, Any, Callable[[str], bool]]:
+    wanted = (_row(number) + 1).tolist()
+    document = {"instances": _row(number).tolist()}
+    return "/v1/models/dag:predict", document, lambda text: json.loads(text)["predictions"] == wanted
+
+
+def _infer_text(graph: str) -> Callable[[int], tuple[bytes, Callable[[Any], bool]]]:
+    def make(number: int) -> tuple[bytes, Callable[[Any], bool]]:
+        text = f"text {number}".encode()
+        request = message_class("inference.ModelInferRequest")(model_name=graph)
+        request.inputs.add(name="in", datatype="BYTES", shape=[len(text)])
+        request.raw_input_contents.append(text)
+        return request.SerializeToString(), lambda given: list(given.raw_output_contents) == [text.upper()]
+
+    return make
+
+
+def _generate(number: int) -> tuple[str, Any, Callable[[str], bool]]:
+    wanted = f"TEXT {number}"
+    return "/v2/models/graph/generate_stream", {"in": f"text {number}"}, lambda text: wanted in text
+
+
+def _handle(path: str) -> Callable[[int], tuple[str, Any, Callable[[str], bool]]]:
+    def make(number: int) -> tuple[str, Any, Callable[[str], bool]]:
+        return path, [number, 1, 2], lambda text: json.loads(text) == number + 3
+
+    return make
+
+
+def _ask_ops(number: int) -> tuple[str, Any, Callable[[str], bool]]:
+    wanted = [f"first {number}"]
+    document = {"key": ["x"], "value": [str(number)]}
+    return "/ops/prediction", document, lambda text: json.loads(text).get("value") == wanted
+
+
+def callers_of_everything(grpc: int, rest: int, suffix: str = "") -> list[Caller]:
+    """Make a client for each kind and protocol of the server that has every kind."""
+    return [
+        GrpcCaller(f"model, gRPC{suffix}", grpc, _infer_row("model")),
+        GrpcCaller(f"pipeline, gRPC{suffix}", grpc, _infer_row("dag")),
+        GrpcCaller(f"graph, gRPC{suffix}", grpc, _infer_text("graph")),
+        SequenceCaller(f"sequence, gRPC{suffix}", grpc, 1 if not suffix else 2),
+        HttpCaller(f"model, REST{suffix}", rest, _post_row),
+        HttpCaller(f"pipeline, TensorFlow's REST{suffix}", rest, _predict_row),
+        HttpCaller(f"graph, events{suffix}", rest, _generate),
+        HttpCaller(f"handler, HTTP{suffix}", rest, _handle("/handler")),
+        HttpCaller(f"Ops, HTTP{suffix}", rest, _ask_ops),
+    ]
+
+
+def callers_of_project(rest: int, suffix: str = "") -> list[Caller]:
+    """Make clients of a project with several processes."""
+    return [HttpCaller(f"project, HTTP {number}{suffix}", rest, _handle("/")) for number in range(3)]

@@ -1,0 +1,82 @@
+"""A TCP proxy on loopback that can cut, hold up and half-close what goes through it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+if TYPE_CHECKING:
+    from random import Random
+
+__all__ = ["Proxy"]
+
+_BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+
+
+class Proxy:
+    """Passes bytes between its own port and another one.
+
+    Args:
+        port: where the server listens.
+
+    Attributes:
+        delay_seconds: how long every piece is held back.
+
+    Ownership: its listener and its connections, which live as long as :meth:`run`.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._open: set[trio.SocketStream] = set()
+        self.delay_seconds = 0.0
+
+    async def run(self, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve; reports the port that it has.
+
+        Cancellation: closes everything.
+        """
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        task_status.started(listeners[0].socket.getsockname()[1])
+        await trio.serve_listeners(self._pass, listeners)
+
+    def cut(self) -> int:
+        """Break every connection, and count them."""
+        broken = [*self._open]
+        for stream in broken:
+            stream.socket.close()
+        self._open.clear()
+        return len(broken)
+
+    async def half_close(self, random: Random) -> None:
+        """Close one direction of some connection.
+
+        Cancellation: at once.
+        """
+        if self._open:
+            with suppress(*_BROKEN, trio.BusyResourceError):
+                await random.choice([*self._open]).send_eof()
+
+    async def _pass(self, client: trio.SocketStream) -> None:
+        try:
+            server = await trio.open_tcp_stream("127.0.0.1", self._to)
+        except OSError:
+            await client.aclose()
+            return
+        ends = {client, server}
+        self._open |= ends
+        try:
+            async with client, server, trio.open_nursery() as nursery:
+                nursery.start_soon(self._pump, client, server)
+                await self._pump(server, client)
+        finally:
+            self._open -= ends
+
+    async def _pump(self, come: trio.SocketStream, go: trio.SocketStream) -> None:
+        with suppress(*_BROKEN):
+            async for data in come:
+                if self.delay_seconds:
+                    await trio.sleep(self.delay_seconds)
+                await go.send_all(data)
+            await go.send_eof()

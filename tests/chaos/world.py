@@ -1,0 +1,180 @@
+"""The servers of a chaos run, with what they serve and where they keep things, and their lives one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from tests.attacks.served import write_attacked
+from tests.fuzz.campaign import tracebacks
+from tests.support import ir
+from tests.support.all_kinds import write_all_kinds
+from tests.support.processes import OvmsProcess, free_ports, running
+from tests.support.projects import write_project
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["FAKETIME", "Resources", "Server", "everything", "project", "small_disk"]
+
+FAKETIME: Final = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+SMALL_DISK: Final = "16M"
+PROCESSES: Final = 2
+ATTACKED: Final = "attacked"
+"""The folder of services whose code fails as attackers want it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a server and its children hold: megabytes, descriptors and processes."""
+
+    resident_mb: float
+    descriptors: int
+    processes: int
+
+    def __str__(self) -> str:
+        return f"{self.resident_mb:.0f} MB, {self.descriptors} descriptors, {self.processes} processes"
+
+
+class Server:
+    """A server that is started again on the same ports after it was stopped.
+
+    Args:
+        arguments: of the command, without its ports.
+        log: what all its lives print.
+        clock: holds the difference to the right time, in the form of libfaketime; None where that is not there.
+    """
+
+    def __init__(self, arguments: Sequence[str], ports: tuple[int, int], log: Path, clock: Path | None = None) -> None:
+        self._arguments = arguments
+        self.grpc, self.rest = ports
+        self._log = log
+        self._clock = clock
+        self._life = ExitStack()
+        self._process: OvmsProcess | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that was started."""
+        assert self._process is not None
+        return self._process.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is there."""
+        return self._process is not None and self._process.process.poll() is None
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready.  Blocks."""
+        with _clock_of(self._clock):
+            serving = running(*self._arguments, grpc=self.grpc, rest=self.rest, log=self._log)
+            self._process = self._life.enter_context(serving)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, and wait for the end; gives the exit code.  Blocks."""
+        assert self._process is not None
+        try:
+            code, _ = self._process.stop(number)
+        except subprocess.TimeoutExpired:
+            code = -1
+        self._life.close()
+        return code
+
+    def close(self) -> None:
+        """End it at once, if it still is."""
+        self._life.close()
+
+    def children(self) -> list[psutil.Process]:
+        """List its processes."""
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def resources(self) -> Resources:
+        """Tell what it and its children hold."""
+        processes = [psutil.Process(self.pid), *self.children()]
+        return Resources(
+            sum(each.memory_info().rss for each in processes) / 1e6,
+            sum(each.num_fds() for each in processes),
+            len(processes),
+        )
+
+    def faults_in_log(self) -> list[str]:
+        """List the tracebacks that it has printed since it was asked last."""
+        written = self._log.read_text(errors="replace")
+        os.truncate(self._log, 0)
+        return [each for each in tracebacks(written) if f"/{ATTACKED}/" not in each]
+
+
+@contextmanager
+def _clock_of(difference: Path | None) -> Iterator[None]:
+    """Have what is started in the block read a clock that can be set, by the wall alone."""
+    if difference is None:
+        yield
+        return
+    named = {
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME_TIMESTAMP_FILE": str(difference),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    os.environ.update(named)
+    try:
+        yield
+    finally:
+        for name in named:
+            del os.environ[name]
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[str]:
+    """Make a folder a small disk of its own while the block runs; gives why not, where that cannot be."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except OSError as error:
+        yield str(error)
+        return
+    if done.returncode:
+        yield done.stderr.strip()
+        return
+    try:
+        yield ""
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False, timeout=10)
+
+
+def everything(folder: Path, disk: Path, clock: Path | None) -> Server:
+    """Make a server of every kind, whose log, sequences and caches are on a disk."""
+    config = write_all_kinds(folder)
+    document = json.loads(config.read_text())
+    path = ir.save(ir.accumulator(), folder / "repository", "stateful")
+    stateful = {"name": "stateful", "base_path": str(path), "stateful": True}
+    document["model_config_list"].append({"config": stateful})
+    (folder / ATTACKED).mkdir()
+    for key, entries in json.loads(write_attacked(folder / ATTACKED).read_text()).items():
+        document[key] += entries
+    config.write_text(json.dumps(document, indent=1))
+    grpc, rest = free_ports(2)
+    arguments = ["serve", "--config_path", str(config), "--port", str(grpc), "--rest_port", str(rest)]
+    arguments += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
+    arguments += ["--file_system_poll_wait_seconds", "0.2", "--sequence_store", str(disk / "sequences")]
+    return Server([*arguments, "--cache_dir", str(disk / "cache")], (grpc, rest), disk / "log", clock)
+
+
+def project(folder: Path) -> Server:
+    """Make a handler project with several processes."""
+    code = "class Handler:\n    def handle_post(self, payload):\n        return sum(payload)\n"
+    file = write_project(folder / "project", code, processes=PROCESSES, threads_per_process=4)
+    unused, rest = free_ports(2)
+    arguments = ["serve", str(file), "--port", str(rest), "--rest_bind_address", "127.0.0.1"]
+    arguments += ["--readiness_file", str(folder / "ready.txt")]
+    return Server(arguments, (unused, rest), folder / "project.log")
