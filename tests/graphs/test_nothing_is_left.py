@@ -11,6 +11,7 @@ import trio
 
 from ovmstrio.core.errors import GraphFailure
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
+from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.graphs import LOOPBACK, Answers, ask, graph_text, loaded, python_node, stream, texts
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class OvmsPythonModel:
         finally:
             self.alive -= 1
 """
+
+PLACES = pytest.mark.parametrize("isolation", [None, Isolation()], ids=["threads", "process"])
 
 GENERATIVE = graph_text(python_node("handler.py", more=LOOPBACK))
 
@@ -66,10 +69,11 @@ async def _read(graph: GraphServable, wanted: int, leave_after: int | None) -> A
     return answers
 
 
+@PLACES
 @pytest.mark.parametrize("leave_after", [1, 2, 31, 32, 33, 64, 65, 99])
-async def test_a_client_may_leave_at_any_point(tmp_path: Path, leave_after: int) -> None:
+async def test_a_client_may_leave_at_any_point(tmp_path: Path, isolation: Isolation | None, leave_after: int) -> None:
     """Whatever has been read, the generator is closed and the instance is gone."""
-    async with loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph:
+    async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph:
         before = _tasks()
         answers = await _read(graph, 100, leave_after)
         assert len(answers.outputs) == leave_after
@@ -80,7 +84,8 @@ async def test_a_client_may_leave_at_any_point(tmp_path: Path, leave_after: int)
     assert _instances() == 0
 
 
-async def test_five_hundred_streams_of_which_half_are_abandoned(tmp_path: Path) -> None:
+@PLACES
+async def test_five_hundred_streams_of_which_half_are_abandoned(tmp_path: Path, isolation: Isolation | None) -> None:
     """Those that stay get everything in order, and afterwards nothing is left of any."""
     got: list[list[str]] = []
 
@@ -91,7 +96,7 @@ async def test_five_hundred_streams_of_which_half_are_abandoned(tmp_path: Path) 
             got.append([text for _, _, text in answers.outputs])
 
     threads = threading.active_count()
-    async with loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph:
+    async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph:
         async with trio.open_nursery() as nursery:
             for number in range(500):
                 nursery.start_soon(one, number)
@@ -101,8 +106,9 @@ async def test_five_hundred_streams_of_which_half_are_abandoned(tmp_path: Path) 
     assert threading.active_count() <= threads + 64
 
 
+@PLACES
 @pytest.mark.parametrize("step", range(6))
-async def test_a_failure_at_any_step_ends_everything(tmp_path: Path, step: int) -> None:
+async def test_a_failure_at_any_step_ends_everything(tmp_path: Path, isolation: Isolation | None, step: int) -> None:
     """The values before it arrive, the failure names its step, and nothing is left."""
     source = f"""
     class OvmsPythonModel:
@@ -112,7 +118,7 @@ async def test_a_failure_at_any_step_ends_everything(tmp_path: Path, step: int) 
                     raise ValueError("step %d" % number)
                 yield [Tensor("out", b"%d" % number)]
     """
-    async with loaded(tmp_path / "g", GENERATIVE, handler=source) as graph:
+    async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=source) as graph:
         answers = await stream(graph, ask({"in": b""}))
     assert [text for _, _, text in answers.outputs] == [str(number) for number in range(step)]
     assert isinstance(answers.failure, GraphFailure)
@@ -121,7 +127,8 @@ async def test_a_failure_at_any_step_ends_everything(tmp_path: Path, step: int) 
     assert _instances() == 0
 
 
-async def test_the_first_failure_cancels_the_siblings(tmp_path: Path) -> None:
+@PLACES
+async def test_the_first_failure_cancels_the_siblings(tmp_path: Path, isolation: Isolation | None) -> None:
     """A node on the event loop is cancelled where it waits when another fails."""
     failing = """
     class OvmsPythonModel:
@@ -146,15 +153,16 @@ async def test_the_first_failure_cancels_the_siblings(tmp_path: Path) -> None:
         python_node("waiting.py", outputs=["OUT:other"], name="waiting"),
         outputs=["OVMS_PY_TENSOR_A:out", "OVMS_PY_TENSOR_B:other"],
     )
-    async with loaded(tmp_path / "g", text, failing=failing, waiting=waiting) as graph:
+    async with loaded(tmp_path / "g", text, isolation=isolation, failing=failing, waiting=waiting) as graph:
         with trio.fail_after(5), pytest.raises(GraphFailure, match=r'node "failing" failed: .*RuntimeError: first'):
             await graph.infer(ask({"in": b""}))
     assert (tmp_path / "g" / "waiting.py.done").exists()
 
 
-async def test_a_deadline_ends_a_call_and_its_generator(tmp_path: Path) -> None:
+@PLACES
+async def test_a_deadline_ends_a_call_and_its_generator(tmp_path: Path, isolation: Isolation | None) -> None:
     """A generator that would go on for ever is closed when its caller's time is over."""
-    async with loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph:
+    async with loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph:
         with trio.move_on_after(0.2) as scope:
             await graph.infer(ask({"in": b"100000000"}))
         assert scope.cancelled_caught
@@ -162,10 +170,11 @@ async def test_a_deadline_ends_a_call_and_its_generator(tmp_path: Path) -> None:
     assert _instances() == 0
 
 
-async def test_calls_and_streams_share_one_graph(tmp_path: Path) -> None:
+@PLACES
+async def test_calls_and_streams_share_one_graph(tmp_path: Path, isolation: Isolation | None) -> None:
     """A call is answered while a stream of the same graph stalls."""
     async with (
-        loaded(tmp_path / "g", GENERATIVE, handler=COUNTING) as graph,
+        loaded(tmp_path / "g", GENERATIVE, isolation=isolation, handler=COUNTING) as graph,
         graph.open_stream(ask({"in": b"100000"})) as stalled,
     ):
         await stalled.replies.receive()

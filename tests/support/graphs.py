@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import ParameterValue, StreamReply
     from ovmstrio.core.servable import InferStream, LeasedServable
     from ovmstrio.runtimes.graphs.graph_servable import GraphServable
+    from ovmstrio.work.isolation.isolated_code import Isolation
 
 __all__ = ["LOOPBACK", "Answers", "ask", "graph_text", "loaded", "python_node", "stamps", "stream", "texts"]
 
@@ -84,12 +85,14 @@ def _write(folder: Path, text: str, handlers: Mapping[str, str]) -> Path:
 
 
 @asynccontextmanager
-async def loaded(folder: Path, text: str, lease: Any = no_models, **handlers: str) -> AsyncIterator[GraphServable]:
+async def loaded(
+    folder: Path, text: str, lease: Any = no_models, isolation: Isolation | None = None, **handlers: str
+) -> AsyncIterator[GraphServable]:
     """Load a graph whose handlers are given as ``name="source"``, and close it at the end."""
     path = _write(folder, text, handlers)
     async with trio.open_nursery() as tasks:
         spec = GraphSpec(name=GRAPH, base_path=folder, graph_path=path)
-        servable = await load_graph(spec, lease=lease, tasks=tasks)
+        servable = await load_graph(spec, lease=lease, tasks=tasks, isolation=isolation)
         try:
             yield servable
         finally:

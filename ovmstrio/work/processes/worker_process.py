@@ -121,6 +121,14 @@ class WorkerProcess:
         """Whether it has a request, be it one that nobody waits for any more."""
         return bool(self._pending)
 
+    async def idle(self) -> None:
+        """Wait until it has no request any more.
+
+        Cancellation: at once.
+        """
+        while self._pending:
+            await next(iter(self._pending.values())).done.wait()
+
     # Life
 
     async def start(

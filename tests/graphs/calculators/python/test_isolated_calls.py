@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import trio
 from structlog.testing import capture_logs
@@ -425,3 +428,41 @@ async def test_a_process_outlives_a_stream_whose_client_leaves(
         await trio.sleep(1)
         assert node.resources.code.code.pids == before
         assert [each[2] for each in await node.run_once(b"x")] == ["0"]
+
+
+@pytest.mark.slow
+async def test_ten_thousand_calls_leave_the_memory_as_it_was(tmp_path: Path) -> None:
+    """Here and in the process: calls with large tensors, streams, failures, and clients that leave."""
+    source = """
+    import numpy as np
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            if inputs[0].size == 1:
+                raise ValueError("x" * 1000)
+            yield [Tensor("out", np.asarray(inputs[0]) + 1)]
+            yield [Tensor("out", b"y")]
+    """
+
+    async def ask(number: int) -> None:
+        size = (100_000 + number % 7 * 50_000) if number % 5 else 1
+        with suppress(NodeFailure):
+            async with node.opened() as opened:
+                call = await opened.run(bytes(size))
+                if number % 3:
+                    await opened.go_on(call)
+
+    def memory() -> list[int]:
+        gc.collect()
+        return [psutil.Process(pid).memory_info().rss for pid in (os.getpid(), *node.resources.code.code.pids)]
+
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(GENERATIVE, source)
+        with capture_logs() as logs:
+            for number in range(10_000):
+                await ask(number)
+                logs.clear()
+                if number == 1_000:
+                    before, files = memory(), open_files()
+        grown = [after - first for after, first in zip(memory(), before, strict=True)]
+        assert max(grown) < 8 * 2**20, grown
+        assert abs(open_files() - files) < 10

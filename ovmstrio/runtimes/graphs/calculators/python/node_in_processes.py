@@ -97,7 +97,10 @@ class NodeInProcesses:
             raise UserCodeRaisedError(self._raised.pop())
 
     async def _finalize(self, worker: CodeWorker) -> None:
-        # Nobody waits for a call any more: one that goes on may never end, nor let anything else run.
+        # Nobody waits for a call any more, but one that was told to stop may be about to.
+        with trio.move_on_after(_CLOSE_SECONDS):
+            await worker.process.idle()
+        # One that goes on may never end, nor let anything else run.
         patience = _CLOSE_SECONDS if worker.process.is_busy else math.inf
         with trio.move_on_after(patience) as scope:
             try:
