@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ovmstrio.core.tensor import RawTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from ovmstrio.core.request import Buffer
     from ovmstrio.core.tensor import Tensor
 
-__all__ = ["raw_contents", "split_elements"]
+__all__ = ["join_buffers", "raw_contents", "split_elements"]
 
 _LENGTH = Struct("<I")
 _pack_length = _LENGTH.pack
+_JOINED_AT_ONCE: Final = 2**20
 
 
 def raw_contents(tensor: Tensor | RawTensor) -> Buffer:
@@ -37,6 +40,24 @@ def raw_contents(tensor: Tensor | RawTensor) -> Buffer:
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array.reshape(-1).view(np.uint8).data
+
+
+def join_buffers(parts: Sequence[Buffer]) -> bytes:
+    """Join the pieces of a message, of bytes each.
+
+    Large ones are copied twice, and in pieces: so nobody waits for the interpreter's lock while a thread does it.
+    """
+    if sum(map(len, parts)) <= _JOINED_AT_ONCE:
+        return b"".join(parts)
+    return b"".join([piece for part in parts for piece in _pieces(part)])
+
+
+def _pieces(part: Buffer) -> Iterator[bytes]:
+    if isinstance(part, bytes):
+        yield part
+        return
+    for start in range(0, len(part), _JOINED_AT_ONCE):
+        yield bytes(part[start : start + _JOINED_AT_ONCE])
 
 
 def split_elements(data: Buffer) -> list[bytes] | None:

@@ -49,6 +49,7 @@ from ovmstrio.core.texts import MOST_CHARACTERS, cut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
 __all__ = [
     "AlreadyExists",
@@ -123,6 +124,11 @@ class MethodNotAllowed(InvalidRequest):
 
 class PayloadTooLarge(InvalidRequest):
     """A message is larger than ``max_message_size``."""
+
+    @classmethod
+    def of_outputs(cls, size: int, most: float) -> Self:
+        """Refuse an answer because of what its outputs come to, before any of them is copied."""
+        return cls(f"the outputs have {size} bytes, the limit is {most:.0f} (--max_message_size)")
 
 
 class RequestTooSlow(InvalidRequest):

@@ -85,6 +85,7 @@ class InferRequest:
     of outputs would make them strings: the caller is no client.  ``received`` is how many bytes it came in; ``event``
     is what observers see of the call that it belongs to, for whoever works on it to tell times.  ``arrival`` is its
     place among those of its connection, where several of one may be under way.
+    ``most_bytes`` is how large the outputs may be together, of a call whose answer goes to a client.
     """
 
     model_name: str
@@ -99,6 +100,7 @@ class InferRequest:
     received: int = 0
     event: CallEvent | None = None
     arrival: Arrival | None = None
+    most_bytes: float = math.inf
 
 
 @dataclass(slots=True)
@@ -110,6 +112,11 @@ class InferResponse:
     outputs: list[Tensor | RawTensor]
     id: str = ""
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all outputs."""
+        return sum([output.nbytes for output in self.outputs])
 
 
 @dataclass(frozen=True, slots=True)

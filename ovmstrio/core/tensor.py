@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class Dim(NamedTuple):
             return str(self.low)
         return "-1" if self.high == -1 and self.low <= 1 else f"[{self.low}~{'' if self.high == -1 else self.high}]"
 
+
+_LENGTH_BYTES: Final = 4
 
 ANY_SIZE = Dim(0, -1)
 """A dimension of any size."""
@@ -92,6 +94,12 @@ class Tensor:
         shape: tuple[int, ...] = self.array.shape
         return shape
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements, packed; of ``BYTES`` their own and those of their lengths."""
+        array = self.array
+        return sum(map(len, array.flat)) + _LENGTH_BYTES * array.size if array.dtype.hasobject else array.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
@@ -104,3 +112,8 @@ class RawTensor:
     datatype: str
     shape: tuple[int, ...]
     data: bytes | bytearray | memoryview
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the buffer."""
+        return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.events import Step
 from ovmstrio.core.request import StreamProblem
 
@@ -27,15 +29,21 @@ class OpenStream:
     has seen all replies that were there after it was sent.
     """
 
-    __slots__ = ("_accepted", "_event", "_move", "_problems", "_replies", "_sent", "_stream")
+    __slots__ = ("_accepted", "_event", "_most_bytes", "_move", "_problems", "_replies", "_sent", "_stream")
 
     def __init__(
-        self, stream: InferStream, event: CallEvent, move: Callable[[CallEvent, Step], None], received: int
+        self,
+        stream: InferStream,
+        event: CallEvent,
+        move: Callable[[CallEvent, Step], None],
+        received: int,
+        most_bytes: float = math.inf,
     ) -> None:
         self._stream = stream
         self._replies = stream.replies
         self._event = event
         self._move = move
+        self._most_bytes = most_bytes
         self._sent = 1
         self._problems = 0
         self._accepted = 0
@@ -72,6 +80,7 @@ class OpenStream:
 
         Raises:
             trio.EndOfChannel: there will be none; leaving the block that opened the stream then tells why.
+            PayloadTooLarge: it is too large to be sent, which ends the stream.
 
         Cancellation: while it waits; no reply is lost.  Not a checkpoint when a reply is there.
         """
@@ -104,5 +113,7 @@ class OpenStream:
         if isinstance(reply, StreamProblem):
             self._problems += 1
             self._move(self._event, Step.REJECTED)
+        elif (size := reply.nbytes) > self._most_bytes:
+            raise PayloadTooLarge.of_outputs(size, self._most_bytes)
         else:
             self._move(self._event, Step.ANSWERED)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -24,6 +25,7 @@ from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.answer_room import AnswerRoom
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
+from ovmstrio.dataplane.rendering import Renderer
 from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
 from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.registry import Readiness, parse_version
@@ -88,6 +90,7 @@ class DataPlane:
         observers: are told of every call of a service that exists.
         metrics: rendered for scrapers; None when metrics are off.
         obstacle: tells why what is served cannot answer although it is loaded, or an empty text.
+        most_answer_bytes: how large the outputs of an answer, or of a reply of a stream, may be together.
     """
 
     def __init__(
@@ -98,8 +101,10 @@ class DataPlane:
         observers: Sequence[CallObserver] = (),
         metrics: Metrics | None = None,
         obstacle: Callable[[], str] | None = None,
+        most_answer_bytes: float = math.inf,
     ) -> None:
         self.registry = registry
+        self._renderer = Renderer(most_answer_bytes)
         self._obstacle = obstacle
         self._reload = reload
         self._statistics = CallStatistics()
@@ -285,7 +290,7 @@ class DataPlane:
                 if request.outputs:
                     keep_outputs(answer, request.outputs)
                 if render is not None:
-                    answer, event.sent = render(answer)
+                    answer, event.sent = await self._renderer.render(render, answer, door)
                     if event.sent != size:
                         self._room.learn(lease.name, event.sent)
             except BaseException as error:
@@ -382,7 +387,7 @@ class DataPlane:
             opened = None
             try:
                 async with servable.open_stream(first) as stream:
-                    opened = OpenStream(stream, event, self._move, first.received)
+                    opened = OpenStream(stream, event, self._move, first.received, self._renderer.most_bytes)
                     yield opened
             except BaseException as error:
                 if opened is None:

@@ -189,7 +189,7 @@ def _build(
     if timing is None:
         models = (compile_again(), *models[1:])
     placement = Placement.away()
-    grows = any(not dim.is_fixed for variable in variables for dim in variable.shape)
+    grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
     if timing is not None and synchronous and _is_small(model) and not grows:
         fixed = signature.has_fixed_inputs
         placement = Placement.measured(timing.median_seconds, timing.input_bytes, fixed_shape=fixed)

@@ -7,6 +7,7 @@ not called back in good time is waited for by a worker thread as well, and learn
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
@@ -28,6 +29,11 @@ __all__ = ["BlockingNetwork", "Network"]
 _LEAST_PATIENCE_SECONDS: Final = 0.02
 _PATIENCE_FACTOR: Final = 3
 _WEIGHT_OF_LAST: Final = 0.125
+_LONG_INLINE_SECONDS: Final = 0.02
+_AWAY_FACTOR: Final = 500
+"""An inference that held the event loop up keeps others from it for so many times as long."""
+_COPIED_AT_ONCE: Final = 2 * 2**20
+"""Bytes whose copy takes about a millisecond, page faults included."""
 
 
 class Network:
@@ -38,6 +44,7 @@ class Network:
         self.variables = compiled.variables
         self._timing = compiled.timing
         self._placement = compiled.placement
+        self._away_until = 0.0
         self._hooks = hooks
         self._compile_again = compiled.compile_again
         self._may_fail = compiled.may_fail
@@ -58,7 +65,11 @@ class Network:
         return timing is not None and self._placement.is_inline(timing.input_bytes)
 
     async def infer(
-        self, arrays: Sequence[Array], change: StateChange | None = None, event: CallEvent | None = None
+        self,
+        arrays: Sequence[Array],
+        change: StateChange | None = None,
+        event: CallEvent | None = None,
+        most_bytes: float = math.inf,
     ) -> list[Array]:
         """Infer on ``arrays``, in the order of the signature's inputs; gives its outputs, which the caller owns.
 
@@ -67,14 +78,15 @@ class Network:
         told how long the call waited and how long the inference took.
 
         Raises:
+            PayloadTooLarge: the outputs are larger than ``most_bytes`` together; what the model remembers stays.
             ModelFailure: OpenVINO failed on these inputs.
 
         Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
         is asked to stop, and this returns when it has.  A short inference on the event loop has no checkpoint.
         """
-        inline = self._placement.is_inline(sum([array.nbytes for array in arrays]))
+        inline = self._placement.is_inline(sum([array.nbytes for array in arrays])) and not self._is_kept_away()
         if inline and self._inline_slot is not None:
-            return self._infer_inline(self._inline_slot, arrays, change, event)
+            return self._infer_inline(self._inline_slot, arrays, change, event, most_bytes)
         begin = time.perf_counter()
         slot = await self.pool.acquire()
         try:
@@ -82,7 +94,7 @@ class Network:
             start = time.perf_counter()
             self._hooks.wait_time(start - begin)
             await self._run(slot, arrays, change, inline=inline)
-            outputs = slot.outputs()
+            outputs = slot.outputs(most_bytes) if inline else await self._copied(slot, most_bytes)
             if change is not None:
                 change.leave(slot.request)
             taken = time.perf_counter() - start
@@ -98,8 +110,19 @@ class Network:
             self.pool.release(slot)
             self._hooks.set_pool(self.pool.size, self.pool.active)
 
+    async def _copied(self, slot: Slot, most_bytes: float) -> list[Array]:
+        """Copy the outputs, in a thread where that takes long."""
+        if slot.output_bytes <= _COPIED_AT_ONCE:
+            return slot.outputs(most_bytes)
+        return await trio.to_thread.run_sync(slot.outputs, most_bytes, limiter=self._threads)
+
     def _infer_inline(
-        self, slot: Slot, arrays: Sequence[Array], change: StateChange | None, event: CallEvent | None
+        self,
+        slot: Slot,
+        arrays: Sequence[Array],
+        change: StateChange | None,
+        event: CallEvent | None,
+        most_bytes: float,
     ) -> list[Array]:
         self._hooks.wait_time(0.0)
         begin = time.perf_counter()
@@ -108,16 +131,24 @@ class Network:
             if change is not None:
                 change.enter(slot.request)
             slot.infer()
-            outputs = slot.outputs()
+            outputs = slot.outputs(most_bytes)
             if change is not None:
                 change.leave(slot.request)
         finally:
             slot.unbind()
         taken = time.perf_counter() - begin
+        if taken > _LONG_INLINE_SECONDS:
+            self._away_until = begin + _AWAY_FACTOR * taken
         self._hooks.inference_time(taken)
         if event is not None:
             event.compute_seconds += taken
         return outputs
+
+    def _is_kept_away(self) -> bool:
+        """Tell whether an inference on the event loop has lately held that up."""
+        if self._away_until and time.perf_counter() > self._away_until:
+            self._away_until = 0.0
+        return bool(self._away_until)
 
     async def _run(self, slot: Slot, arrays: Sequence[Array], change: StateChange | None, *, inline: bool) -> None:
         try:

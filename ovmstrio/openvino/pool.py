@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import structlog
 import trio
 
 from ovmstrio.core.datatypes import BYTES
-from ovmstrio.core.errors import ConfigError, ModelFailure
+from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.ov_tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
@@ -146,13 +147,28 @@ class Slot:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
         return signal.done
 
-    def outputs(self) -> list[Array]:
-        """Copy the outputs, in the order of the signature."""
-        signature, request = self._signature, self.request
-        return [
-            from_tensor(request.get_output_tensor(port), spec)
-            for port, spec in zip(signature.output_ports, signature.outputs, strict=True)
-        ]
+    def outputs(self, most_bytes: float = math.inf) -> list[Array]:
+        """Copy the outputs, in the order of the signature; blocking, for as long as that takes.
+
+        Raises:
+            PayloadTooLarge: they are larger than that together.
+        """
+        tensors = self._output_tensors()
+        if most_bytes != math.inf and (size := _size_of(tensors)) > most_bytes:
+            raise PayloadTooLarge.of_outputs(size, most_bytes)
+        return [from_tensor(tensor, spec) for tensor, spec in zip(tensors, self._signature.outputs, strict=True)]
+
+    @property
+    def output_bytes(self) -> int:
+        """How much there is to copy; of strings only their number is known."""
+        return _size_of(self._output_tensors())
+
+    def _output_tensors(self) -> list[ov.Tensor]:
+        return [self.request.get_output_tensor(port) for port in self._signature.output_ports]
+
+
+def _size_of(tensors: Sequence[ov.Tensor]) -> int:
+    return sum([tensor.byte_size for tensor in tensors])
 
 
 class RequestPool:

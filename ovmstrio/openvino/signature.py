@@ -34,6 +34,11 @@ class ModelSignature:
         """Whether every input accepts one shape only."""
         return all(dim.is_fixed for spec in self.inputs for dim in spec.shape)
 
+    @property
+    def depends_on_values(self) -> bool:
+        """Whether inputs of one shape have outputs of many: how large they are is in the values."""
+        return self.has_fixed_inputs and not all(dim.is_fixed for spec in self.outputs for dim in spec.shape)
+
 
 def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bool) -> list[str]:
     """Name each port: its alias, else any name the model gives it, else (outputs) ``out_<index>``."""

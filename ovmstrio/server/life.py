@@ -187,6 +187,7 @@ class _Server:
             observers=(RequestLog(),),
             metrics=self._metrics,
             obstacle=hosting.obstacle,
+            most_answer_bytes=plan.settings.max_message_size,
         )
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)

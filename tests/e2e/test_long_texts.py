@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
@@ -17,7 +13,8 @@ import pytest
 
 from ovmstrio.protocol.descriptors import message_class
 from tests.support.graphs import graph_text, python_node
-from tests.support.processes import OvmsProcess, serving
+from tests.support.processes import serving
+from tests.support.waits import worst_wait
 
 pytestmark = pytest.mark.e2e
 
@@ -72,34 +69,12 @@ def _request(how: str) -> bytes:
     return message
 
 
-@contextmanager
-def _worst_wait(server: OvmsProcess) -> Iterator[list[float]]:
-    """Ask the server again and again on another connection; gives how long each answer took."""
-    seconds: list[float] = []
-    over = threading.Event()
-
-    def ask() -> None:
-        with httpx.Client(base_url=server.rest, timeout=60) as client:
-            while not over.is_set():
-                begun = time.perf_counter()
-                client.get("/v2/health/live").raise_for_status()
-                seconds.append(time.perf_counter() - begun)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield seconds
-    finally:
-        over.set()
-        thread.join()
-
-
 def test_a_long_error_is_told_in_short_and_keeps_nobody_waiting(tmp_path: Path) -> None:
     """20 MB of text, or a thousand errors: the caller gets a status with a beginning, in both protocols."""
     hows = ("text", "chain", "told", "group")
     with serving("--config_path", str(_config(tmp_path))) as server, grpc.insecure_channel(server.grpc) as channel:
         infer = channel.unary_unary(_METHOD)
-        with _worst_wait(server) as seconds:
+        with worst_wait(server) as seconds:
             for how in hows:
                 with pytest.raises(grpc.RpcError) as refused:
                     infer(_request(how), timeout=60)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,11 @@ import openvino as ov
 import pytest
 import trio
 
-from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
+from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge, Problem
 from ovmstrio.openvino import network as network_module
+from ovmstrio.openvino import pool as pool_module
 from ovmstrio.openvino.network import Network
+from ovmstrio.openvino.ov_tensors import from_tensor
 from ovmstrio.openvino.pool import Slot
 from ovmstrio.work.placement import Placement
 from tests.support import ir
@@ -307,3 +312,64 @@ async def test_hooks_learn_the_streams(tmp_path: Path) -> None:
     network(ir.dummy(), tmp_path, hooks=hooks, plugin_config={"NUM_STREAMS": "2"}, nireq=4)
     assert hooks.streams == 2
     assert hooks.pools == [(4, 0)]
+
+
+@pytest.mark.parametrize("place", [lambda running: running, send_away], ids=["inline", "pool"])
+async def test_outputs_that_are_too_large_are_refused_before_they_are_copied(
+    place: Callable[[Network], Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the numbers; the request goes back to the pool, and the next call is answered."""
+    running = place(network(ir.dynamic(), tmp_path))
+    await running.infer([ONES], most_bytes=40)
+    with monkeypatch.context() as patched:
+        patched.setattr(pool_module, "from_tensor", None)
+        for _ in range(2 * running.pool.size):
+            with pytest.raises(PayloadTooLarge, match=r"outputs have 80 bytes, the limit is 79 \(--max_message_size\)"):
+                await running.infer([np.ones((2, 10), np.float32)], most_bytes=79)
+    (answer,) = await running.infer([ONES], most_bytes=40)
+    np.testing.assert_array_equal(answer, ONES + 1)
+
+
+async def test_large_outputs_are_copied_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop goes on meanwhile."""
+    monkeypatch.setattr(network_module, "_COPIED_AT_ONCE", 40)
+    threads = []
+    copy = from_tensor
+
+    def note(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return copy(*args)
+
+    monkeypatch.setattr(pool_module, "from_tensor", note)
+    running = send_away(network(ir.dynamic(), tmp_path))
+    (small,), (large,) = await running.infer([ONES]), await running.infer([np.ones((2, 10), np.float32)])
+    np.testing.assert_array_equal(small, ONES + 1)
+    np.testing.assert_array_equal(large, np.full((2, 10), 2))
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+
+
+async def test_an_inference_that_held_the_loop_up_keeps_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long one takes may be in what it is given; those that follow run on other threads for a while."""
+    running = network(ir.dummy(), tmp_path)
+    inline = []
+    infer = Network._infer_inline
+    monkeypatch.setattr(Network, "_infer_inline", lambda *args: inline.append(len(inline)) or infer(*args))
+    await running.infer([ONES])
+    monkeypatch.setattr(network_module, "_LONG_INLINE_SECONDS", 0.0)
+    monkeypatch.setattr(network_module, "_AWAY_FACTOR", 1e9)
+    await running.infer([ONES])
+    for _ in range(3):
+        (answer,) = await running.infer([ONES])
+        np.testing.assert_array_equal(answer, ONES + 1)
+    assert inline == [0, 1]
+    running._away_until = time.perf_counter()
+    await running.infer([ONES])
+    assert inline == [0, 1, 2]
+
+
+def test_a_model_whose_outputs_depend_on_values_runs_nothing_on_the_loop(tmp_path: Path) -> None:
+    """Ones of a number that is asked for: the first request may take seconds, and nothing tells which."""
+    assert not network(ir.ones(), tmp_path).runs_inline
+    assert network(ir.dynamic(), tmp_path).runs_inline

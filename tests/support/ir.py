@@ -87,6 +87,12 @@ def scalar(datatype: str = "FP32") -> ov.Model:
     return dummy((), datatype=datatype)
 
 
+def ones() -> ov.Model:
+    """As many ones as the input ``count`` says."""
+    count = _parameter("count", [1], "INT64")
+    return _model({"ones": op.broadcast(op.constant(np.float32(1)), count)}, [count], "ones")
+
+
 def sum_of_two(shape: Shape = (1, 10)) -> ov.Model:
     """Inputs ``x`` and ``y``, outputs ``difference`` and ``sum``."""
     x, y = _parameter("x", shape), _parameter("y", shape)

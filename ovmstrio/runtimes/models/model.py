@@ -65,7 +65,7 @@ class ModelServable:
             network = await self._source.fitting(arrays)
         if network is None:
             raise trio.ClosedResourceError
-        results = await network.infer(tuple(arrays.values()), event=request.event)
+        results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
         return InferResponse(self.name, self.version, outputs, request.id)
 

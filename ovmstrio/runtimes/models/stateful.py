@@ -71,7 +71,7 @@ class StatefulServable:
         by_default = not request.model_version.strip("0")
         async with self._manager.turn(control, by_default=by_default) as sequence:
             change = StateChange(self._variables, sequence.state, keep=not control.end)
-            results = await network.infer(tuple(arrays.values()), change, request.event)
+            results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
             outputs = named_outputs(network.signature, results)
             sequence.advance(change.after)
         outputs.append(Tensor(SEQUENCE_ID, BY_NAME["UINT64"], np.array([sequence.id], np.uint64)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.api.raw_contents import raw_contents
+from ovmstrio.api.raw_contents import join_buffers, raw_contents
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.protocol.descriptors import message_class
 
@@ -81,7 +81,7 @@ class StreamInferResponse:
 
 def encode_response(response: InferResponse) -> bytes:
     """Write a ``ModelInferResponse`` whose tensors are all raw contents."""
-    return b"".join(_response_parts(response))
+    return join_buffers(_response_parts(response))
 
 
 def encode_stream_response(message: StreamInferResponse) -> bytes:
@@ -92,7 +92,7 @@ def encode_stream_response(message: StreamInferResponse) -> bytes:
     if message.response is not None:
         inner = _response_parts(message.response)
         parts += (_INFER_RESPONSE_TAG, encode_varint(sum(map(len, inner))), *inner)
-    return b"".join(parts)
+    return join_buffers(parts)
 
 
 def _response_parts(response: InferResponse) -> list[Buffer]:

@@ -14,8 +14,9 @@ import numpy as np
 import orjson
 
 from ovmstrio.api.doors import KSERVE_REST, VERSION_MISSING
+from ovmstrio.api.json_arrays import array_pieces
 from ovmstrio.api.kserve.rest.infer_request import read_infer_request
-from ovmstrio.api.raw_contents import raw_contents, split_elements
+from ovmstrio.api.raw_contents import join_buffers, raw_contents, split_elements
 from ovmstrio.core.datatypes import BY_NAME, BYTES, from_bf16
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
@@ -23,12 +24,18 @@ from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
     from ovmstrio.core.request import Buffer, InferRequest, InferResponse
     from ovmstrio.dataplane.plane import DataPlane
 
 __all__ = ["HEAD_LENGTH", "answer_infer", "check_version", "json_values", "read_raw", "render_infer_answer"]
 
 _NUMBERS: Final = {name: row for name, row in BY_NAME.items() if row.contents_field and row is not BYTES}
+_PRINTED_AT_ONCE: Final = 64 * 1024
+"""Bytes of outputs that are printed in about a millisecond."""
+_WORDS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_NUMPY: Final = orjson.OPT_SERIALIZE_NUMPY
 _WAY_OUT: Final = "ask for it as a binary tensor"
 
 
@@ -75,11 +82,12 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpA
         InvalidRequest: an output that goes as JSON has elements that JSON cannot carry.
     """
     wants_binary = _binary_outputs(request)
+    if response.nbytes > _PRINTED_AT_ONCE:
+        return _render_in_pieces(wants_binary, response)
     buffers: list[Any] = []
     outputs = []
     for tensor in response.outputs:
-        datatype = tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
-        head: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": datatype}
+        head = _head_of(tensor)
         if wants_binary is None or tensor.name in wants_binary:
             raw = raw_contents(tensor)
             buffers.append(raw)
@@ -87,17 +95,52 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpA
         else:
             head["data"] = json_values(tensor)
         outputs.append(head)
-    document: dict[str, Any] = {"model_name": response.model_name}
+    body = orjson.dumps({**_facts_of(response), "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
+    return _answer(body, buffers)
+
+
+def _head_of(tensor: Tensor | RawTensor) -> dict[str, Any]:
+    datatype = tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
+    return {"name": tensor.name, "shape": tensor.shape, "datatype": datatype}
+
+
+def _facts_of(response: InferResponse) -> dict[str, Any]:
+    facts: dict[str, Any] = {"model_name": response.model_name}
     if response.id:
-        document["id"] = response.id
-    document["model_version"] = response.model_version
+        facts["id"] = response.id
+    facts["model_version"] = response.model_version
     if response.parameters:
-        document["parameters"] = response.parameters
-    document["outputs"] = outputs
-    body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        facts["parameters"] = response.parameters
+    return facts
+
+
+def _answer(body: bytes, buffers: list[Any]) -> HttpAnswer:
     if not buffers:
         return HttpAnswer(200, JSON_TYPE, body)
-    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), b"".join([body, *buffers]))
+    return HttpAnswer(200, (*JSON_TYPE, (HEAD_LENGTH, str(len(body)))), join_buffers([body, *buffers]))
+
+
+def _render_in_pieces(wants_binary: Collection[str] | None, response: InferResponse) -> HttpAnswer:
+    """Render as always, without one call that takes long."""
+    pieces = [orjson.dumps(_facts_of(response))[:-1], b',"outputs":[']
+    buffers: list[Any] = []
+    for number, tensor in enumerate(response.outputs):
+        head = _head_of(tensor)
+        pieces.append(b"," if number else b"")
+        if wants_binary is None or tensor.name in wants_binary:
+            raw = raw_contents(tensor)
+            buffers.append(raw)
+            pieces.append(orjson.dumps(head | {"parameters": {"binary_data_size": len(raw)}}))
+        else:
+            pieces += [orjson.dumps(head)[:-1], b',"data":', *_json_pieces(tensor), b"}"]
+    return _answer(b"".join([*pieces, b"]}"]), buffers)
+
+
+def _json_pieces(tensor: Tensor | RawTensor) -> Iterator[bytes]:
+    if isinstance(tensor, RawTensor):
+        tensor = read_raw(tensor)
+    flat = _flat(tensor)
+    yield from array_pieces(flat, lambda piece: orjson.dumps(_printable(piece, tensor), option=_NUMPY))
 
 
 _NOTHING: Final[frozenset[str]] = frozenset()
@@ -128,21 +171,28 @@ def json_values(tensor: Tensor | RawTensor) -> Any:
     """
     if isinstance(tensor, RawTensor):
         tensor = read_raw(tensor)
-    array = tensor.array
-    if array.dtype.hasobject:
-        return [_text(element, tensor) for element in array.flat]
-    if tensor.datatype.name == "BF16":
-        array = from_bf16(array)
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-        return [_number(value) for value in flat.tolist()]
+    return _printable(_flat(tensor), tensor)
+
+
+def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
+    array = from_bf16(tensor.array) if tensor.datatype.name == "BF16" else tensor.array
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _printable(flat: np.ndarray[Any, Any], tensor: Tensor) -> Any:
+    if flat.dtype.hasobject:
+        return [_text(element, tensor) for element in flat]
+    if flat.dtype.kind == "f" and not (finite := np.isfinite(flat)).all():
+        return _with_words(flat, finite)
     return flat
 
 
-def _number(value: float) -> float | str:
-    if value != value:  # noqa: PLR0124 - the definition of NaN
-        return "NaN"
-    return value if abs(value) != np.inf else "Infinity" if value > 0 else "-Infinity"
+def _with_words(flat: np.ndarray[Any, Any], finite: np.ndarray[Any, Any]) -> list[float | str]:
+    """Give the numbers as they are printed, and words for what JSON has no numbers for, which is printed as null."""
+    values: list[float | str] = orjson.loads(orjson.dumps(flat, option=_NUMPY))
+    for place in np.flatnonzero(~finite).tolist():
+        values[place] = _WORDS[str(flat[place])]
+    return values
 
 
 def _text(element: bytes, tensor: Tensor) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
+from ovmstrio.api.json_arrays import array_pieces
 from ovmstrio.api.kserve.rest.infer_answer import read_raw
 from ovmstrio.core.datatypes import from_bf16
 from ovmstrio.core.errors import ModelFailure
@@ -22,7 +23,7 @@ from ovmstrio.core.tensor import RawTensor
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import Tensor
@@ -45,8 +46,8 @@ def render_predict_answer(response: InferResponse, *, by_rows: bool) -> HttpAnsw
         InvalidRequest: an output is of a datatype that JSON has nothing for.
     """
     outputs = {output.name: _array(output) for output in response.outputs}
-    document = {"predictions": _by_rows(outputs)} if by_rows else {"outputs": _by_columns(outputs)}
-    return HttpAnswer(200, JSON_TYPE, orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY))
+    pieces = [b'{"predictions":' if by_rows else b'{"outputs":', *(_by_rows if by_rows else _by_columns)(outputs), b"}"]
+    return HttpAnswer(200, JSON_TYPE, b"".join(pieces))
 
 
 def _array(output: Tensor | RawTensor) -> Array:
@@ -71,14 +72,28 @@ def _texts(array: Array, name: str) -> Array:
     return shown.reshape(array.shape)
 
 
-def _by_columns(outputs: dict[str, Array]) -> Any:
+def _by_columns(outputs: dict[str, Array]) -> Iterator[bytes]:
     if len(outputs) == 1:
         (array,) = outputs.values()
-        return _printable(array)
-    return {name: _printable(array) for name, array in outputs.items()}
+        yield from _printed(array)
+        return
+    before = b"{"
+    for name, array in outputs.items():
+        yield before + orjson.dumps(name) + b":"
+        yield from _printed(array)
+        before = b","
+    yield b"}" if outputs else b"{}"
 
 
-def _by_rows(outputs: dict[str, Array]) -> Any:
+def _printed(array: Array) -> Iterable[bytes]:
+    return array_pieces(np.ascontiguousarray(array), _print) if array.ndim else [_print(array)]
+
+
+def _print(array: Array) -> bytes:
+    return orjson.dumps(_printable(array), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _by_rows(outputs: dict[str, Array]) -> Iterable[bytes]:
     counts = {array.shape[:1] for array in outputs.values()}
     if len(counts) != 1 or () in counts:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
@@ -87,9 +102,10 @@ def _by_rows(outputs: dict[str, Array]) -> Any:
         )
     if len(outputs) == 1:
         (array,) = outputs.values()
-        return _printable(array)
+        return _printed(array)
     rows = zip(*([_printable(row) for row in _rows(array)] for array in outputs.values()), strict=True)
-    return [dict(zip(outputs, row, strict=True)) for row in rows]
+    printed = [orjson.dumps(dict(zip(outputs, row, strict=True)), option=orjson.OPT_SERIALIZE_NUMPY) for row in rows]
+    return [b"[", b",".join(printed), b"]"]
 
 
 def _rows(array: Array) -> Sequence[Array]:

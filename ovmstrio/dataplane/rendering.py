@@ -1,0 +1,53 @@
+"""Answers written as bytes: never those that are too large, and the large ones in a thread."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import trio
+
+from ovmstrio.core.errors import PayloadTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.core.events import Door, Interface
+    from ovmstrio.core.request import InferResponse
+
+__all__ = ["Renderer"]
+
+_T = TypeVar("_T")
+
+_AT_ONCE: Final[dict[Interface, int]] = {"gRPC": 2 * 2**20, "REST": 256 * 1024}
+"""Bytes of outputs that are written within a millisecond or two: as they are, or as the text of numbers."""
+_THREADS: Final = 2
+
+
+class Renderer:
+    """Writes the answers of one server.
+
+    Args:
+        most_bytes: how large the outputs of an answer may be together.
+    """
+
+    def __init__(self, most_bytes: float = math.inf) -> None:
+        self.most_bytes = most_bytes
+        # More would only take the interpreter's lock from the event loop in turn.
+        self._threads = trio.CapacityLimiter(_THREADS)
+
+    async def render(self, write: Callable[[InferResponse], _T], response: InferResponse, door: Door) -> _T:
+        """Give what ``write`` makes of a response.
+
+        Raises:
+            PayloadTooLarge: the outputs are too large; nothing has been copied.
+            Exception: as ``write``.
+
+        Cancellation: not while it is written; one that waits to be written leaves at once.
+        """
+        size = response.nbytes
+        if size > self.most_bytes:
+            raise PayloadTooLarge.of_outputs(size, self.most_bytes)
+        if size <= _AT_ONCE[door.interface]:
+            return write(response)
+        return await trio.to_thread.run_sync(write, response, limiter=self._threads)

@@ -1,0 +1,99 @@
+"""Arrays that are printed in pieces look as if they had been printed at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from ovmstrio.api import json_arrays
+from ovmstrio.api.json_arrays import array_pieces
+from ovmstrio.api.kserve.rest import infer_answer
+from ovmstrio.api.kserve.rest.infer_answer import render_infer_answer
+from ovmstrio.api.raw_contents import join_buffers
+from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
+from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
+from ovmstrio.core.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+_arrays = arrays(np.int32, array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6))
+
+
+@given(_arrays, st.integers(1, 40))
+def test_the_pieces_joined_are_the_whole(array: Array, piece: int) -> None:
+    """Whatever the shape, and however small the pieces."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_arrays, "PIECE", piece)
+        printed = list(array_pieces(array))
+    assert b"".join(printed) == orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@given(arrays(np.int32, array_shapes(min_dims=1, max_dims=4, max_side=6)))
+def test_no_piece_is_large(array: Array) -> None:
+    """So that others have the interpreter in between."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_arrays, "PIECE", 5)
+        assert all(piece.count(b",") <= 5 for piece in array_pieces(array))
+
+
+def _response() -> InferResponse:
+    rng = np.random.default_rng(1)
+    numbers = rng.standard_normal((40, 500)).astype(np.float32)
+    numbers[3, 7], numbers[30, 1], numbers[30, 2] = np.nan, np.inf, -np.inf
+    words = np.array([f"w{number}" * 10 for number in range(2000)], object)
+    words[:] = [word.encode() for word in words]
+    outputs = [
+        Tensor("numbers", BY_NAME["FP32"], numbers),
+        Tensor("halves", BY_NAME["BF16"], np.arange(20_000, dtype=np.uint16).reshape(40, 500)),
+        Tensor("words", BYTES, words.reshape(40, 50)),
+    ]
+    return InferResponse("m", "1", [*outputs], "id-1", {"a": 1})
+
+
+@pytest.mark.parametrize("binary", [(), ("halves",), ("numbers", "words")])
+def test_a_large_answer_of_kserve_is_written_as_a_small_one(
+    binary: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bytes, whichever outputs go behind the JSON."""
+    outputs = [RequestedOutput(name, {"binary_data": name in binary}) for name in ("numbers", "halves", "words")]
+    request = InferRequest("m", outputs=outputs)
+    in_pieces = render_infer_answer(request, _response())
+    monkeypatch.setattr(infer_answer, "_PRINTED_AT_ONCE", 2**30)
+    at_once = render_infer_answer(request, _response())
+    assert (in_pieces.headers, in_pieces.content) == (at_once.headers, at_once.content)
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+@pytest.mark.parametrize("names", [("numbers",), ("words",), ("numbers", "halves", "words")])
+def test_a_large_answer_of_tensorflow_is_written_as_a_small_one(
+    names: tuple[str, ...], by_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words for what JSON has no numbers for, in whatever piece they are."""
+    response = _response()
+    response.outputs = [output for output in response.outputs if output.name in names]
+    monkeypatch.setattr(json_arrays, "PIECE", 64)
+    in_pieces = render_predict_answer(response, by_rows=by_rows).content
+    monkeypatch.setattr(json_arrays, "PIECE", 2**30)
+    assert in_pieces == render_predict_answer(response, by_rows=by_rows).content
+    document = json.loads(in_pieces)
+    value = document["predictions" if by_rows else "outputs"]
+    if names == ("numbers",):
+        assert value[30][2] == -np.inf
+    elif names == ("words",):
+        assert value[0][1] == "w1" * 10
+
+
+@given(st.lists(st.integers(0, 50), max_size=6), st.integers(1, 20))
+def test_buffers_joined_in_pieces_are_the_whole(sizes: list[int], piece: int) -> None:
+    """Bytes and views alike."""
+    parts = [bytes(range(size)) if size % 2 else memoryview(bytes(range(size))) for size in sizes]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ovmstrio.api.raw_contents._JOINED_AT_ONCE", piece)
+        assert join_buffers(parts) == b"".join(parts)
