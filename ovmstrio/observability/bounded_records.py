@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, Final
 
 from ovmstrio.core.bounded_errors import bounded_info
@@ -15,15 +16,16 @@ __all__ = ["bounded_record"]
 _OWN_TEXT: Final = 32_768
 """Characters of a text of the server's own, which may list many problems."""
 _STACK: Final = 16_384
+_SHORT: Final = 256
+_OF_THE_SERVER: Final = (logging.Logger, logging.LogRecord, Enum)
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
 _OF_RECORDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def bounded_record(record: logging.LogRecord) -> logging.LogRecord:
-    """Give a record whose texts, values and exception are bounded, a copy if anything had to be cut.
-
-    Its message is formatted, so that nobody needs the arguments any more.
-    """
+    """Give a record whose texts, values and exception are bounded: itself, or a copy whose message is formatted."""
+    if _is_short(record):
+        return record
     made = logging.makeLogRecord(vars(record))
     if isinstance(record.msg, dict):  # structlog hands over its event as it is
         made.msg = _bounded_event(record.msg)
@@ -37,6 +39,32 @@ def bounded_record(record: logging.LogRecord) -> logging.LogRecord:
     for name in vars(record).keys() - _OF_RECORDS:
         setattr(made, name, _bounded(getattr(record, name)))
     return made
+
+
+def _is_short(record: logging.LogRecord) -> bool:
+    """Tell so of a record with nothing but numbers and short texts in it, as most are."""
+    if record.exc_info or record.stack_info:
+        return False
+    facts = vars(record)
+    values = [facts[name] for name in facts.keys() - _OF_RECORDS]
+    if type(record.msg) is dict:
+        if "exc_info" in record.msg:
+            return False
+        values += record.msg.values()
+    else:
+        values.append(record.msg)
+    if record.args:
+        if type(record.args) is not tuple:
+            return False
+        values += record.args
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            if len(value) > _SHORT:
+                return False
+        elif kind not in _SCALARS and not isinstance(value, _OF_THE_SERVER):
+            return False
+    return True
 
 
 def _bounded_event(event: dict[str, Any]) -> dict[str, Any]:

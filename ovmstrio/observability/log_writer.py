@@ -28,6 +28,8 @@ _AT_ONCE: Final = 64 * 1024
 _FLUSH_SECONDS: Final = 2.0
 """What the end of a server waits for an end that takes no lines."""
 _GIVE_UP_SECONDS: Final = 0.5
+_GATHER_SECONDS: Final = 0.005
+"""How long the first line waits for others, so that they are written together."""
 _MOST_STUCK: Final = 4
 
 
@@ -102,7 +104,7 @@ class LogWriter:
         self._queue: deque[tuple[LogOutlet, str | None]] = deque()
         self._waiting = 0
         self._has_thread = False
-        self._is_ending = False
+        self._ending = threading.Event()
         self._at: LogOutlet | None = None
 
     def put(self, outlet: LogOutlet, line: str) -> None:
@@ -114,17 +116,20 @@ class LogWriter:
                 self._drop(outlet, 1)
             else:
                 self._waiting += len(line)
-                self._queue.append((outlet, line))
-                self._changed.notify()
+                self._append(outlet, line)
 
     def put_end(self, outlet: LogOutlet) -> None:
         """Have an outlet's end closed, behind the lines that are for it."""
         with self._changed:
             if self._has_thread:
-                self._queue.append((outlet, None))
-                self._changed.notify()
+                self._append(outlet, None)
                 return
         outlet.sink.close()
+
+    def _append(self, outlet: LogOutlet, line: str | None) -> None:
+        if not self._queue:
+            self._changed.notify()
+        self._queue.append((outlet, line))
 
     @asynccontextmanager
     async def in_thread(self) -> AsyncIterator[None]:
@@ -147,13 +152,13 @@ class LogWriter:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(is_over.set)
 
-        self._is_ending = False
+        self._ending.clear()
         trio.lowlevel.start_thread_soon(self._write_all, tell, "log writer")
         try:
             yield
         finally:
             with self._changed:
-                self._is_ending = True
+                self._ending.set()
                 self._changed.notify()
             await self._see_end(is_over)
 
@@ -189,11 +194,16 @@ class LogWriter:
         """Wait for lines, and take those that go to the same end together; None if there will be none."""
         with self._changed:
             self._waiting -= written
+            is_first = not self._queue
             while not self._queue:
-                if self._is_ending:
+                if self._ending.is_set():
                     self._has_thread = False
                     return None
                 self._changed.wait()
+        if is_first:
+            # Every time that it wakes it takes the interpreter's lock from those who work.
+            self._ending.wait(_GATHER_SECONDS)
+        with self._changed:
             outlet, line = self._queue.popleft()
             if line is None:
                 return _Piece(outlet, [], is_end=True)
