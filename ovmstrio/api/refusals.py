@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
+
 from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, ServerError
 from ovmstrio.wire.http.answers import error_answer, size_refusal
@@ -19,10 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["INVALID_URL", "UNSUPPORTED_METHOD", "OvmsRefusals", "body_of_call", "inflated_body", "status_document"]
 
+_AT_ONCE_BYTES: Final = 2048
+"""Of a body that becomes a thousand times as large at most."""
+_INFLATED_TOGETHER: Final = 2
+_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("bodies that are inflated")
+
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-def body_of_call(
+async def body_of_call(
     plane: DataPlane, request: HttpRequest, model: str, version: str, *, limit: int, door: Door = KSERVE_REST
 ) -> bytes:
     """Give the body of a call to a servable.
@@ -30,23 +37,42 @@ def body_of_call(
     Raises:
         InvalidRequest: its encoding is unknown or broken; the call has been counted then.
         PayloadTooLarge: what comes out is larger than ``limit``; likewise.
+
+    Cancellation: as :func:`inflated_body`.
     """
     try:
-        return inflated_body(request, limit)
+        return await inflated_body(request, limit)
     except ServerError as error:
         plane.count_unparsed(model, version, error, door, len(request.body))
         raise
 
 
-def inflated_body(request: HttpRequest, limit: int) -> bytes:
-    """Undo a body's ``Content-Encoding``.
+async def inflated_body(request: HttpRequest, limit: int) -> bytes:
+    """Undo a body's ``Content-Encoding``, in a thread where much may come out; no checkpoint without an encoding.
 
     Raises:
         InvalidRequest: the encoding is unknown, or the body is not encoded so.
         PayloadTooLarge: what comes out is larger than ``limit``.
+
+    Cancellation: while others are under way; not while it is done, which is bounded by ``limit``.
     """
-    said = request.header("content-encoding")
-    return request.body if said is None else _inflated(request.body, said.strip().lower(), limit)
+    said, body = request.header("content-encoding"), request.body
+    if said is None:
+        return body
+    encoding = said.strip().lower()
+    if len(body) <= _AT_ONCE_BYTES:
+        return _inflated(body, encoding, limit)
+    return await trio.to_thread.run_sync(_inflated, body, encoding, limit, limiter=_inflating())
+
+
+def _inflating() -> trio.CapacityLimiter:
+    """Give the limiter of this run, so that no more than a few bodies grow at a time."""
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(_INFLATED_TOGETHER)
+        _limiter.set(limiter)
+        return limiter
 
 
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:

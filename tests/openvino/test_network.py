@@ -353,9 +353,14 @@ async def test_an_inference_that_held_the_loop_up_keeps_others_from_it(
 ) -> None:
     """How long one takes may be in what it is given; those that follow run on other threads for a while."""
     running = network(ir.dummy(), tmp_path)
-    inline = []
+    inline: list[int] = []
     infer = Network._infer_inline
-    monkeypatch.setattr(Network, "_infer_inline", lambda *args: inline.append(len(inline)) or infer(*args))
+
+    def note(*args: Any) -> Any:
+        inline.append(len(inline))
+        return infer(*args)
+
+    monkeypatch.setattr(Network, "_infer_inline", note)
     await running.infer([ONES])
     monkeypatch.setattr(network_module, "_LONG_INLINE_SECONDS", 0.0)
     monkeypatch.setattr(network_module, "_AWAY_FACTOR", 1e9)

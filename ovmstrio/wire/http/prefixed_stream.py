@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefixedStream", "send_answer"]
 
+_JOINED_BYTES: Final = 2**20
+"""Of a body that is copied behind its head, so that both go at once."""
+
 
 async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_alive: bool) -> None:
     """Send an answer, a whole one in one piece; what a stream gives is sent as it comes, and the stream is closed.
@@ -34,7 +37,10 @@ async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_a
     if isinstance(body, bytes):
         length = None if is_bodiless else len(body)
         head = answer_head(status, answer.headers, length=length, is_chunked=False, keep_alive=keep_alive)
-        await send_bounded(stream, head if is_bodiless else head + body)
+        if is_bodiless or len(body) > _JOINED_BYTES:
+            await send_bounded(stream, head)
+        if not is_bodiless:
+            await send_bounded(stream, body if len(body) > _JOINED_BYTES else head + body)
         return
     head = answer_head(status, answer.headers, length=None, is_chunked=not is_bodiless, keep_alive=keep_alive)
     async with aclosing(body):

@@ -259,7 +259,7 @@ async def _read(
     described = await plane.describe(model, version, KSERVE_REST)
     if streamed and not described.has_streams:
         raise NotFound(f'"{model[:80]}" is a model, and only graphs have streams; POST to /generate for one answer')
-    body = body_of_call(plane, request, model, version, limit=limit)
+    body = await body_of_call(plane, request, model, version, limit=limit)
     try:
         asked = read_generate_request(model, version, body, described.inputs)
         if streamed and not asked.inputs:

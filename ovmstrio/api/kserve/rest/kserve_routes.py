@@ -34,7 +34,7 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     """Make the rules over one data plane."""
 
     async def infer(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        body = body_of_call(plane, request, model, version, limit=max_body_bytes)
+        body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
         return await answer_infer(plane, model, version, body, request.header(HEAD_LENGTH))
 
     calls = [rule(path, "POST", infer, is_hot=True) for path in model_paths("/infer")]

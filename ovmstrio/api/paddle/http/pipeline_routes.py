@@ -97,7 +97,7 @@ class _PipelineRoutes:
         return await self._infer(request, *called)
 
     async def _infer(self, request: HttpRequest, name: str, method: str) -> HttpAnswer:
-        asked = read_request(inflated_body(request, self._max_body_bytes), name, method)
+        asked = read_request(await inflated_body(request, self._max_body_bytes), name, method)
         asked.clientip = asked.clientip or request.client
         response = await self._service.answer(asked, math.inf)
         message = to_message(response)

@@ -143,7 +143,7 @@ def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
         raise NotFound(MODEL_MISSING)
 
     async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        body = body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
+        body = await body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
         return await answer_predict(plane, model, version, body)
 
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:

@@ -1,0 +1,63 @@
+"""Bodies that come compressed are made large in a thread, a few at a time."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.api import refusals
+from ovmstrio.api.refusals import inflated_body
+from ovmstrio.core.errors import PayloadTooLarge
+from ovmstrio.core.http import HttpRequest
+
+NOISE = random.Random(1).randbytes(10_000)
+
+
+def _request(body: bytes) -> HttpRequest:
+    return HttpRequest("POST", "/", headers=(("content-encoding", "gzip"),), body=body)
+
+
+async def test_a_large_body_is_inflated_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one, of which not much can come, on the event loop."""
+    threads: list[int] = []
+    inflate = refusals._inflated
+
+    def note(body: bytes, encoding: str, limit: int) -> bytes:
+        threads.append(threading.get_ident())
+        return inflate(body, encoding, limit)
+
+    monkeypatch.setattr(refusals, "_inflated", note)
+    for body in (b"small", NOISE):
+        assert await inflated_body(_request(gzip.compress(body)), 2**20) == body
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+
+
+async def test_a_large_body_that_becomes_too_large_is_refused() -> None:
+    """As a small one is."""
+    with pytest.raises(PayloadTooLarge, match="more than 9999 bytes"):
+        await inflated_body(_request(gzip.compress(NOISE)), 9_999)
+
+
+async def test_few_bodies_are_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may become as large as a message may be."""
+    gate, running = threading.Event(), threading.Semaphore(0)
+
+    def inflate(body: bytes, encoding: str, limit: int) -> bytes:
+        running.release()
+        gate.wait(20)
+        return body
+
+    monkeypatch.setattr(refusals, "_inflated", inflate)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(inflated_body, _request(NOISE), 2**20)
+        for _ in range(2):
+            assert await trio.to_thread.run_sync(running.acquire, True, 20)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not running.acquire(blocking=False)
+        gate.set()
