@@ -74,6 +74,18 @@ def test_a_project_alone(tmp_path: Path, processes: int) -> None:
         assert server.stop() == 0
 
 
+def test_a_project_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """The server has its port and its messages, another process its code."""
+    options = ("--grpc_bind_address", "127.0.0.1", "--python_isolation", "process")
+    with serving_project(_project(tmp_path / "project"), options=options) as server:
+        pid = int(_say(server.address).split()[-1])
+        assert pid != server.process.pid
+        with grpc.insecure_channel(server.address) as channel:
+            spelled = _method(channel, "unary_stream", "Spell")(StringValue(value="abc"), timeout=TIMEOUT_SECONDS)
+            assert [each.value for each in spelled] == ["a", "b", "c"]
+        assert server.stop() == 0
+
+
 def test_a_project_beside_models(tmp_path: Path) -> None:
     """Its service is at the port of gRPC, another one over HTTP is at its name, and readiness counts both."""
     _project(tmp_path / "talk")

@@ -12,16 +12,11 @@ import httpx
 import pytest
 import trio
 
-from ovmstrio.config.specs import HandlerSpec, PythonSpec
-from ovmstrio.core.errors import ConfigError
-from ovmstrio.runtimes.handlers.mounting import load_handler
-from ovmstrio.runtimes.kind import LoadContext, lease_nothing
 from ovmstrio.server.life import serve
 from ovmstrio.server.running import Running
 from ovmstrio.server.settings import ServerSettings
 from tests.support.project_processes import serving_project
 from tests.support.projects import write_project
-from tests.support.protos import written
 
 _CODE = """
 import ctypes, os, re, time
@@ -97,17 +92,3 @@ def test_a_project_is_served_in_a_process(tmp_path: Path) -> None:
         assert server.ask("POST", json=1).json()["pid"] not in {pid, server.process.pid}
         assert server.stop() == 0
     assert not Path(f"/proc/{pid}").exists()
-
-
-async def test_a_handler_over_grpc_says_that_it_has_no_process(tmp_path: Path) -> None:
-    """Where its entry asks for one."""
-    proto = 'syntax = "proto3"; package isolated_talk; message Text {} service Talk { rpc Say (Text) returns (Text); }'
-    written(tmp_path / "talk", "talk.proto", proto)
-    file = write_project(
-        tmp_path / "talk", "class Handler:\n    def Say(self, payload): ...", protobuf_path="talk.proto"
-    )
-    python = PythonSpec(isolation="process")
-    spec = HandlerSpec(name="talk", base_path=file.parent, path=file, python=python, origin="config.json")
-    async with trio.open_nursery() as tasks:
-        with pytest.raises(ConfigError, match="called over gRPC runs in the server's process"):
-            await load_handler(spec, LoadContext(lease_nothing, tasks))

@@ -11,13 +11,17 @@ import grpc
 import trio
 
 from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.core.limits import LocalLimit
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
+from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project, proto_of
 from ovmstrio.runtimes.handlers.grpc.services import UserService
+from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.isolated.isolated_handler import IsolatedHandler, open_isolated_handler
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
+from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.support.protos import written
 from tests.support.stub_registry import registry_of
 
@@ -54,7 +58,7 @@ class ServedProject:
     Attributes:
         address: where.
         pb: the generated messages.
-        handler: the user's object.
+        handler: the user's object, None where that is in a process of its own.
         project: as the front end has it.
     """
 
@@ -62,7 +66,7 @@ class ServedProject:
         self.address = address
         self.project = project
         self.pb: Any = project.proto.module
-        self.handler: Any = project.handler.instance
+        self.handler: Any = project.handler.instance if isinstance(project.handler, LoadedHandler) else None
 
     async def ask(self, work: Callable[[Any], _T]) -> _T:
         """Run ``work`` with a stub of the first service, in a thread and on a connection of its own."""
@@ -89,10 +93,12 @@ class ServedProject:
 
 
 @asynccontextmanager
-async def served(folder: Path, proto: str, handler: str, *, settings: str = "") -> AsyncIterator[ServedProject]:
+async def served(
+    folder: Path, proto: str, handler: str, *, settings: str = "", isolation: Isolation | None = None
+) -> AsyncIterator[ServedProject]:
     """Serve a handler's source with the services of a protobuf source."""
     async with (
-        opened(folder, proto, handler, settings=settings) as project,
+        opened(folder, proto, handler, settings=settings, isolation=isolation) as project,
         front_end_of(project) as front_end,
         trio.open_nursery() as nursery,
     ):
@@ -105,6 +111,7 @@ async def served(folder: Path, proto: str, handler: str, *, settings: str = "") 
 async def front_end_of(project: GrpcProject) -> AsyncIterator[GrpcFrontEnd]:
     """Make the front end of a server with one project, which is loaded already and closed by whoever did that."""
     models: Any = None
+    assert isinstance(project.handler, LoadedHandler | IsolatedHandler)
     handler = HandlerServable("project", project.handler, project.limit, project, models)
     handler.gone()
 
@@ -124,12 +131,18 @@ async def front_end_of(project: GrpcProject) -> AsyncIterator[GrpcFrontEnd]:
 
 
 @asynccontextmanager
-async def opened(folder: Path, proto: str, handler: str, *, settings: str = "") -> AsyncIterator[GrpcProject]:
+async def opened(
+    folder: Path, proto: str, handler: str, *, settings: str = "", isolation: Isolation | None = None
+) -> AsyncIterator[GrpcProject]:
     """Write a project and load it."""
     written(folder, "service.proto", proto)
     written(folder, "handler.py", handler)
     lines = ["type: python", "path: handler.py", "protobuf_path: service.proto", settings]
     spec, _ = read_project(written(folder, "nucleus.yaml", "\n".join(lines)))
+    if isolation is not None:
+        async with proto_of(spec) as made, open_isolated_handler(spec, isolation, mounted_as="") as isolated:
+            yield GrpcProject(made, isolated, LocalLimit(spec.max_concurrency))
+        return
     async with open_grpc_project(spec) as project:
         yield project
 

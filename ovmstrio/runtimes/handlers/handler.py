@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ovmstrio.core.begun import told_of_begin, user_code_begins
 from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
@@ -19,6 +19,10 @@ from ovmstrio.work.batching import Batcher
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread
 from ovmstrio.work.user_code.pumps import AsyncPump, End, Failed, ThreadPump
+
+if TYPE_CHECKING:
+    from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
+    from ovmstrio.runtimes.handlers.grpc.services import Rpc
 
 __all__ = ["LoadedHandler"]
 
@@ -72,6 +76,13 @@ class LoadedHandler:
         """
         result = await self.call(name, **http_arguments(self.methods[name].wanted, request))
         return await to_answer(result, self, name)
+
+    async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
+        """Answer a call over gRPC; see :class:`RpcHandler`."""
+        # Those that are called over HTTP know nothing of gRPC.
+        from ovmstrio.runtimes.handlers.grpc.call_run import CallRun  # noqa: PLC0415 - as said
+
+        await CallRun(rpc, call, self).run()
 
     async def call(self, name: str, /, **arguments: Any) -> Any:
         """Call a method and give what it returns; a generator has not begun then.

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -17,7 +18,7 @@ from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.servable import GrpcDeclaration
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project
+from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
 from ovmstrio.runtimes.handlers.isolated.isolated_handler import IsolatedModels, open_isolated_handler
 from ovmstrio.runtimes.handlers.models.clients import open_clients
 from ovmstrio.runtimes.handlers.project import open_handler
@@ -25,8 +26,6 @@ from ovmstrio.runtimes.resident import ResidentService, host
 from ovmstrio.work.isolation.isolated_code import Isolation
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.runtimes.handlers.grpc.services import UserProto
     from ovmstrio.runtimes.handlers.http_handler import HttpHandler
@@ -133,30 +132,13 @@ async def load_handler(spec: HandlerSpec, context: LoadContext) -> HandlerServab
     read = _read_alone if context.is_alone else read_mounted
     project = await trio.to_thread.run_sync(read, spec, abandon_on_cancel=True)
     mounted_as = "" if context.is_alone else spec.name
-    isolation = _isolation(spec, project, context)
+    memory_limit = context.python_memory_limit
+    isolation = Isolation.of(spec.python, is_default=context.isolates_python, memory_limit=memory_limit)
     return await load_project(project, context, isolation=isolation, mounted_as=mounted_as)
 
 
 def _read_alone(spec: HandlerSpec) -> ProjectSpec:
     return read_project(spec.path)[0]
-
-
-def _isolation(spec: HandlerSpec, project: ProjectSpec, context: LoadContext) -> Isolation | None:
-    """Say how a project's code is run; those that are called over gRPC run theirs in the server.
-
-    Raises:
-        ConfigError: its entry asks for what there is not.
-    """
-    memory_limit = context.python_memory_limit
-    chosen = Isolation.of(spec.python, is_default=context.isolates_python, memory_limit=memory_limit)
-    if chosen is None or project.protobuf_path is None:
-        return chosen
-    message = "a handler that is called over gRPC runs in the server's process"
-    if spec.python.isolation == "process":
-        suggestion = "set it to none, or serve the project over HTTP"
-        raise ConfigError([spec.placed(Problem(message, path="python_isolation", suggestion=suggestion))])
-    log.warning("handler", handler=project.name, problem=message)
-    return None
 
 
 async def load_project(
@@ -186,8 +168,13 @@ async def _isolated(
     """Host a project whose code runs in processes of its own, until the block ends."""
     limit, hooks = context.make_limit(project.max_concurrency), context.meters.batches(project.name, "1")
     opening = open_isolated_handler(project, isolation, mounted_as=mounted_as, batch_hooks=hooks)
-    async with opening as handler:
-        yield HandlerServable(project.name, handler, limit, None, IsolatedModels(handler))
+    if project.protobuf_path is None:
+        async with opening as handler:
+            yield HandlerServable(project.name, handler, limit, None, IsolatedModels(handler))
+        return
+    async with proto_of(project) as proto, opening as handler:
+        grpc = GrpcProject(proto, handler, limit)
+        yield HandlerServable(project.name, handler, limit, grpc, IsolatedModels(handler))
 
 
 @asynccontextmanager
@@ -198,11 +185,10 @@ async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[H
     batch_hooks = context.meters.batches(project.name, "1")
     async with open_clients(project) as models:
         if project.protobuf_path is not None:
-            grpc: AbstractAsyncContextManager[GrpcProject] = open_grpc_project(
-                project, clients=models.clients, limit=limit, is_alone=is_alone
-            )
-            async with grpc as opened:
-                yield HandlerServable(project.name, opened.handler, limit, opened, models)
+            loading = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone)
+            async with proto_of(project) as proto, loading(project, proto) as rpc_handler:
+                grpc = GrpcProject(proto, rpc_handler, limit)
+                yield HandlerServable(project.name, rpc_handler, limit, grpc, models)
             return
         async with open_handler(project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone) as handler:
             yield HandlerServable(project.name, handler, limit, None, models)

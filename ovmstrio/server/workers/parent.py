@@ -6,6 +6,7 @@ could serve at once.  A process that dies is started again, after a pause that g
 
 from __future__ import annotations
 
+import resource
 import signal
 from contextlib import AsyncExitStack
 from functools import partial
@@ -60,6 +61,9 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
     Ownership: the processes and the listeners.
     Cancellation: kills the processes.
     """
+    # The parent has a descriptor of every connection, as its processes have.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     parent = _Parent(plan)
     async with WRITER.in_thread(), trio.open_nursery() as nursery:
         if handle_signals:

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Protocol
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
-from ovmstrio.runtimes.handlers.grpc.services import UserProto, open_proto
+from ovmstrio.runtimes.handlers.grpc.ends import PASSING
+from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
+from ovmstrio.runtimes.handlers.grpc.services import Rpc, UserProto, open_proto
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.project import open_handler
 
-__all__ = ["PASSING", "CallEndedError", "GrpcProject", "WrongReplyError", "open_grpc_project"]
+__all__ = ["GrpcProject", "RpcHandler", "open_grpc_project", "open_rpc_handler", "proto_of"]
 
 
-class CallEndedError(Exception):
-    """Leaves the handler's code when it has aborted its call, or reads requests of a call that is over.
+class RpcHandler(Protocol):
+    """A handler that is called over gRPC, wherever its code runs."""
 
-    It is not logged: the call's status has been said elsewhere.
-    """
+    async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
+        """Answer one call.
 
+        Raises:
+            GRPCError: the handler failed, ended the call with a status, or gave back something wrong; or a request
+                cannot be read.
+            ServerError: the handler met an error of the server's that is fit for callers.
 
-class WrongReplyError(Exception):
-    """A handler gave back what is not a reply of its RPC; that has been logged."""
-
-
-PASSING: Final = (CallEndedError, WrongReplyError)
-"""What passes through a handler's methods as it is."""
+        Ownership: the tasks that feed the handler with requests and look after its context.
+        Cancellation: at any checkpoint; a generator is closed after the step that it is in.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,42 @@ class GrpcProject:
     """What a front end serves: the services, the handler with a method for each of their RPCs, and how many at once."""
 
     proto: UserProto
-    handler: LoadedHandler
+    handler: RpcHandler
     limit: ConcurrencyLimit
+
+
+@asynccontextmanager
+async def open_rpc_handler(
+    project: ProjectSpec,
+    proto: UserProto,
+    *,
+    clients: Mapping[str, Any] | None = None,
+    is_alone: bool = False,
+    code: HandlerCode | None = None,
+) -> AsyncIterator[LoadedHandler]:
+    """Load a project's handler, which has a method for each RPC of its services; as ``open_handler``."""
+    async with open_handler(
+        project,
+        clients=clients,
+        proto_module=proto.module,
+        modules=proto.modules,
+        rpc_names=[rpc.name for rpc in proto.rpcs],
+        passing=PASSING,
+        is_alone=is_alone,
+        code=code,
+    ) as handler:
+        yield handler
+
+
+def proto_of(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
+    """Compile a project's ``.proto``; see :func:`~ovmstrio.runtimes.handlers.grpc.services.open_proto`.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if project.protobuf_path is None:
+        raise ConfigError([Problem("is missing", file=str(project.file), path="protobuf_path")])
+    return open_proto(project.protobuf_path, project.directory)
 
 
 @asynccontextmanager
@@ -63,18 +102,8 @@ async def open_grpc_project(
     Ownership: as :func:`~ovmstrio.runtimes.handlers.grpc.services.open_proto` and ``open_handler``.
     Cancellation: while anything is compiled or loaded, and at the end as ``open_handler``.
     """
-    if project.protobuf_path is None:
-        raise ConfigError([Problem("is missing", file=str(project.file), path="protobuf_path")])
     async with (
-        open_proto(project.protobuf_path, project.directory) as proto,
-        open_handler(
-            project,
-            clients=clients,
-            proto_module=proto.module,
-            modules=proto.modules,
-            rpc_names=[rpc.name for rpc in proto.rpcs],
-            passing=PASSING,
-            is_alone=is_alone,
-        ) as handler,
+        proto_of(project) as proto,
+        open_rpc_handler(project, proto, clients=clients, is_alone=is_alone) as handler,
     ):
         yield GrpcProject(proto, handler, limit or LocalLimit(project.max_concurrency))

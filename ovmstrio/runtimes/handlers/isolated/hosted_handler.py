@@ -8,8 +8,9 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 import trio
@@ -34,6 +35,9 @@ from ovmstrio.work.isolation.hosted import Hosted, Invocation
 from ovmstrio.work.messages.error_codec import encode_error
 from ovmstrio.work.messages.exits import LOST_CHANNEL
 from ovmstrio.work.user_code.calls import UserCodeRaisedError, is_async
+
+if TYPE_CHECKING:
+    from ovmstrio.runtimes.handlers.isolated.hosted_rpcs import Events, HostedRpcs
 
 __all__ = ["host_handler"]
 
@@ -122,6 +126,7 @@ class HostedHandler:
         self._closing: trio.Event | None = None
         self._handler: LoadedHandler | None = None
         self._models: Models | None = None
+        self._rpcs: HostedRpcs | None = None
         self._code: HandlerCode = _BatchCode("", Path())
         self._after: dict[int, tuple[Callback, ...]] = {}
         self._numbers = itertools.count(1)
@@ -136,11 +141,16 @@ class HostedHandler:
             case "info":
                 return Invocation(self._opened_models.info)
         on_loop = _OnLoop(self._token)
-        function = self._batch if method == "batch" else self._answer
+        functions: dict[str, Callable[..., Any]] = {"batch": self._batch, "rpc": self._call}
+        function = functions.get(method, self._answer)
         return Invocation(function, (on_loop, *value), convert_item=_itself, stop=on_loop.stop)
 
     def forget(self, value: Any) -> None:
-        """Run the callbacks of an answer, as it has been sent."""
+        """Run the callbacks of an answer, as it has been sent; or give a call one of its requests."""
+        if isinstance(value, list):
+            number, data, is_broken = value
+            self._token.run_sync_soon(partial(_there(self._rpcs).give, number, data, is_broken=is_broken))
+            return
         callbacks = self._after.pop(value, ())
         self._token.run_sync_soon(self._loaded.run_after, callbacks)
 
@@ -185,6 +195,10 @@ class HostedHandler:
 
     @asynccontextmanager
     async def _opened(self, project: ProjectSpec) -> AsyncIterator[None]:
+        if project.protobuf_path is not None:
+            async with self._opened_rpcs(project):
+                yield
+            return
         code = _CarriedCode(project.name, project.directory)
         self._code = _BatchCode(project.name, project.directory)
         async with (
@@ -194,6 +208,24 @@ class HostedHandler:
             ) as self._handler,
         ):
             yield
+
+    @asynccontextmanager
+    async def _opened_rpcs(self, project: ProjectSpec) -> AsyncIterator[None]:
+        # Those that are called over HTTP know nothing of gRPC.
+        from ovmstrio.runtimes.handlers.grpc.ends import PASSING  # noqa: PLC0415 - as said
+        from ovmstrio.runtimes.handlers.grpc.project import open_rpc_handler, proto_of  # noqa: PLC0415 - as said
+        from ovmstrio.runtimes.handlers.isolated.hosted_rpcs import HostedRpcs, ToldCode  # noqa: PLC0415 - as said
+
+        code = ToldCode(project.name, project.directory, PASSING)
+        async with (
+            open_clients(project) as self._models,
+            proto_of(project) as proto,
+            open_rpc_handler(project, proto, clients=self._models.clients, is_alone=True, code=code) as self._handler,
+            trio.open_nursery() as tasks,
+        ):
+            self._rpcs = HostedRpcs(proto, self._handler, tasks)
+            yield
+            tasks.cancel_scope.cancel()
 
     def _finalize(self) -> None:
         if self._loop is not None and self._closing is not None:
@@ -233,6 +265,11 @@ class HostedHandler:
             arguments = http_arguments(self._loaded.methods[name].wanted, read_request(row))
             result = await self._loaded.call(name, **arguments)
             return await to_answer(result, self._loaded, name)
+
+    def _call(self, on_loop: _OnLoop, number: int, told: list[Any], first: bytes | None) -> Iterator[Any]:
+        """Give what a call over gRPC tells, event by event."""
+        events: Events = on_loop.run(_there(self._rpcs).start, number, told, first)
+        return _told_events(events, on_loop)
 
     def _batch(self, on_loop: _OnLoop, name: str, rows: list[list[Any]]) -> list[Any]:
         """Give an answer, or an error, for each of several requests of one batch."""
@@ -287,6 +324,14 @@ def _pieces(head: list[Any], body: ByteStream, on_loop: _OnLoop) -> Iterator[Any
     finally:
         # What was cancelled has an end, too.
         _OnLoop(on_loop.loop).run(body.aclose)
+
+
+def _told_events(events: Events, on_loop: _OnLoop) -> Iterator[Any]:
+    try:
+        while (event := on_loop.run(events.take)) is not None:
+            yield event
+    finally:
+        _OnLoop(on_loop.loop).run(events.aclose)
 
 
 def _itself(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
@@ -29,6 +29,10 @@ from ovmstrio.work.messages.error_codec import decode_error
 from ovmstrio.work.processes import WorkerEnded
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
 from ovmstrio.work.user_code.pumps import End, Failed
+
+if TYPE_CHECKING:
+    from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
+    from ovmstrio.runtimes.handlers.grpc.services import Rpc
 
 __all__ = ["IsolatedHandler", "IsolatedModels", "open_isolated_handler"]
 
@@ -127,6 +131,18 @@ class IsolatedHandler:
         if refusal is not None:
             raise refusal
         return _whole(worker, told)
+
+    async def answer_rpc(self, rpc: Rpc, call: RpcCall) -> None:
+        """Answer a call over gRPC; see :class:`RpcHandler`."""
+        # Those that are called over HTTP know nothing of gRPC.
+        from ovmstrio.runtimes.handlers.isolated.rpcs import RemoteRpc  # noqa: PLC0415 - as said
+
+        remote = RemoteRpc(rpc, call, self._code)
+        first = await remote.first()
+        # A stream has a thread only for as long as its steps take, of which the process alone knows.
+        async with nullcontext() if rpc.server_streaming else self._place(rpc.name):
+            worker, told = await self._call("rpc", rpc.name, first)
+            await remote.run(worker, told)
 
     def _place(self, name: str) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._places is None or name in self._async else self._places

@@ -10,8 +10,8 @@ import trio.testing
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.api.handlers.grpc.handler_rpcs import BlockingRequests
-from ovmstrio.runtimes.handlers.grpc.project import CallEndedError
+from ovmstrio.runtimes.handlers.grpc.call_run import BlockingRequests
+from ovmstrio.runtimes.handlers.grpc.ends import CallEndedError
 from ovmstrio.wire.grpc.stream import Call
 
 

@@ -14,8 +14,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.metadata import encode_metadata
 
-from ovmstrio.runtimes.handlers.grpc.project import CallEndedError
-from ovmstrio.wire.grpc.stream import Call
+from ovmstrio.runtimes.handlers.grpc.ends import CallEndedError
+from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
 
 __all__ = ["HandlerContext", "Metadatum"]
 
@@ -52,7 +52,7 @@ class Metadatum(NamedTuple):
 class HandlerContext:
     """What a handler's method gets as ``context``; every method may be called from any thread, and none waits."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: RpcCall) -> None:
         self._call = call
         self._loop = trio.lowlevel.current_trio_token()
         self._deadline = time.monotonic() + call.deadline - trio.current_time()
