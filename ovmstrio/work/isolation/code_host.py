@@ -14,11 +14,13 @@ One thread at a time reads; it hands the reading over before it does what was as
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import signal
 import socket
 import sys
 import threading
+import traceback
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
@@ -28,7 +30,7 @@ from ovmstrio.work.isolation.hosted import Hosted, Invocation
 from ovmstrio.work.isolation.loop_thread import LoopThread
 from ovmstrio.work.messages.blocking_channel import BlockingChannel, ChannelLost
 from ovmstrio.work.messages.error_codec import encode_error
-from ovmstrio.work.messages.exits import LOST_CHANNEL
+from ovmstrio.work.messages.exits import LOST_CHANNEL, UNREADABLE
 from ovmstrio.work.messages.lifeline import watch_lifeline
 
 __all__ = ["GENERATOR", "VALUE", "CodeHost", "serve"]
@@ -101,6 +103,9 @@ class CodeHost:
                 message = self._channel.receive()
             except ChannelLost:
                 os._exit(LOST_CHANNEL)
+            except Exception:  # noqa: BLE001 - nobody would ever be answered
+                traceback.print_exc()
+                os._exit(UNREADABLE)
             if message is None:
                 self._over.set()
                 break
@@ -204,8 +209,10 @@ class CodeHost:
         try:
             try:
                 self._channel.send([number, value])
-            except TypeError as error:
-                self._channel.send([number, [RAISED, encode_error(error)]])
+            except (TypeError, OSError, MemoryError) as error:
+                # What cannot be sent is told in its place, as a value of a generator or as that of a call.
+                told = [RAISED, encode_error(error)]
+                self._channel.send([number, [[], told] if value and isinstance(value[0], list) else told])
         except ChannelLost:
             os._exit(LOST_CHANNEL)
 
@@ -254,6 +261,10 @@ def serve(end: int, lifeline: int) -> None:
     watch_lifeline(lifeline)
     for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
         signal.signal(meant_for_the_server, _leave_it_to_the_server)
+    for stream in (sys.stdout, sys.stderr):
+        # What is said before a crash must not be lost with it.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     channel = BlockingChannel(socket.socket(fileno=end))
     os.register_at_fork(after_in_child=channel.disown)
     first = channel.receive()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
+
+from ovmstrio.work.messages.exits import LOST_LOOP
 
 if TYPE_CHECKING:
     import trio
@@ -71,16 +75,22 @@ class LoopThread:
         return LoopCall(token, scope)
 
     def _start(self) -> trio.lowlevel.TrioToken:
-        import trio  # noqa: PLC0415 - as above
 
         with self._starting:
             if self._token is None:
-                threading.Thread(
-                    target=trio.run, args=(self._run,), name="loop of async user code", daemon=True
-                ).start()
+                threading.Thread(target=self._host, name="loop of async user code", daemon=True).start()
                 self._ready.wait()
             assert self._token is not None  # noqa: S101 - the thread has set it
             return self._token
+
+    def _host(self) -> None:
+        import trio  # noqa: PLC0415 - as above
+
+        try:
+            trio.run(self._run)
+        except BaseException:  # noqa: BLE001 - nobody who waits for the loop would ever be answered
+            traceback.print_exc()
+        os._exit(LOST_LOOP)
 
     async def _run(self) -> None:
         import trio  # noqa: PLC0415 - as above

@@ -170,9 +170,14 @@ class WorkerProcess:
 
         Cancellation: at once; the process is killed.
         """
-        ours, theirs = packet_pair()
-        channel = self._channel = MessageChannel(ours)
         lifeline, kept_open = os.pipe()
+        try:
+            ours, theirs = packet_pair()
+        except OSError:
+            os.close(lifeline)
+            os.close(kept_open)
+            raise
+        channel = self._channel = MessageChannel(ours)
         try:
             try:
                 with theirs:

@@ -141,6 +141,58 @@ async def test_what_a_node_does_hurts_its_own_call_only(tmp_path: Path, deed: st
     assert "a worker process of user code has ended" in [entry["event"] for entry in logs]
 
 
+@pytest.mark.parametrize(
+    ("deed", "why"),
+    [
+        ("os.closerange(3, 4096)", "the event loop of its async code has broken down|has closed the file"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("while True: pass", "was killed because a call did not end within 0.5 s"),
+    ],
+)
+async def test_async_code_hurts_no_more_than_other_code(tmp_path: Path, deed: str, why: str) -> None:
+    """Its loop is the process's own."""
+    source = f"""
+    import os, signal, trio
+    class OvmsPythonModel:
+        async def execute(self, inputs):
+            if inputs[0].size:
+                await trio.sleep(0)
+                {deed}
+                await trio.sleep(0.1)
+            return []
+    """
+    async with nodes(tmp_path, isolation=Isolation(limit_seconds=0.5)) as made, neighbour(made):
+        node = await made.load(source=source)
+        with capture_logs(), trio.fail_after(20):
+            with pytest.raises(NodeFailure, match=why):
+                await node.run_once(b"x")
+            assert await node.run_once() == []
+
+
+async def test_a_process_without_descriptors_is_replaced(tmp_path: Path) -> None:
+    """Nobody waits for what it cannot take."""
+    source = """
+    import os
+    class OvmsPythonModel:
+        def execute(self, inputs):
+            if inputs[0].size == 1:
+                self.kept = []
+                try:
+                    while True:
+                        self.kept.append(os.dup(1))
+                except OSError:
+                    pass
+            return [Tensor("out", b"%d" % inputs[0].size)]
+    """
+    async with nodes(tmp_path, isolation=Isolation()) as made:
+        node = await made.load(source=source)
+        with capture_logs(), trio.fail_after(20):
+            assert await node.run_once(b"x") == [(0, "out", "1")]
+            with pytest.raises(NodeFailure, match="no file descriptors or no memory left"):
+                await node.run_once(bytes(10**6))
+            assert await node.run_once(bytes(10**6)) == [(0, "out", "1000000")]
+
+
 @pytest.mark.parametrize("deed", ["segfault", "loop"])
 async def test_calls_of_the_other_processes_of_a_node_go_on(tmp_path: Path, deed: str) -> None:
     """And those that come while a process is replaced wait for nothing but a place."""
