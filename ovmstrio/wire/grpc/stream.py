@@ -417,6 +417,14 @@ class Call:
             if self.arrival is not None:
                 self.arrival.settle()
             self._release_inflated()
+        try:
+            self._end(failure)
+        finally:
+            # Its traceback knows this frame: both would keep what the call was given until cycles are looked for.
+            del failure
+
+    def _end(self, failure: GRPCError | None) -> None:
+        """Say how the call ended, if nothing has been said yet."""
         if self.state.local_closed:
             return
         if self.scope.cancelled_caught or (failure is not None and self.scope.cancel_called):

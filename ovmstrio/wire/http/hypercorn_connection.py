@@ -287,7 +287,9 @@ class _Connection(TCPServer):
             if isinstance(event, RawData):
                 await self._send(event.data)
             elif isinstance(event, Closed):
-                await given.finish()
+                # Closing one direction is a way of sending, which a part of an answer must not meet.
+                async with self.send_lock:
+                    await given.finish()
                 await self.protocol.handle(Closed())
                 # The reader, if it holds a next request, waits for the end of an answer that will never be sent.
                 self._feeding.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ import h2.settings
 import pytest
 import trio
 import trio.testing
+from grpclib.exceptions import GRPCError
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
@@ -54,6 +56,21 @@ async def test_a_deadline_that_has_passed_starts_nothing(autojump_clock: MockClo
         peer = await connect().start()
         assert (await peer.trailers(await peer.request("Wait", b"", ("grpc-timeout", "0n"))))["grpc-status"] == "4"
         assert service.started == []
+
+
+@pytest.mark.parametrize("kind", [b"details", b"group", b"other"])
+async def test_a_call_that_failed_keeps_nothing(kind: bytes) -> None:
+    """What it was given is free when it has ended, and not only when somebody looks for cycles."""
+    async with memory_server() as (_, _, connect):
+        peer = await connect().start()
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await peer.trailers(await peer.request("Fail", kind)))["grpc-status"] != "0"
+            await trio.testing.wait_all_tasks_blocked()
+            assert [each for each in gc.get_objects() if isinstance(each, GRPCError)] == []
+        finally:
+            gc.enable()
 
 
 async def test_a_reset_cancels_one_call(autojump_clock: MockClock) -> None:
