@@ -125,7 +125,7 @@ class Network:
         most_bytes: float,
     ) -> list[Array]:
         self._hooks.wait_time(0.0)
-        begin = time.perf_counter()
+        begin, begin_of_work = time.perf_counter(), time.thread_time()
         try:
             slot.bind(arrays)
             if change is not None:
@@ -137,7 +137,8 @@ class Network:
         finally:
             slot.unbind()
         taken = time.perf_counter() - begin
-        if taken > _LONG_INLINE_SECONDS:
+        # A thread that others keep from the processor has not worked.
+        if taken > _LONG_INLINE_SECONDS and time.thread_time() - begin_of_work > _LONG_INLINE_SECONDS:
             self._away_until = begin + _AWAY_FACTOR * taken
         self._hooks.inference_time(taken)
         if event is not None:
