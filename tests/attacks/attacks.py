@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.attacks.clients import bodies, floods, overload, readers, texts
 from tests.attacks.ports import Ports
@@ -22,10 +22,12 @@ class Attack:
     Attributes:
         run: makes it, in a process of its own, and says in a few words what came of it.
         options: further options of the server that is attacked.
+        graph_keys: further keys of its graphs, by their names.
     """
 
     run: Callable[[Ports], str]
     options: tuple[str, ...] = ()
+    graph_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def what(self) -> str:
@@ -44,7 +46,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "slow_bodies": Attack(bodies.slow_bodies),
     "gzip_bombs": Attack(bodies.gzip_bombs),
     "overload": Attack(overload.overload),
-    "long_searches": Attack(overload.long_searches),
+    "long_searches": Attack(overload.long_searches, graph_keys={"long_search": {"python_isolation": "process"}}),
 }
 
 if __name__ == "__main__":

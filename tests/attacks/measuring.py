@@ -170,7 +170,7 @@ def _attack(name: str, ports: Ports) -> tuple[str, float]:
 def measure(name: str, folder: Path, *, quiet_seconds: float = QUIET_SECONDS) -> Measured:
     """Attack a server that is started for it, in an empty folder."""
     attack = ATTACKS[name]
-    config = write_attacked(folder)
+    config = write_attacked(folder, graph_keys=attack.graph_keys)
     options = ["--config_path", str(config), *attack.options]
     with serving(*options, log=folder / "log") as server:
         ports = Ports(int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2]))
