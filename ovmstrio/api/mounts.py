@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.limits import Place
     from ovmstrio.core.servable import HttpRoutes
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
@@ -43,6 +44,10 @@ class MountKind(Protocol):
         """Answer for an error, in the form of this kind."""
         ...
 
+    def is_call(self, method: str, path: str) -> bool:
+        """Tell whether a request has the service do something, rather than tell of itself."""
+        ...
+
 
 class ServiceItself:
     """A kind whose services know their paths themselves, and whose errors have the server's form."""
@@ -58,6 +63,11 @@ class ServiceItself:
     def refuse(self, error: Exception) -> HttpAnswer:
         """Answer as the server's own paths do."""
         return error_answer(error)
+
+    def is_call(self, method: str, path: str) -> bool:
+        """Take every request for a call."""
+        del method, path
+        return True
 
 
 class ServiceMounts:
@@ -88,20 +98,28 @@ class ServiceMounts:
         """Find the service of a path; None if it is none's."""
         _, name, *rest = path.split("/", 2)
         if name in self._kind_of:
-            below, refuse = f"/{rest[0]}" if rest else "", self._kind_of[name].refuse
-            return Route(partial(self._answer, name), refuse, below, name, is_hot=True)
+            return self._route(name, f"/{rest[0]}" if rest else "", name)
         return self._route_at_root(path)
 
     def _route_at_root(self, path: str) -> Route | None:
-        kind = self._kind_of.get(self._root)
-        if kind is None:
+        return self._route(self._root, path) if self._root in self._kind_of else None
+
+    def _route(self, name: str, path: str, mount: str = "") -> Route:
+        refuse, admit = self._kind_of[name].refuse, partial(self._admit, name, path)
+        return Route(partial(self._answer, name), refuse, path, mount, is_hot=True, admit=admit)
+
+    async def _admit(self, name: str, path: str, method: str) -> Place | None:
+        kind = self._kind_of.get(name)
+        if kind is None or not self._plane.has_limits() or not kind.is_call(method, path):
             return None
-        return Route(partial(self._answer, self._root), kind.refuse, path, is_hot=True)
+        return await self._plane.admit(name, "", kind.door, method)
 
     async def _answer(self, name: str, request: HttpRequest) -> HttpAnswer:
         door = self._kind_of[name].door
         sent_id, size = request.header("x-request-id") or "", len(request.body)
-        with await self._plane.call(name, door, request.method, request_id=sent_id, received=size) as call:
+        is_call = self._kind_of[name].is_call(request.method, request.path)
+        asked = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
+        with await asked as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)
             answer = await routes.answer_http(request)
             if answer is not None:

@@ -12,14 +12,23 @@ from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, ServerError
 from ovmstrio.wire.http.answers import error_answer, size_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ovmstrio.core.events import Door
     from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.limits import Place
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.registry import VersionStatus
 
-__all__ = ["INVALID_URL", "UNSUPPORTED_METHOD", "OvmsRefusals", "body_of_call", "inflated_body", "status_document"]
+__all__ = [
+    "INVALID_URL",
+    "UNSUPPORTED_METHOD",
+    "OvmsRefusals",
+    "admits",
+    "body_of_call",
+    "inflated_body",
+    "status_document",
+]
 
 _AT_ONCE_BYTES: Final = 2048
 """Of a body that becomes a thousand times as large at most."""
@@ -27,6 +36,15 @@ _INFLATED_TOGETHER: Final = 2
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("bodies that are inflated")
 
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def admits(plane: DataPlane, door: Door) -> Callable[..., Awaitable[Place | None]]:
+    """Make what takes a place of the model that a path names."""
+
+    async def admit(_method: str, model: str, version: str = "") -> Place | None:
+        return await plane.admit(model, version, door) if plane.has_limits() else None
+
+    return admit
 
 
 async def body_of_call(

@@ -124,9 +124,11 @@ def expected_by(error: ErrorDetails) -> str:
 
 
 def _report(node: Located, schema: type[Schema], errors: list[ErrorDetails], findings: Findings) -> set[str]:
+    # What it shares with others is named behind its own.
+    known = sorted(schema.model_fields, key=lambda name: name not in schema.__annotations__)
     unknown = [str(error["loc"][0]) for error in errors if error["type"] == "extra_forbidden"]
     for key in unknown:
-        suggestion = schema.hints.get(key) or suggest_key(key, schema.model_fields)
+        suggestion = schema.hints.get(key) or suggest_key(key, known)
         findings.refuse(node.find(key), f"unknown key {key!r}", suggestion=suggestion)
     wrong_types: dict[str, tuple[Located, list[str]]] = {}
     for error in errors:

@@ -17,6 +17,7 @@ from ovmstrio.config.documents import OPTIONAL
 from ovmstrio.config.findings import shown
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.python_entries import PythonEntry
+from ovmstrio.config.service_entries import ServiceEntry
 from ovmstrio.core.errors import Problem
 
 __all__ = ["GRAPH_SUFFIX", "GraphEntry", "GraphFiles", "check_graph_settings", "find_graph", "is_graph"]
@@ -27,7 +28,7 @@ _SUBCONFIG: Final = "subconfig.json"
 _ONLY_VERSION: Final = "1"
 
 
-class GraphEntry(PythonEntry):
+class GraphEntry(PythonEntry, ServiceEntry):
     """What an entry of a ``mediapipe_config_list`` may hold."""
 
     name: str

@@ -15,6 +15,7 @@ from ovmstrio.config.findings import Findings
 from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.located import Located, Place
 from ovmstrio.config.model_options import LAYOUT_DEPENDENT, check_base_path, check_name, read_model_options
+from ovmstrio.config.service_entries import ServiceEntry
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Problem
 
@@ -37,7 +38,7 @@ class _Entry(Schema):
     config: Object
 
 
-class _Model(Schema):
+class _Model(ServiceEntry):
     hints: ClassVar[Mapping[str, str]] = dict.fromkeys(LAYOUT_DEPENDENT, "it is an option of the command line only")
 
     name: str

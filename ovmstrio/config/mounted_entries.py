@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ovmstrio.config.config_file import ConfigFile
-from ovmstrio.config.documents import OPTIONAL, Schema, check_members, is_whole
+from ovmstrio.config.documents import OPTIONAL, check_members, is_whole
 from ovmstrio.config.findings import shown
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
 from ovmstrio.config.python_entries import PythonEntry, check_python, read_python
+from ovmstrio.config.service_entries import ServiceEntry
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec, PythonSpec
 from ovmstrio.core.errors import Problem
 
@@ -40,7 +41,7 @@ _OP_CONFIG: Final = "config.yml"
 _SCRIPT: Final = "web_service.py"
 
 
-class _OpEntry(Schema):
+class _OpEntry(ServiceEntry):
     name: str
     path: str
     service: str = OPTIONAL
@@ -86,7 +87,7 @@ def _check_paths(given: dict[str, Any]) -> list[Problem]:
 HANDLERS: Final = "handler_config_list"
 
 
-class _HandlerEntry(PythonEntry):
+class _HandlerEntry(PythonEntry, ServiceEntry):
     name: str
     path: str
 

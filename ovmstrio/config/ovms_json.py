@@ -18,6 +18,7 @@ from ovmstrio.config.config_file import ConfigFile, ReadsConfig, with_article
 from ovmstrio.config.documents import OPTIONAL, Schema, check_members, items_of, load_document
 from ovmstrio.config.findings import Findings, by_line, did_you_mean
 from ovmstrio.config.located import Located
+from ovmstrio.config.service_entries import with_limits
 from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.metric_families import FAMILIES
@@ -134,7 +135,8 @@ def _read_services(kinds: Sequence[ReadsConfig], file: ConfigFile) -> tuple[Serv
     read = {kind: kind.read(file) for kind in reversed(kinds)}
     taken: dict[str, ServableSpec] = {}
     for kind in kinds:
-        for spec in read[kind]:
+        for each in read[kind]:
+            spec = with_limits(each, file.findings)
             first = taken.setdefault(spec.name, spec)
             if first is not spec:
                 _refuse_occupied(kind.occupied, spec, first, file.findings)

@@ -19,6 +19,7 @@ from ovmstrio.config.documents import OPTIONAL, Schema, check_members, is_whole,
 from ovmstrio.config.findings import Findings, did_you_mean, shown
 from ovmstrio.config.located import Located
 from ovmstrio.config.model_options import check_local_path, check_name
+from ovmstrio.config.service_entries import ServiceEntry
 from ovmstrio.config.specs import NodeInput, NodeOutput, PipelineNode, PipelineSpec
 from ovmstrio.core.errors import Problem
 
@@ -247,7 +248,7 @@ PIPELINES: Final = "pipeline_config_list"
 NODE_LIBRARIES: Final = "custom_node_library_config_list"
 
 
-class _PipelineEntry(Schema):
+class _PipelineEntry(ServiceEntry):
     name: str
     inputs: list[str]
     nodes: list[dict[str, Any]]

@@ -124,7 +124,8 @@ class ServableSpec(_Spec):
 
     ``origin`` says where it was configured, for messages.  ``problems`` are faults of the settings: a servable that
     has any is known by name and fails to load with them, while everything else is served.  ``place`` is where it is
-    written, if that is a file.
+    written, if that is a file.  ``max_concurrency`` calls of it may be under way, 0 for any number, and ``max_queue``
+    more wait.
     """
 
     kind: ClassVar[str]
@@ -135,6 +136,8 @@ class ServableSpec(_Spec):
     version_policy: VersionPolicy = LatestVersions()
     origin: str = ""
     problems: tuple[Problem, ...] = ()
+    max_concurrency: Annotated[int, Field(ge=0)] = 0
+    max_queue: Annotated[int, Field(ge=0)] = 100
     place: Place | None = Field(default=None, exclude=True, repr=False)
 
     @property
@@ -149,8 +152,9 @@ class ServableSpec(_Spec):
         return replace(problem, file=self.origin) if self.place is None else self.place.of(problem)
 
     def needs_reload(self, other: ServableSpec) -> bool:
-        """Tell whether loaded versions must be loaded again for ``other``: policy, origin and problems do not count."""
-        left_out: dict[str, Any] = {"version_policy": True, "origin": True, "problems": True}
+        """Tell whether loaded versions must be loaded again for ``other``, not for its policy, problems or limits."""
+        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue")
+        left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}
         return type(self) is not type(other) or self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)
 

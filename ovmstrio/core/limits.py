@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextvars import ContextVar
+from typing import Final, NamedTuple, Protocol
 
 from ovmstrio.core.errors import TooManyRequests
 
-__all__ = ["ConcurrencyLimit", "LocalLimit", "refuse_more"]
+__all__ = [
+    "NO_LIMIT",
+    "ConcurrencyLimit",
+    "Limit",
+    "LocalLimit",
+    "Place",
+    "current_place",
+    "leave_place",
+    "refuse_more",
+]
+
+
+class Limit(NamedTuple):
+    """How many calls may be under way, 0 for any number, and how many more may wait for that."""
+
+    max_concurrency: int = 0
+    max_queue: int = 0
+
+
+NO_LIMIT: Final = Limit()
+
+
+class Place(Protocol):
+    """A call's place among those that are under way."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long it was waited for."""
+        ...
+
+    def release(self) -> None:
+        """Give it back; may be called again."""
+        ...
+
+
+def leave_place() -> None:
+    """Give back the place of the call that the running task serves, if it has one."""
+    place = current_place.get()
+    if place is not None:
+        current_place.set(None)
+        place.release()
+
+
+current_place: Final[ContextVar[Place | None]] = ContextVar("current_place", default=None)
+"""The place of the call that the running task serves, where it was taken before the call's body was read."""
 
 
 class ConcurrencyLimit(Protocol):

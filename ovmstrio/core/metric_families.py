@@ -65,5 +65,7 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_model_load_seconds", "gauge", _VERSION, "Time that the last load of a version took."),
     Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows of a batch of joined requests.", buckets=BUCKETS_SIZE),
     Family("ovmstrio_batch_wait_time_us", "histogram", _VERSION, "Time that a request waited for its batch."),
+    Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests that wait for a place (max_concurrency)."),
+    Family("ovmstrio_refused_requests", "counter", ("name",), "Requests refused because as many waited as may."),
     Family("ovmstrio_ready", "gauge", (), "1 while the server calls itself ready."),
 )

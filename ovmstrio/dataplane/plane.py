@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overloa
 
 import trio
 
-from ovmstrio.core.errors import NotFound, NotSupported, ServerError, ServiceMissing, VersionRetired
+from ovmstrio.core.errors import NotFound, NotSupported, Overloaded, ServerError, ServiceMissing, VersionRetired
 from ovmstrio.core.events import OK, CallEvent, Step
+from ovmstrio.core.limits import current_place
 from ovmstrio.core.pending_answers import current_share
 from ovmstrio.core.servable import SequenceServable
+from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.answer_room import AnswerRoom
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallObserver, Door
+    from ovmstrio.core.limits import Place
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
@@ -91,6 +94,7 @@ class DataPlane:
         metrics: rendered for scrapers; None when metrics are off.
         obstacle: tells why what is served cannot answer although it is loaded, or an empty text.
         most_answer_bytes: how large the outputs of an answer, or of a reply of a stream, may be together.
+        admission: says how many calls there may be at once; by default as the services are configured.
     """
 
     def __init__(
@@ -102,14 +106,18 @@ class DataPlane:
         metrics: Metrics | None = None,
         obstacle: Callable[[], str] | None = None,
         most_answer_bytes: float = math.inf,
+        admission: Admission | None = None,
     ) -> None:
         self.registry = registry
         self._renderer = Renderer(most_answer_bytes)
+        self._admission = admission or Admission(limit_of=registry.limit_of)
+        self._has_limit = self._admission.has_server_limit
         self._obstacle = obstacle
         self._reload = reload
         self._statistics = CallStatistics()
         self._observers = (*observers, self._statistics, *(() if metrics is None else (metrics,)))
         self._metrics = metrics
+        self._metered: set[str] = set()
         self._room = AnswerRoom()
         self._not_serving = STARTING
         self._changed = trio.Event()
@@ -247,6 +255,39 @@ class DataPlane:
 
     # Calls
 
+    def has_limits(self) -> bool:
+        """Whether calls may have to wait, or be refused, for their number."""
+        return self._has_limit or self.registry.has_limits
+
+    async def admit(
+        self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
+    ) -> Place | None:
+        """Take a place for a call before its body is looked at; None where there is no limit, or no such service.
+
+        Whoever has it makes it the :data:`current_place` of the task that makes the call, and releases it in the end.
+        A call that comes without one takes its place itself.
+
+        Raises:
+            Overloaded: the call would have to wait, and as many wait as may; it has been counted.
+
+        Cancellation: while it waits; it leaves the queue.
+        """
+        if not self.has_limits() or not self.registry.knows(name):
+            return None
+        if arrival is not None:
+            arrival.call(name)
+            await arrival.take_turn()
+        if self._metrics is not None and name not in self._metered:
+            self._metered.add(name)
+            self._metrics.child("ovmstrio_queued_requests", name).set_function(lambda: self._admission.queued(name))
+        try:
+            return await self._admission.enter(name)
+        except Overloaded as error:
+            if self._metrics is not None:
+                self._metrics.child("ovmstrio_refused_requests", name).inc()
+            self.count_unparsed(name, version, error, door, method=method or door.infer)
+            raise
+
     @overload
     async def infer(self, request: InferRequest, door: Door) -> InferResponse: ...
 
@@ -272,14 +313,16 @@ class DataPlane:
         method, arrival = door.infer, request.arrival
         if arrival is not None:
             arrival.call(request.model_name)
-        with await self._lease(request.model_name, request.model_version, door, method) as lease:
+        asked = request.model_name, request.model_version, door, method
+        leasing = self._admitted_lease(*asked, arrival) if self.has_limits() else self._lease(*asked)
+        with await leasing as lease:
             if Takes.TENSORS not in lease.takes:
                 raise NotSupported(_no_tensors(lease))
             share = current_share.get()
             size = 0 if share is None and arrival is None else await self._make_room(lease, arrival, share)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
-            self._start(event)
+            self._start(event, lease)
             try:
                 if arrival is not None and lease.has_order:
                     await arrival.take_turn()
@@ -323,11 +366,12 @@ class DataPlane:
         request_id: str = "",
         received: int = 0,
         is_stream: bool = False,
+        is_free: bool = False,
     ) -> ObservedCall:
         """Lease a service for a call that takes no tensors; the call ends with the ``with`` block of what is given.
 
         It waits while answers for the same client, or for all, have no room; ``is_stream`` tells that there will be
-        many, each of which is waited for by itself.
+        many, each of which is waited for by itself, and ``is_free`` that it is none of those that are limited.
 
         Raises:
             NotFound: the name is unknown, or not served any more.
@@ -336,14 +380,16 @@ class DataPlane:
         Ownership: the lease, and the event's end, until the block is left, or whoever it was handed over to is done.
         Cancellation: while it is waited for; nothing is held.
         """
-        lease = await self._lease(name, "", door, method)
+        lease = await (self._admitted_lease if self.has_limits() and not is_free else self._lease)(
+            name, "", door, method
+        )
         try:
             room = await self._room.enter(f"{name}/{method}", is_stream=is_stream)
         except BaseException:
             lease.release()
             raise
         event = CallEvent(name, lease.version, lease.kind, door, method, request_id, received)
-        self._start(event)
+        self._start(event, lease)
         return ObservedCall(lease, event, self._end, room)
 
     async def describe(self, name: str, version: str, door: Door) -> Description:
@@ -383,7 +429,7 @@ class DataPlane:
             servable = cast("StreamingServable", lease.servable)
             await self._room.enter(lease.name, is_stream=True)
             event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id)
-            self._start(event)
+            self._start(event, lease)
             opened = None
             try:
                 async with servable.open_stream(first) as stream:
@@ -400,12 +446,38 @@ class DataPlane:
             self._end(event, None)
 
     async def _lease_stream(self, name: str, door: Door) -> Lease:
+        place = await self._place(name, "", door, door.stream)
         try:
-            return await self.registry.lease(name)
+            lease = await self.registry.lease(name)
+            _give_place(lease, place)
+            place = None
         except VersionRetired as error:
             raise door.words(error, door.stream) from None
         except NotFound:
             raise door.words(_no_streams(name), door.stream) from None
+        finally:
+            if place is not None:
+                place.release()
+        return lease
+
+    async def _admitted_lease(
+        self, name: str, version: str, door: Door, method: str, arrival: Arrival | None = None
+    ) -> Lease:
+        """Lease a service for a call where there are limits; one that has no place takes it."""
+        place = await self._place(name, version, door, method, arrival)
+        try:
+            lease = await self._lease(name, version, door, method)
+            _give_place(lease, place)
+            place = None
+        finally:
+            if place is not None:
+                place.release()
+        return lease
+
+    async def _place(
+        self, name: str, version: str, door: Door, method: str, arrival: Arrival | None = None
+    ) -> Place | None:
+        return await self.admit(name, version, door, method, arrival) if current_place.get() is None else None
 
     async def _lease(self, name: str, version: str, door: Door, method: str) -> Lease:
         try:
@@ -413,15 +485,18 @@ class DataPlane:
         except ServerError as error:
             raise door.words(error, method) from None
 
-    def count_unparsed(self, name: str, version: str, error: ServerError, door: Door, received: int = 0) -> None:
-        """Count a call whose body could not be read, if its service exists (OVMS counts it as a failed infer)."""
+    def count_unparsed(
+        self, name: str, version: str, error: ServerError, door: Door, received: int = 0, *, method: str = ""
+    ) -> None:
+        """Count a call whose body was not or could not be read, if its service exists (OVMS: as a failed infer)."""
         versions = self.registry.available_versions(name)
         try:
             self.registry.peek(name, version)
         except ServerError:
             return
         serving = version if version.strip("0") else str(versions[-1])
-        event = CallEvent(name, serving, self.registry.kind_of(name), door, door.infer, received=received)
+        kind = self.registry.kind_of(name)
+        event = CallEvent(name, serving, kind, door, method or door.infer, received=received)
         event.is_read = False
         self._start(event)
         self._end(event, error)
@@ -461,7 +536,10 @@ class DataPlane:
             event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), door, method)
             self._end(event, None)
 
-    def _start(self, event: CallEvent) -> None:
+    def _start(self, event: CallEvent, lease: Lease | None = None) -> None:
+        if lease is not None and lease.waited_seconds:
+            event.queue_seconds = lease.waited_seconds
+            event.started -= lease.waited_seconds
         for observer in self._observers:
             observer.call_started(event)
 
@@ -477,6 +555,14 @@ class DataPlane:
             event.compute_seconds = event.seconds - event.queue_seconds
         for observer in self._observers:
             observer.call_finished(event)
+
+
+def _give_place(lease: Lease, place: Place | None) -> None:
+    """Give a lease the place that was taken for its call, now or before."""
+    lease.place = place
+    taken = place or current_place.get()
+    if taken is not None:
+        lease.waited_seconds = taken.waited_seconds
 
 
 def _no_streams(name: str) -> ServiceMissing:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
+    from ovmstrio.core.limits import Place
     from ovmstrio.core.servable import Servable
     from ovmstrio.runtimes.kind import Takes
 
@@ -65,9 +66,22 @@ class Instance:
 
 
 class Lease:
-    """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block."""
+    """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block.
 
-    __slots__ = ("_instance", "has_order", "kind", "name", "servable", "takes", "version")
+    ``place`` is given back with it, if the call has taken one; ``waited_seconds`` is how long it waited for a place.
+    """
+
+    __slots__ = (
+        "_instance",
+        "has_order",
+        "kind",
+        "name",
+        "place",
+        "servable",
+        "takes",
+        "version",
+        "waited_seconds",
+    )
 
     def __init__(self, instance: Instance) -> None:
         instance.in_flight += 1
@@ -78,6 +92,8 @@ class Lease:
         self.takes = instance.takes
         self.has_order = instance.has_order
         self.servable = instance.servable
+        self.place: Place | None = None
+        self.waited_seconds = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -89,10 +105,14 @@ class Lease:
         traceback: TracebackType | None,
     ) -> None:
         self._instance.release()
+        if self.place is not None:
+            self.place.release()
 
     def release(self) -> None:
-        """Give the lease back, where no block does."""
+        """Give the lease back, and the place that was taken with it, where no block does."""
         self._instance.release()
+        if self.place is not None:
+            self.place.release()
 
 
 log = structlog.get_logger(__name__)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
+from ovmstrio.core.limits import NO_LIMIT, Limit
 from ovmstrio.registry.instances import Instance, Lease, RetiredInstances
 from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.order import Marks, callers_before, find_calls, in_order
@@ -56,6 +57,9 @@ class Registry:
         shutdown_seconds: how long calls in flight may hold up the end of :meth:`run`.
         ready_when_failed: be ready even if something has no version that works (as OVMS is).
         ready_when_empty: be ready with nothing configured.
+
+    Attributes:
+        has_limits: whether anything that is configured may have only so many calls at once.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class Registry:
         self.load_wait_seconds = load_wait_seconds
         self._shutdown_seconds = shutdown_seconds
         self._readiness_options = {"when_failed": ready_when_failed, "when_empty": ready_when_empty}
+        self.has_limits = False
         self._services: dict[str, ServiceRecord] = {}
         self._retired = RetiredInstances()
         marks = Marks(self._services)
@@ -247,6 +252,16 @@ class Registry:
         service = self._services.get(name)
         return "" if service is None else service.kind.name
 
+    def limit_of(self, name: str) -> Limit:
+        """Give how many calls a service may have, as it is configured now; none for an unknown name."""
+        service = self._services.get(name)
+        spec = None if service is None else service.spec
+        return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue)
+
+    def knows(self, name: str) -> bool:
+        """Tell whether anything of that name is or was configured."""
+        return name in self._services
+
     def names_of(self, kind: str) -> frozenset[str]:
         """Give the names that are configured for servables of a kind, loaded or not."""
         models = self._services.items()
@@ -323,6 +338,7 @@ class Registry:
         for name, spec in by_name.items():
             kind = self.kinds[spec.kind]
             self._services.setdefault(name, ServiceRecord(name, kind, self._publish)).configure(spec, kind)
+        self.has_limits = any(spec.max_concurrency for spec in by_name.values())
         result = await self._reconcile_all(forced=True)
         self._loaded.set()
         self._announce_readiness()

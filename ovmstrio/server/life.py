@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 import trio
@@ -31,6 +31,8 @@ import trio
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.core.hooks import NULL_METERS
+from ovmstrio.core.limits import Limit
+from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
@@ -55,6 +57,7 @@ from ovmstrio.server.signals import obey_signals
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ovmstrio.core.servable import LeaseServable
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
 
@@ -179,6 +182,8 @@ class _Server:
         self._drained = trio.Event()
         self._metrics = _metrics_of(plan)
         self._registry = self._make_registry()
+        limit = Limit(plan.settings.max_concurrency, plan.settings.max_queue)
+        self._admission = Admission(limit, self._registry.limit_of)
         self._source = self._make_source()
         reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self._registry)
         self._plane = DataPlane(
@@ -188,6 +193,7 @@ class _Server:
             metrics=self._metrics,
             obstacle=hosting.obstacle,
             most_answer_bytes=plan.settings.max_message_size,
+            admission=self._admission,
         )
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
@@ -199,7 +205,7 @@ class _Server:
     def _make_registry(self) -> Registry:
         settings = self._settings
         lend = partial(
-            self._hosting.lend,
+            self._lend,
             meters=NULL_METERS if self._metrics is None else self._metrics,
             hide_errors=settings.hide_errors,
             isolates_python=settings.python_isolation == "process",
@@ -213,6 +219,9 @@ class _Server:
             poll_seconds=settings.file_system_poll_wait_seconds,
             ready_when_empty=settings.allow_empty,
         )
+
+    def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
+        return self._hosting.lend(self._admission.around(lease), tasks, **lent)
 
     def _make_source(self) -> ConfigSource | None:
         path = self._settings.config_path

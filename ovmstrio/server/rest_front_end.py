@@ -94,6 +94,6 @@ def make_router(
         HandlerSpec.kind: HandlerMountKind(shows_details=shows_details),
         OpPipelineSpec.kind: OpsMountKind(plane, max_body_bytes),
     }
-    router = Router(rules, OvmsRefusals(), ServiceMounts(plane, kinds, root), cors)
+    router = Router(rules, OvmsRefusals(), ServiceMounts(plane, kinds, root), cors, has_limits=plane.has_limits)
     plane.registry.subscribe(lambda _: router.forget())
     return router

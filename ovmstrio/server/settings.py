@@ -138,6 +138,12 @@ class ServerSettings(BaseModel):
     request_receive_seconds: Annotated[float, Field(gt=0)] = _setting(
         120, LIMITS, "Time that a request over HTTP may take to come, from its first byte to its last."
     )
+    max_concurrency: Annotated[int, Field(ge=0)] = _setting(
+        0, LIMITS, "Calls under way at once, of all services together; 0 for any number. Those beyond wait."
+    )
+    max_queue: Annotated[int, Field(ge=0)] = _setting(
+        1000, LIMITS, "Calls that may wait for --max_concurrency; those beyond are refused."
+    )
     drain_delay: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Time between turning not ready and closing the listeners."
     )

@@ -13,6 +13,7 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core import errors
 from ovmstrio.core.errors import ServerError
+from ovmstrio.wire.grpc.replies import RetryLater
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +76,8 @@ def status_of(error: errors.ServerError) -> StatusPair:
 
 def map_error(error: Exception) -> GRPCError | None:
     """Give the status and the text of an error that is meant for the caller, None for any other."""
+    if isinstance(error, errors.Overloaded):
+        return RetryLater(status_of(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
         return GRPCError(status_of(error).grpc, error.message)
     return None

@@ -43,6 +43,25 @@ def single_error(error: Exception) -> Exception:
     return error
 
 
+class RetryLater(GRPCError):
+    """A failure that passes; clients whose retry policy has room for it try again then.
+
+    Args:
+        status: what the client gets.
+        message: likewise.
+        seconds: when to try again, from now on.
+    """
+
+    def __init__(self, status: Status, message: str, seconds: float) -> None:
+        super().__init__(status, message)
+        self.seconds = seconds
+
+    def trailers(self) -> bytes:
+        """Give what is said in trailers: gRPC's own word, and HTTP's for those who read it."""
+        later = ("grpc-retry-pushback-ms", str(round(self.seconds * 1000))), ("retry-after", str(round(self.seconds)))
+        return metadata_block(later)
+
+
 class FailureTranslator:
     """Turns what a handler raised into a gRPC error.
 

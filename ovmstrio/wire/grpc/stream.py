@@ -26,6 +26,7 @@ from ovmstrio.wire.grpc.messages import (
 from ovmstrio.wire.grpc.replies import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
+    RetryLater,
     Wakeup,
     metadata_block,
     trailers_block,
@@ -455,6 +456,8 @@ class Call:
             details = failure.details if isinstance(failure.details, bytes) else None
             encode = trailers_block if self._headers_sent else trailers_only_block
             block = encode(failure.status, failure.message, details)
+            if isinstance(failure, RetryLater):
+                block += failure.trailers()
         core.send_headers(self.state, block + self._trailing_metadata, end_stream=True)
         self._host.mark_dirty()
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.limits import leave_place
 from ovmstrio.wire.closing import has_unread
 from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, slowness_refusal
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
@@ -270,12 +271,15 @@ class FastLane:
             asked = self._asked = await self._head()
             if asked is None:
                 return True
-            body = await self._body(asked.head.body_length)
-            if body is None:
-                return False
-            self._phase = _Phase.ANSWERING
-            with recoverable_request(self._stream, asked.size):
-                keeps = await self._answer(asked, body)
+            if asked.route.admit is not None and self._router.has_limits():
+                keeps = await self._answer_admitted(asked)
+            else:
+                body = await self._body(asked.head.body_length)
+                if body is None:
+                    return False
+                self._phase = _Phase.ANSWERING
+                with recoverable_request(self._stream, asked.size):
+                    keeps = await self._answer(asked, body)
             if not keeps:
                 return False
             if isinstance(self._stream, RecoverableStream):
@@ -284,6 +288,38 @@ class FastLane:
     def _idle_deadline(self) -> float:
         """Tell when the connection is closed if nothing comes."""
         return min(trio.current_time() + IDLE_SECONDS, max(self._ending.idle_until, self._grace_until))
+
+    async def _answer_admitted(self, asked: _Asked) -> bool:
+        """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
+        self._phase = _Phase.ANSWERING
+        self._set_deadline(float("inf"))
+        head, query, route, _ = asked
+        request = HttpRequest(head.method, route.path, query, head.headers, b"", self._client, head.target, route.mount)
+        try:
+            with trio.CancelScope() as self._call:
+                refusal = await self._router.admit(route, request)
+            gone, self._call = self._call.cancelled_caught, None
+            if gone:
+                return False
+            if refusal is not None:
+                return await self._refuse(head, refusal)
+            self._phase = _Phase.RECEIVING
+            # What it has waited is no fault of the client's.
+            self.receive_until = trio.current_time() + self._receive_seconds
+            body = await self._body(head.body_length)
+            if body is None:
+                return False
+            self._phase = _Phase.ANSWERING
+            with recoverable_request(self._stream, asked.size):
+                return await self._answer(asked, body)
+        finally:
+            leave_place()
+
+    async def _refuse(self, head: Head, refusal: HttpAnswer) -> bool:
+        """Refuse a request; what follows of a small body is passed over, and a large one ends the connection."""
+        keep_alive = head.keep_alive and head.body_length <= MAX_WAITING_BYTES and not self._ending.is_near
+        await send_answer(self._stream, refusal, keep_alive=keep_alive)
+        return keep_alive and await self._body(head.body_length) is not None
 
     async def _head(self) -> _Asked | None:
         """Take the head off the buffer; None, with the buffer as it is, for a request that is not for the lane."""

@@ -18,6 +18,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
+from ovmstrio.core.limits import current_place
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
@@ -40,6 +41,7 @@ __all__ = ["HttpFrontEnd"]
 
 _ANSWER: Final = "ovmstrio.answer"
 _TASKS: Final = "ovmstrio.tasks"
+_PLACE: Final = "ovmstrio.place"
 
 
 def make_application(router: Router, max_body_bytes: int, receive_seconds: float) -> QuartTrio:
@@ -69,6 +71,8 @@ class _Application(QuartTrio):
                 tasks.cancel_scope.cancel()
         finally:
             await _finish(scope)
+            if (place := scope.pop(_PLACE, None)) is not None:
+                place.release()
 
     def create_url_adapter(self, _request: Any) -> None:
         """Look for no route of the framework's: there are none, and it fails on names of hosts that cannot be."""
@@ -89,6 +93,10 @@ class _Application(QuartTrio):
     async def _answer(self, route: Route, asked: HttpRequest) -> HttpAnswer:
         state: Any = request.scope["state"]
         request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
+        refusal = await self.router.admit(route, asked)
+        if refusal is not None:
+            return refusal
+        request.scope[_PLACE] = current_place.get()  # type: ignore[typeddict-unknown-key]
         try:
             body: Any = await request.get_data()
         except HTTPException as error:

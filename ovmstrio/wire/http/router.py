@@ -23,6 +23,7 @@ import structlog
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.limits import Place, current_place
 from ovmstrio.wire.http.answers import error_answer
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ _KNOWN: Final = 1024
 """How many requests' routes are remembered; clients ask for the same few again and again."""
 
 View = Callable[..., Awaitable[HttpAnswer]]
+Admit = Callable[..., Awaitable[Place | None]]
+"""Takes a place for a request of a method, before its body is read."""
 
 
 class Rule(NamedTuple):
@@ -56,6 +59,7 @@ class Rule(NamedTuple):
     view: View
     is_hot: bool
     has_tasks: bool
+    admit: Admit | None
 
 
 class Route(NamedTuple):
@@ -69,6 +73,7 @@ class Route(NamedTuple):
         places: what stands in the path where its rule has names, for the log.
         is_hot: whether the fast lane answers it.
         has_tasks: whether its view starts tasks that end with the answer.
+        admit: takes a place for a request, before its body is read; None where there is no need.
     """
 
     view: Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -78,6 +83,7 @@ class Route(NamedTuple):
     places: Mapping[str, str] = {}
     is_hot: bool = False
     has_tasks: bool = False
+    admit: Admit | None = None
 
 
 class Mounts(Protocol):
@@ -107,6 +113,7 @@ def rule(
     *,
     is_hot: bool = False,
     has_tasks: bool = False,
+    admit: Admit | None = None,
 ) -> Rule:
     """Make a rule of a path such as ``/v2/models/<model>``; a final slash does not matter, but behind a verb.
 
@@ -119,7 +126,7 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks)
+    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, admit)
 
 
 class Router:
@@ -130,16 +137,24 @@ class Router:
         refusals: for what is nobody's.
         mounts: services with paths of their own; call :meth:`forget` when they change.
         cors: what browsers of other origins may do, None for nothing.
+        has_limits: tells whether requests may have to be let in, as routes say.
     """
 
     def __init__(
-        self, rules: Sequence[Rule], refusals: Refusals, mounts: Mounts | None = None, cors: Cors | None = None
+        self,
+        rules: Sequence[Rule],
+        refusals: Refusals,
+        mounts: Mounts | None = None,
+        cors: Cors | None = None,
+        *,
+        has_limits: Callable[[], bool] = bool,
     ) -> None:
         self._rules = rules
         self._own = frozenset(each.first for each in rules)
         self._refusals = refusals
         self._mounts = mounts
         self._cors = cors
+        self.has_limits = has_limits
         self._known: dict[tuple[str, str], Route | HttpAnswer] = {}
 
     def forget(self) -> None:
@@ -155,6 +170,21 @@ class Router:
                 self._known.clear()
             self._known[method, target] = found
         return found
+
+    async def admit(self, route: Route, request: HttpRequest) -> HttpAnswer | None:
+        """Let a request in before its body is read; gives the refusal of one that is not.
+
+        The place that it has then is the task's ``current_place``, and the caller's to give back when it is answered.
+
+        Cancellation: while it waits; nothing is held then.
+        """
+        if route.admit is None or not self.has_limits():
+            return None
+        try:
+            current_place.set(await route.admit(request.method))
+        except ServerError as error:
+            return self.shared(route.refuse(error), request.header("origin") or "")
+        return None
 
     async def answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         """Answer a request.
@@ -209,7 +239,8 @@ class Router:
             places = match.groupdict()
             view = partial(each.view, **places) if places else each.view
             options = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
-            return Route(view, error_answer, path, "", places, **options)
+            admit = partial(each.admit, **places) if each.admit is not None else None
+            return Route(view, error_answer, path, "", places, **options, admit=admit)
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
 
 

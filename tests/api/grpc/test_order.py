@@ -34,14 +34,14 @@ _TENSORFLOW = "/tensorflow.serving.PredictionService/Predict"
 
 
 @asynccontextmanager
-async def connected(folder: Path) -> AsyncIterator[Peer]:
+async def connected(folder: Path, **limits: int) -> AsyncIterator[Peer]:
     """Serve an accumulator, and connect to it."""
     managers = SequenceManagers()
     registry = registry_of(partial(load_model, managers=managers), poll_seconds=0)
     base = ir.save(ir.accumulator(), folder, "m")
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)
-        await registry.apply([ModelSpec(name="m", base_path=base, plugin_config=EXACT, stateful=True)])
+        await registry.apply([ModelSpec(name="m", base_path=base, plugin_config=EXACT, stateful=True, **limits)])
         plane = DataPlane(registry)
         (address,) = await nursery.start(GrpcFrontEnd(plane, ["127.0.0.1:0"]).serve)
         plane.begin_serving()
@@ -122,6 +122,18 @@ async def test_calls_of_one_read_run_in_their_order(tmp_path: Path, door: str, c
                 await peer.flush()
                 sums = await _answers(peer, calls, read)
                 assert sums == [2.0 * value - 1 for _, value, _ in sent]
+
+
+@pytest.mark.parametrize("coin", COINS)
+@pytest.mark.parametrize("most", [1, 3])
+async def test_queues_keep_the_order(tmp_path: Path, most: int, coin: str) -> None:
+    """Where few calls may be under way at once, the others wait in the order in which they have come."""
+    async with connected(tmp_path, max_concurrency=most, max_queue=50) as peer:
+        with scheduled(coin):
+            sent = [(number, 2.0**step, step == 0) for step in range(10) for number in (1, 2)]
+            calls = [_send(peer, _KSERVE, _infer(n, value, start=start)) for n, value, start in sent]
+            await peer.flush()
+            assert await _answers(peer, calls, _infer_answer) == [2.0 * value - 1 for _, value, _ in sent]
 
 
 @pytest.mark.parametrize("coin", COINS)

@@ -259,6 +259,10 @@ class HandlerMountKind:
         """Answer for an error in text, which pages of any origin may read."""
         return refuse(error)
 
+    def is_call(self, method: str, path: str) -> bool:
+        """Take what has one of the handler's methods run for a call."""
+        return path in {"", "/"} and method != _OPTIONS
+
 
 class _CalledOverGrpc:
     """The paths of a handler that has a gRPC service instead."""

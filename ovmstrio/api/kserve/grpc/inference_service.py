@@ -6,13 +6,16 @@ messages.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
+from ovmstrio.api.admitted_calls import answer_admitted, first_text, keep_place
 from ovmstrio.api.doors import KSERVE_GRPC
+from ovmstrio.api.kserve.grpc.request_decoding import decode_request
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
 from ovmstrio.api.kserve.model_config import config_message
 from ovmstrio.api.kserve.model_statistics import statistics_message
@@ -110,7 +113,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
         """Give the handlers by path."""
         return {
             **super().__mapping__(),
-            f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, InferRequest, bytes),
+            f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, bytes, bytes),
             f"{_SERVICE}/ModelStreamInfer": Handler(
                 self._model_stream_infer, Cardinality.STREAM_STREAM, InferRequest, bytes
             ),
@@ -126,7 +129,16 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 
         Cancellation: at any checkpoint; the data plane gives back what the call held.
         """
-        request: InferRequest = await call.recv_message()
+        data: bytes = await call.recv_message()
+        if self._plane.has_limits():
+            name = first_text(data)
+            await answer_admitted(self._plane, KSERVE_GRPC, call, name, partial(self._answer, call, data, name))
+        else:
+            await self._answer(call, data)
+
+    async def _answer(self, call: Call, data: bytes, name: bytes = b"") -> None:
+        request = decode_request(data)
+        keep_place(request.model_name, name)
         request.deadline, request.arrival = call.deadline, call.arrival
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 

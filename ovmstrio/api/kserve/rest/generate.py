@@ -25,7 +25,7 @@ from ovmstrio.api.kserve.rest.infer_answer import check_version, json_values
 from ovmstrio.api.kserve.rest.infer_request import parse_document, read_contents, read_id
 from ovmstrio.api.kserve.rest.kserve_routes import model_paths
 from ovmstrio.api.raw_contents import raw_contents
-from ovmstrio.api.refusals import body_of_call
+from ovmstrio.api.refusals import admits, body_of_call
 from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.http import HttpAnswer
@@ -247,9 +247,10 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
         tasks: trio.Nursery = request.tasks
         return HttpAnswer(200, _EVENT_HEADERS, await tasks.start(_run, plane, asked))
 
+    admit = admits(plane, KSERVE_REST)
     return [
-        *(rule(path, "POST", generate) for path in model_paths("/generate")),
-        *(rule(path, "POST", generate_stream, has_tasks=True) for path in model_paths("/generate_stream")),
+        *(rule(path, "POST", generate, admit=admit) for path in model_paths("/generate")),
+        *(rule(path, "POST", generate_stream, has_tasks=True, admit=admit) for path in model_paths("/generate_stream")),
     ]
 
 

@@ -13,7 +13,7 @@ from ovmstrio.api.kserve.model_config import config_document
 from ovmstrio.api.kserve.model_statistics import statistics_document
 from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, answer_infer, check_version
-from ovmstrio.api.refusals import body_of_call
+from ovmstrio.api.refusals import admits, body_of_call
 from ovmstrio.core.errors import MalformedJson, NotReady, VersionLoading
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
@@ -37,7 +37,8 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
         body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
         return await answer_infer(plane, model, version, body, request.header(HEAD_LENGTH))
 
-    calls = [rule(path, "POST", infer, is_hot=True) for path in model_paths("/infer")]
+    admit = admits(plane, KSERVE_REST)
+    calls = [rule(path, "POST", infer, is_hot=True, admit=admit) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 
 

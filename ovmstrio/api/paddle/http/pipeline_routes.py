@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.api.doors import PADDLE_HTTP
 from ovmstrio.api.paddle.http.pipeline_json import error_answer, read_request, render, status_of_code, text_answer
 from ovmstrio.api.refusals import inflated_body
-from ovmstrio.core.errors import PayloadTooLarge, ServerError
+from ovmstrio.core.errors import Overloaded, PayloadTooLarge, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE
 from ovmstrio.runtimes.ops.messages import to_message
 from ovmstrio.wire.http import answers
 from ovmstrio.wire.http.answers import JSON_TYPE, json_answer
 from ovmstrio.wire.http.router import Router, rule
+from ovmstrio.wire.statuses import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +63,17 @@ class OpsMountKind:
         """Answer for an error in the form of the gateway."""
         if not isinstance(error, ServerError):
             return answers.error_answer(error)
+        if isinstance(error, Overloaded):
+            answer = error_answer(error.message, status_of(error).http, _RESOURCE_EXHAUSTED)
+            return answer.with_headers(answers.retry_after(error))
         if isinstance(error, PayloadTooLarge):
             return error_answer(error.message, 413, _RESOURCE_EXHAUSTED)
         return error_answer(error.message)
+
+    def is_call(self, method: str, path: str) -> bool:
+        """Take requests of the pipeline for calls, and no questions about it."""
+        del path
+        return method == "POST"
 
 
 class _PipelineRoutes:

@@ -6,12 +6,14 @@ messages.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Cardinality, Handler
 
+from ovmstrio.api.admitted_calls import answer_admitted, first_text, keep_place
 from ovmstrio.api.doors import TENSORFLOW_GRPC
-from ovmstrio.api.tensorflow.grpc.predict_messages import PredictRequest, encode_predict
+from ovmstrio.api.tensorflow.grpc.predict_messages import decode_predict, encode_predict
 from ovmstrio.api.tensorflow.tensorflow_types import describe_signature
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.protocol.generated.google import protobuf
@@ -40,7 +42,7 @@ class PredictionService(pb.PredictionServiceBase):
 
     def __mapping__(self) -> dict[str, Handler]:
         """Give the handlers by path."""
-        predict = OrderedHandler(self._predict, Cardinality.UNARY_UNARY, PredictRequest, bytes)
+        predict = OrderedHandler(self._predict, Cardinality.UNARY_UNARY, bytes, bytes)
         return {**super().__mapping__(), _PREDICT: predict}
 
     async def _predict(self, call: Call) -> None:
@@ -52,7 +54,17 @@ class PredictionService(pb.PredictionServiceBase):
 
         Cancellation: at any checkpoint; the data plane gives back what the call held.
         """
-        request: PredictRequest = await call.recv_message()
+        data: bytes = await call.recv_message()
+        if self._plane.has_limits():
+            # The first field is the model's specification, whose first field is the name.
+            name = first_text(first_text(data))
+            await answer_admitted(self._plane, TENSORFLOW_GRPC, call, name, partial(self._answer, call, data, name))
+        else:
+            await self._answer(call, data)
+
+    async def _answer(self, call: Call, data: bytes, name: bytes = b"") -> None:
+        request = decode_predict(data)
+        keep_place(request.model_name, name)
         request.deadline, request.arrival = call.deadline, call.arrival
         await call.send_message(await self._plane.infer(request, TENSORFLOW_GRPC, _render))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ovmstrio.api.doors import MODEL_MISSING, TENSORFLOW_REST
 from ovmstrio.api.kserve.rest.infer_answer import check_version
-from ovmstrio.api.refusals import INVALID_URL, UNSUPPORTED_METHOD, body_of_call, status_document
+from ovmstrio.api.refusals import INVALID_URL, UNSUPPORTED_METHOD, admits, body_of_call, status_document
 from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
 from ovmstrio.api.tensorflow.rest.predict_request import read_predict_body
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
@@ -152,9 +152,10 @@ def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
             return _tell(plane, target)
         return await predict(request, target.model, target.version)
 
+    admit = admits(plane, TENSORFLOW_REST)
     return [
-        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True),
-        rule("/v1/models/<model>/versions/<number:version>:predict", "POST", predict, is_hot=True),
+        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit),
+        rule("/v1/models/<model>/versions/<number:version>:predict", "POST", predict, is_hot=True, admit=admit),
         rule("/v1/models", "GET", no_name),
         rule("/v1/models/<path:path>", "GET", answer),
         rule("/v1/models/<path:path>", "POST", answer),

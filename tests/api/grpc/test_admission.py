@@ -1,0 +1,149 @@
+"""Over gRPC a call that is one too many is refused before its message is read, and one that has to wait waits so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.api.admitted_calls import first_text
+from ovmstrio.api.doors import KSERVE_GRPC
+from ovmstrio.config.specs import GraphSpec
+from ovmstrio.core.errors import Overloaded
+from ovmstrio.core.request import InferRequest
+from ovmstrio.protocol.descriptors import message_class
+from tests.api.grpc.conftest import Serving
+from tests.api.grpc.streams import streaming_server
+from tests.support.streaming_servables import GRAPH
+from tests.wire.grpc.bytes_client import message, request_headers
+from tests.wire.grpc.peers import Peer
+
+_KSERVE = "/inference.GRPCInferenceService/ModelInfer"
+_TENSORFLOW = "/tensorflow.serving.PredictionService/Predict"
+_GARBAGE = b"\xff\xff\xff\xff"
+
+
+async def _limit(serving: Serving, most: int, queue: int) -> None:
+    limits = {"max_concurrency": most, "max_queue": queue}
+    await serving.registry.apply([serving.spec.model_copy(update=limits)])
+
+
+def _send(peer: Peer, body: bytes, path: str = _KSERVE, *extra: tuple[str, str]) -> int:
+    stream_id = int(peer.h2.get_next_available_stream_id())
+    peer.h2.send_headers(stream_id, request_headers(path, *extra))
+    peer.h2.send_data(stream_id, message(body), end_stream=True)
+    return stream_id
+
+
+def _infer(name: str = "echo", **parameters: object) -> bytes:
+    given = {key: {"string_param": str(value)} for key, value in parameters.items()}
+    written: bytes = message_class("inference.ModelInferRequest")(
+        model_name=name, id=str(parameters.get("id", "")), parameters=given
+    ).SerializeToString()
+    return written
+
+
+def _predict() -> bytes:
+    written: bytes = message_class("tensorflow.serving.PredictRequest")(
+        model_spec={"name": "echo", "version": {"value": 2}}
+    ).SerializeToString()
+    return written
+
+
+async def _peer(serving: Serving) -> Peer:
+    host, _, port = serving.address.rpartition(":")
+    return await Peer(await trio.open_tcp_stream(host, int(port))).start()
+
+
+@pytest.mark.parametrize(("path", "body"), [(_KSERVE, _infer()), (_TENSORFLOW, _predict())])
+async def test_a_call_beyond_the_queue_is_refused_unread(serving: Serving, path: str, body: bytes) -> None:
+    """What follows the name is not looked at; the trailers say when to come again, as clients read it."""
+    await _limit(serving, 1, 0)
+    peer = await _peer(serving)
+    async with peer.stream:
+        _send(peer, _infer(block=1))
+        await peer.flush()
+        with trio.fail_after(10):
+            await serving.servable.blocked.wait()
+        refused = _send(peer, body + _GARBAGE, path)
+        await peer.flush()
+        trailers = await peer.trailers(refused)
+        assert trailers["grpc-status"] == "8"
+        assert "1 calls under way and 0 waiting, and may have 1 (max_concurrency)" in trailers["grpc-message"]
+        assert (trailers["grpc-retry-pushback-ms"], trailers["retry-after"]) == ("1000", "1")
+        metadata = _send(peer, b"\x0a\x04echo", "/inference.GRPCInferenceService/ModelMetadata")
+        unknown = _send(peer, _infer("none"))
+        await peer.flush()
+        assert (await peer.trailers(metadata))["grpc-status"] == "0"
+        assert (await peer.trailers(unknown))["grpc-status"] == "5"
+
+
+async def test_who_waits_leaves_with_its_deadline_and_its_client(serving: Serving) -> None:
+    """Of four that wait one has no more time and one is reset; the others are answered in their order."""
+    await _limit(serving, 1, 4)
+    peer = await _peer(serving)
+    async with peer.stream:
+        first = _send(peer, _infer(block=1))
+        late = _send(peer, _infer(id="late"), _KSERVE, ("grpc-timeout", "50m"))
+        reset = _send(peer, _infer(id="reset"))
+        waiting = [_send(peer, _infer(id=name)) for name in ("a", "b")]
+        await peer.flush()
+        assert (await peer.trailers(late))["grpc-status"] == "4"
+        peer.h2.reset_stream(reset)
+        peer.h2.reset_stream(first)
+        await peer.flush()
+        for each in waiting:
+            assert (await peer.trailers(each))["grpc-status"] == "0"
+        assert [request.id for request in serving.servable.requests] == ["", "a", "b"]
+    assert serving.plane._admission.under_way("echo") == serving.plane._admission.queued("echo") == 0
+
+
+async def test_a_name_that_is_said_twice_counts_as_it_is_read(serving: Serving) -> None:
+    """The place of the service that is called is taken, whatever a message says first."""
+    await _limit(serving, 1, 0)
+    peer = await _peer(serving)
+    async with peer.stream:
+        _send(peer, _infer(block=1))
+        twice = _send(peer, b"\x0a\x04none" + _infer())
+        await peer.flush()
+        assert (await peer.trailers(twice))["grpc-status"] == "8"
+
+
+async def test_a_stream_has_one_place_while_it_is_open(tmp_path: Path) -> None:
+    """However many requests it has; when it ends the next one may be opened."""
+    async with streaming_server(tmp_path) as serving:
+        base = tmp_path / GRAPH
+        limits = {"max_concurrency": 1, "max_queue": 0}
+        await serving.registry.apply([GraphSpec(name=GRAPH, base_path=base, graph_path=base / "graph.pbtxt", **limits)])
+        plane = serving.plane
+        door = KSERVE_GRPC
+        for _ in range(2):
+            async with plane.open_stream(InferRequest(GRAPH), door) as stream:
+                await stream.send(InferRequest(GRAPH))
+                with pytest.raises(Overloaded):
+                    async with plane.open_stream(InferRequest(GRAPH), door):
+                        pass
+                stream.end()
+                async for _ in stream:
+                    pass
+        assert plane._admission.under_way(GRAPH) == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"\x0a\x04echo\x12\x011", b"echo"),
+        (b"\x0a\x00", b""),
+        (b"", b""),
+        (b"\x0a", b""),
+        (b"\x12\x04echo", b""),
+        (b"\x0a\x80\x01" + b"n" * 200, b"n" * 128),
+        (b"\x0a\xff\xff\xff\xff\xff", b""),
+        (b"\x0a\xff\x7f" + b"n" * 20_000, b""),
+    ],
+)
+def test_the_name_is_found_where_it_is_first(data: bytes, found: bytes) -> None:
+    """Anything else is left to the parser."""
+    assert first_text(data) == found
