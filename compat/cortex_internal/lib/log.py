@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import sys
+import time
 from typing import Any, ClassVar, Final, TextIO
 
 __all__ = ["JsonFormatter", "StdoutHandler", "configure_logger", "logger"]
@@ -22,6 +23,7 @@ __all__ = ["JsonFormatter", "StdoutHandler", "configure_logger", "logger"]
 _LEVEL: Final = "CORTEX_LOG_LEVEL"
 _OWN: Final = ("asctime", "levelname", "message", "labels", "process")
 _OF_RECORDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "exc_text", "taskName"}
+_HIDDEN: Final = _OF_RECORDS.union(_OWN)
 
 
 class JsonFormatter(logging.Formatter):
@@ -31,6 +33,20 @@ class JsonFormatter(logging.Formatter):
     ``asctime``, ``levelname``, ``message``, ``labels`` and ``process`` are the logger's own.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = (0, "")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - as it is called
+        """Give the time of a record, whose date is written once a second."""
+        del datefmt
+        second, text = self._second
+        if second != int(record.created):
+            second = int(record.created)
+            text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+            self._second = (second, text)
+        return f"{text},{int(record.msecs):03d}"
+
     def format(self, record: logging.LogRecord) -> str:
         """Give the line of a record."""
         line: dict[str, Any] = {
@@ -39,8 +55,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             "process": record.process,
         }
-        hidden = _OF_RECORDS.union(_OWN)
-        line |= {name: value for name, value in vars(record).items() if name not in hidden}
+        line |= {name: value for name, value in vars(record).items() if name not in _HIDDEN}
         if record.exc_info:
             line["exc_info"] = self.formatException(record.exc_info)
         if record.stack_info:
