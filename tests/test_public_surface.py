@@ -53,9 +53,9 @@ SURFACE = {
     "ovmstrio.errors": """
         AlreadyExists ConfigError CustomNodeFailure DeadlineExceeded FailedPrecondition GraphFailure
         InvalidRequest MalformedJson MalformedPayload MethodNotAllowed ModelFailure NotFound NotReady NotSupported
-        NothingToGather Overloaded PayloadTooLarge PipelineFailure Problem RequestTooSlow SequenceEnding
-        SequenceExists SequenceMissing ServerError ServiceLoading ServiceMissing StorageFailure TooManyRequests
-        TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
+        NothingToGather Overloaded PayloadTooLarge PermissionDenied PipelineFailure Problem RequestTooSlow
+        SequenceEnding SequenceExists SequenceMissing ServerError ServiceLoading ServiceMissing StorageFailure
+        TooManyRequests TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
     """,
     "ovmstrio.handlers": """
         HTMLResponse HTTPError JSONResponse PlainTextResponse Response StreamingResponse

@@ -25,6 +25,7 @@
     │   └── TooManySequences                   no sequence can be started before another one ends
     ├── Overloaded                             a queue or pool is full; try again later
     │   └── TooManyRequests                    as many requests as a handler may have are in flight
+    ├── PermissionDenied (PermissionError)     who asks may not do that from where it is
     ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
     ├── NotSupported (NotImplementedError)     the servable has no such operation
     ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
@@ -69,6 +70,7 @@ __all__ = [
     "NothingToGather",
     "Overloaded",
     "PayloadTooLarge",
+    "PermissionDenied",
     "PipelineFailure",
     "Problem",
     "RequestTooSlow",
@@ -222,6 +224,10 @@ class Overloaded(ServerError):
 
 class TooManyRequests(Overloaded):
     """As many requests as the ``max_concurrency`` of a handler's project allows are in flight."""
+
+
+class PermissionDenied(ServerError, PermissionError):
+    """Who asks may not do that, or not from there."""
 
 
 class DeadlineExceeded(ServerError, TimeoutError):

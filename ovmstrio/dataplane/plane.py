@@ -317,7 +317,7 @@ class DataPlane:
         leasing = self._admitted_lease(*asked, arrival) if self.has_limits() else self._lease(*asked)
         with await leasing as lease:
             if Takes.TENSORS not in lease.takes:
-                raise NotSupported(_no_tensors(lease))
+                raise NotSupported(_otherwise(lease, "tensors"))
             share = current_share.get()
             size = 0 if share is None and arrival is None else await self._make_room(lease, arrival, share)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
@@ -425,7 +425,8 @@ class DataPlane:
         """
         with await self._lease_stream(first.model_name, door) as lease:
             if Takes.STREAMS not in lease.takes:
-                raise door.words(_no_streams(first.model_name), door.stream)
+                missing = door.words(_no_streams(first.model_name), door.stream)
+                raise ServiceMissing(f"{missing}: {_otherwise(lease, 'streams')}")
             servable = cast("StreamingServable", lease.servable)
             await self._room.enter(lease.name, is_stream=True)
             event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id)
@@ -569,7 +570,13 @@ def _no_streams(name: str) -> ServiceMissing:
     return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')
 
 
-def _no_tensors(lease: Lease) -> str:
-    ways = {Takes.HTTP: f"at /{lease.name}", Takes.GRPC: "by its own gRPC services", Takes.STREAMS: "by streams"}
+def _otherwise(lease: Lease, untaken: str) -> str:
+    """Say what a service does not take, and how it is called."""
+    ways = {
+        Takes.TENSORS: "with single requests",
+        Takes.HTTP: f"at /{lease.name}",
+        Takes.GRPC: "by its own gRPC services",
+        Takes.STREAMS: "by streams",
+    }
     named = " or ".join(way for takes, way in ways.items() if takes in lease.takes)
-    return f'the {lease.kind} "{lease.name}" takes no tensors; call it {named}'
+    return f'the {lease.kind} "{lease.name}" takes no {untaken}; call it {named}'

@@ -23,6 +23,7 @@ _GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
     "RESOURCE_EXHAUSTED": errors.Overloaded,
     "NOT_FOUND": errors.NotFound,
     "ALREADY_EXISTS": errors.AlreadyExists,
+    "PERMISSION_DENIED": errors.PermissionDenied,
     "UNAVAILABLE": errors.NotReady,
     "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
     "UNIMPLEMENTED": errors.NotSupported,
@@ -33,6 +34,7 @@ _GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
 _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
     204: errors.NothingToGather,
     400: errors.InvalidRequest,
+    403: errors.PermissionDenied,
     404: errors.NotFound,
     406: errors.MethodNotAllowed,
     408: errors.RequestTooSlow,

@@ -51,6 +51,7 @@ def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> Res
         receive_seconds=settings.request_receive_seconds,
         cors=_cors(settings),
         shows_details=settings.debug,
+        allows_remote_admin=settings.allow_remote_admin,
         pending=pending,
         root=plan.root,
     )

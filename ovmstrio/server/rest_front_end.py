@@ -43,6 +43,7 @@ class RestFrontEnd(HttpFrontEnd):
         receive_seconds: what a request may take from its first byte to its last.
         cors: what browsers of other origins may do, None for nothing.
         shows_details: whether callers of handlers may see what their code raised.
+        allows_remote_admin: whether other machines may change the server.
         pending: counts what waits for clients; of no bound for the server unless given.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
     """
@@ -57,10 +58,18 @@ class RestFrontEnd(HttpFrontEnd):
         receive_seconds: float = RECEIVE_SECONDS,
         cors: Cors | None = None,
         shows_details: bool = False,
+        allows_remote_admin: bool = False,
         pending: PendingAnswers | None = None,
         root: str = "",
     ) -> None:
-        router = make_router(plane, max_body_bytes, cors, shows_details=shows_details, root=root)
+        router = make_router(
+            plane,
+            max_body_bytes,
+            cors,
+            shows_details=shows_details,
+            allows_remote_admin=allows_remote_admin,
+            root=root,
+        )
         super().__init__(
             addresses,
             router,
@@ -77,6 +86,7 @@ def make_router(
     cors: Cors | None = None,
     *,
     shows_details: bool = False,
+    allows_remote_admin: bool = False,
     root: str = "",
 ) -> Router:
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
@@ -84,7 +94,7 @@ def make_router(
         *kserve_rules(plane, max_body_bytes),
         *tensorflow_rules(plane, max_body_bytes),
         *generate_rules(plane, max_body_bytes),
-        *admin_rules(plane),
+        *admin_rules(plane, allows_remote=allows_remote_admin),
     ]
     if not root or plane.render_metrics() is not None:
         # Without metrics of the server the path is that of the service at the root, which may have its own.

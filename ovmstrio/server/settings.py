@@ -153,6 +153,9 @@ class ServerSettings(BaseModel):
     tls_cert: Path | None = _setting(None, SECURITY, "Certificate chain (PEM) of both protocols.")
     tls_key: Path | None = _setting(None, SECURITY, "Private key (PEM) of the certificate.")
     client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
+    allow_remote_admin: bool = _setting(
+        False, SECURITY, "Let other machines reload what is served; otherwise only this one may."
+    )
     hide_errors: bool = _setting(
         False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."
     )

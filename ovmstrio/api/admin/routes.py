@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from ovmstrio.api.admin.locality import check_is_local
 from ovmstrio.api.refusals import INVALID_URL, status_document
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
 from ovmstrio.core.http import HttpAnswer
@@ -24,13 +25,15 @@ _FILE_FAILED: Final = "Reloading config file failed. Check server logs for more 
 _VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
 
 
-def admin_rules(plane: DataPlane) -> list[Rule]:
-    """Make the rules over one data plane."""
+def admin_rules(plane: DataPlane, *, allows_remote: bool = False) -> list[Rule]:
+    """Make the rules over one data plane; what changes the server is for this machine unless others may, too."""
 
     async def config(_: HttpRequest) -> HttpAnswer:
         return json_answer(_statuses(plane))
 
-    async def reload(_: HttpRequest) -> HttpAnswer:
+    async def reload(request: HttpRequest) -> HttpAnswer:
+        if not allows_remote:
+            check_is_local(request.client)
         try:
             changed = await plane.reload_config()
         except ConfigError as error:

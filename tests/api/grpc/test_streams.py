@@ -113,16 +113,19 @@ async def test_a_stream_that_cannot_begin_has_only_a_status(streaming: Streaming
     assert await _called(streaming, work) == ([], "FAILED_PRECONDITION", "Failed to start mediapipe graph")
 
 
-@pytest.mark.parametrize("model", ["echo", "nothing"])
-async def test_what_has_no_streams_is_not_found(streaming: Streaming, model: str) -> None:
-    """Models and unknown names get OVMS's words for it."""
+@pytest.mark.parametrize(
+    ("model", "further"),
+    [("echo", ': the model "echo" takes no streams; call it with single requests'), ("nothing", "")],
+)
+async def test_what_has_no_streams_is_not_found(streaming: Streaming, model: str, further: str) -> None:
+    """Models and unknown names get OVMS's words for it; of a model it is said how it is called."""
 
     def work(caller: Caller) -> Any:
         caller.send(payload(model=model))
         return caller.finish()
 
     text = "Mediapipe graph definition with requested name is not found"
-    assert await _called(streaming, work) == ([], "NOT_FOUND", text)
+    assert await _called(streaming, work) == ([], "NOT_FOUND", text + further)
 
 
 async def test_a_problem_with_one_request_leaves_the_stream_open(streaming: Streaming) -> None:

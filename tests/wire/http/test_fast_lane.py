@@ -50,6 +50,12 @@ REQUESTS: dict[str, tuple[bytes, list[str], str, str]] = {
     "no inputs": (b"{}", [], "echo", ""),
     "a bad length of the JSON": (BODY, ["Inference-Header-Content-Length: -1"], "echo", ""),
     "a failing model": (BODY[:-1] + b',"parameters":{"fail":"it broke"}}', [], "echo", ""),
+    "two lengths of the JSON": (
+        AS_BYTES + b"\1\0\2\0",
+        [f"Inference-Header-Content-Length: {length}" for length in (len(AS_BYTES), len(AS_BYTES) - 1)],
+        "echo",
+        "",
+    ),
     "dots": (BODY, [], "..", ""),
     "an encoded slash": (BODY, [], "echo%2Finfer", ""),
     "no UTF-8": (BODY, [], "%ff", ""),
@@ -322,4 +328,56 @@ async def test_a_draining_lane_ends_after_the_answer_in_progress(serving: Servin
             await trio.testing.wait_all_tasks_blocked(0.05)
             nursery.start_soon(finish)
         assert (answers[0].status, answers[0].headers["connection"]) == (200, "close")
+        assert await peer.rest() == b""
+
+
+@pytest.mark.parametrize("lane", ["fast", "application"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda head: head.replace(b"\r\n", b"\n"),
+        lambda head: head.replace(b"\r\n", b"\n", 1),
+        lambda head: head.replace(b"Host: localhost\r\n", b"Host: localhost\n"),
+        lambda head: head[:-2] + b"\n",
+    ],
+    ids=["every line", "the first line", "a header", "the end"],
+)
+async def test_lines_that_end_with_lf_alone_are_refused(
+    serving: Serving, damage: Callable[[bytes], bytes], lane: str
+) -> None:
+    """On both lanes alike, at once, and nothing of what follows is taken for a request."""
+    async with serving.connect() as peer:
+        await peer.ask(infer_post() if lane == "fast" else GET_METADATA)
+        with trio.fail_after(5):
+            answer = await peer.ask(damage(infer_head(len(BODY))) + BODY + GET_METADATA)
+            assert (answer.status, answer.headers["connection"]) == (400, "close")
+            assert answer.json == {"error": "not a valid HTTP/1.1 request: Bad Request"}
+            assert await peer.rest() == b""
+
+
+async def test_two_lengths_of_the_json_are_refused(serving: Serving) -> None:
+    """Which one is meant cannot be told; one that is said twice is one."""
+    body, lengths = AS_BYTES + b"\1\0\2\0", (len(AS_BYTES), len(AS_BYTES) - 1)
+    async with serving.connect() as peer:
+        for second, status in ((lengths[0], 200), (lengths[1], 400)):
+            lines = [f"Inference-Header-Content-Length: {length}" for length in (lengths[0], second)]
+            assert (await peer.ask(infer_post(body, *lines))).status == status
+
+
+@pytest.mark.parametrize("head", [infer_head(9), infer_head(None, "Transfer-Encoding: chunked")], ids=["fast", "app"])
+@pytest.mark.parametrize("part", ["half a head", "half a body"])
+async def test_a_request_that_drips_is_refused_alike(tmp_path: Path, head: bytes, part: str) -> None:
+    """Byte after byte is no way around the one time that a request has."""
+    data = head[:-4] if part == "half a head" else head + (b"1\r\n{\r\n" if b"chunked" in head else b"{")
+    async with serving_rest(tmp_path, front_end={"receive_seconds": 0.5}) as serving, serving.connect() as peer:
+        began = trio.current_time()
+        with trio.fail_after(10):
+            await peer.send(data[:-4])
+            for byte in data[-4:]:
+                await trio.sleep(0.05)
+                await peer.send(bytes([byte]))
+            answer = await peer.answer()
+        assert trio.current_time() - began == pytest.approx(0.5, abs=0.4)
+        assert (answer.status, answer.headers["connection"]) == (408, "close")
+        assert answer.json == {"error": "the request did not come within 0.5 s (--request_receive_seconds)"}
         assert await peer.rest() == b""

@@ -35,11 +35,17 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     async def infer(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
-        return await answer_infer(plane, model, version, body, request.header(HEAD_LENGTH))
+        return await answer_infer(plane, model, version, body, _combined(request, HEAD_LENGTH))
 
     admit = admits(plane, KSERVE_REST)
     calls = [rule(path, "POST", infer, is_hot=True, admit=admit) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
+
+
+def _combined(request: HttpRequest, name: str) -> str | None:
+    """Give the value of a header that may be repeated; values that differ become one that is no number."""
+    values = {value: None for key, value in request.headers if key == name}
+    return ", ".join(values) if values else None
 
 
 def model_paths(suffix: str) -> tuple[str, str]:

@@ -1,0 +1,245 @@
+"""Servers of every kind are stopped while clients are busy with them, and no request is lost."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tritonclient.grpc
+
+from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST
+from tests.support.all_kinds import write_all_kinds
+from tests.support.processes import free_ports
+from tests.support.project_processes import serving_project
+from tests.support.projects import write_project
+from tests.support.stops import Target, Workload
+
+pytestmark = pytest.mark.e2e
+
+STOPS = int(os.environ.get("OVMSTRIO_STOPS", "160"))
+PROJECT_STOPS = STOPS // 8
+AT_ONCE = 2
+START_SECONDS = 60
+LONGEST_STOP_SECONDS = 10
+"""Of a stop on a machine that has others to do; the grace, which nobody needs here, is much longer."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.support.served_command"])
+
+ROW = {"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [0.0] * 10}
+TEXT = {"name": "in", "shape": [3], "datatype": "UINT8", "data": [97, 98, 99]}
+HANDLER = """
+class Handler:
+    def handle_get(self):
+        return "a"
+
+    def handle_post(self, payload):
+        return payload
+"""
+
+
+def _request(path: str, body: Any = None, *, is_chunked: bool = False) -> bytes:
+    """Write a request, which goes to the framework if it is chunked."""
+    if body is None:
+        return f"GET {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+    text = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n".encode()
+    if is_chunked:
+        return head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)
+    return head + b"Content-Length: %d\r\n\r\n" % len(text) + text
+
+
+def _infer(model: str, given: str, shape: list[int], datatype: str) -> tuple[str, bytes]:
+    tensor = tritonclient.grpc.InferInput(given, shape, datatype)
+    request = tritonclient.grpc.service_pb2.ModelInferRequest(model_name=model, inputs=[tensor._get_tensor()])
+    size = 40 if datatype == "FP32" else 3
+    request.raw_input_contents.append(b"abcd" * 10 if size == 40 else b"abc")
+    return "/inference.GRPCInferenceService/ModelInfer", request.SerializeToString()
+
+
+HTTP_REQUESTS = (
+    _request("/v2/models/model/infer", {"inputs": [ROW]}),
+    _request("/v2/models/dag/infer", {"inputs": [ROW]}),
+    _request("/v2/models/graph/infer", {"inputs": [TEXT]}),
+    _request("/v2/models/model/infer", {"inputs": [ROW]}, is_chunked=True),
+    _request("/v2/models/model"),
+    _request("/handler", [1, 2, 3]),
+    _request("/ops/prediction", {"key": ["x"], "value": ["y"]}),
+)
+CALLS = (
+    _infer("model", "b", [1, 10], "FP32"),
+    _infer("dag", "b", [1, 10], "FP32"),
+    _infer("graph", "in", [3], "UINT8"),
+    (METHOD, REQUEST(key=["x"], value=["y"], name="ops").SerializeToString()),
+)
+
+
+class _Server:
+    """A server of every kind, in a process that has imported everything before."""
+
+    def __init__(self, process: BaseProcess, target: Target, log: Path) -> None:
+        self.process = process
+        self.target = target
+        self.log = log
+
+    def wait_ready(self) -> None:
+        """Return once everything can be called."""
+        ends = time.monotonic() + START_SECONDS
+        url = f"http://127.0.0.1:{self.target.rest}/v2/health/ready"
+        while True:
+            try:
+                if httpx.get(url, timeout=5, trust_env=False).is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            assert self.process.is_alive(), self.log.read_text()
+            assert time.monotonic() < ends, self.log.read_text()
+            threading.Event().wait(0.02)
+
+    def stop(self, number: signal.Signals) -> float:
+        """Stop it, and tell how many seconds that took; the exit code must be that of a gentle end."""
+        began = time.monotonic()
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+        self.process.join(60)
+        assert self.process.exitcode == 0, self.log.read_text()
+        return time.monotonic() - began
+
+
+@contextmanager
+def _serving(config: Path, log: Path) -> Iterator[_Server]:
+    from tests.support.served_command import run_command
+
+    grpc, rest = free_ports(2)
+    options = ["serve", "--config_path", str(config), "--port", str(grpc), "--rest_port", str(rest)]
+    options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
+    process = CONTEXT.Process(target=run_command, args=(options, str(log)))
+    process.start()
+    try:
+        server = _Server(process, Target(rest, grpc, HTTP_REQUESTS, CALLS), log)
+        server.wait_ready()
+        yield server
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join()
+
+
+class _Verdict:
+    """What came out of many stops."""
+
+    def __init__(self) -> None:
+        self.answered = 0
+        self.faults: list[str] = []
+        self._lock = threading.Lock()
+
+    def add(self, work: Workload, seconds: float, what: str) -> None:
+        """Add one stop."""
+        tally = work.tally
+        with self._lock:
+            self.answered += tally.answered
+            self.faults += [f"{what}: lost: {text}" for text in tally.lost]
+            self.faults += [f"{what}: wrong: {text}" for text in tally.wrong]
+            if seconds > LONGEST_STOP_SECONDS:
+                self.faults.append(f"{what}: took {seconds:.1f} s")
+
+    def check(self, stops: int) -> None:
+        """Fail with everything that went wrong."""
+        assert not self.faults, "\n".join(self.faults)
+        assert self.answered > stops * 5
+
+
+def _stop_all_kinds(config: Path, folder: Path, seed: int, verdict: _Verdict) -> None:
+    chance = random.Random(seed)
+    number = SIGNALS[seed % 2]
+    with _serving(config, folder / f"{seed}.log") as server:
+        work = Workload(server.target, seed)
+        work.start()
+        threading.Event().wait(0.1 + chance.random() * 0.4)
+        seconds = server.stop(number)
+        work.join()
+    verdict.add(work, seconds, f"{number.name} {seed}")
+
+
+def _stop_many(config: Path, folder: Path, stops: int) -> None:
+    verdict = _Verdict()
+    seeds = iter(range(stops))
+    lock = threading.Lock()
+    failures: list[BaseException] = []
+
+    def go_on() -> None:
+        while True:
+            with lock:
+                seed = next(seeds, None)
+            if seed is None:
+                return
+            try:
+                _stop_all_kinds(config, folder, seed, verdict)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+    threads = [threading.Thread(target=go_on) for _ in range(AT_ONCE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    verdict.check(stops)
+
+
+def test_a_stop_loses_nothing(tmp_path: Path) -> None:
+    """Over HTTP/1.1 on connections that are kept, new or full of requests, and over HTTP/2, whatever is called."""
+    _stop_many(write_all_kinds(tmp_path), tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_many_stops_lose_nothing(tmp_path: Path) -> None:
+    """As one does."""
+    _stop_many(write_all_kinds(tmp_path), tmp_path, STOPS)
+
+
+def _stop_project(folder: Path, processes: int, seed: int, verdict: _Verdict) -> None:
+    project = write_project(folder / "project", HANDLER, processes=processes)
+    with serving_project(project) as server:
+        target = Target(int(server.address.rpartition(":")[2]), 0, (_request("/"), _request("/", "a"), _request("/v2")))
+        work = Workload(target, seed)
+        work.start()
+        threading.Event().wait(0.3)
+        began = time.monotonic()
+        code = server.stop(SIGNALS[seed % 2])
+        work.join()
+        assert code == 0, server.lines
+    verdict.add(work, time.monotonic() - began, f"{processes} processes {seed}")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stop_of_a_project_loses_nothing(tmp_path: Path, processes: int) -> None:
+    """In its own process, and in several that a parent gives connections to."""
+    verdict = _Verdict()
+    _stop_project(tmp_path, processes, 0, verdict)
+    verdict.check(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_many_stops_of_a_project_lose_nothing(tmp_path: Path, processes: int) -> None:
+    """As one does."""
+    verdict = _Verdict()
+    for seed in range(PROJECT_STOPS):
+        _stop_project(tmp_path / str(seed), processes, seed, verdict)
+    verdict.check(PROJECT_STOPS)

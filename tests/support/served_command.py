@@ -1,0 +1,23 @@
+"""The ``ovms`` command, imported once and run in many processes that are forked from there."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import openvino  # noqa: F401 - imported for those that are forked
+import trio  # noqa: F401
+
+import ovmstrio.server.own_process  # noqa: F401
+from ovms_cli.main import main
+
+__all__ = ["run_command"]
+
+
+def run_command(arguments: list[str], log: str) -> None:
+    """Be an ``ovms`` command whose output goes to a file."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.argv = ["ovms", *arguments]
+    main()
