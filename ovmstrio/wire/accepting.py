@@ -106,12 +106,20 @@ class Accepting:
                     self._untold.append(untold)
                     await gate.take_all(untold)
             _hold_off(listener)
-            with trio.move_on_after(SETTLE_SECONDS) as settling, suppress(OSError):
-                await gate.take_all(settling)
+            # A busy server may not get around to all of them in that time: the end is a time in which nobody came.
+            accepted = -1
+            while accepted < gate.accepted:
+                accepted = gate.accepted
+                with trio.move_on_after(SETTLE_SECONDS) as settling, suppress(OSError):
+                    await gate.take_all(settling)
 
 
 class _Gate:
-    """One listener, and where its connections go."""
+    """One listener, and where its connections go.
+
+    Attributes:
+        accepted: how many have gone there.
+    """
 
     def __init__(
         self,
@@ -124,6 +132,7 @@ class _Gate:
         self._handler = handler
         self._nursery = nursery
         self._make_room = make_room
+        self.accepted = 0
         self._quiet_until = float("-inf")
         self._pauses = 0
 
@@ -145,6 +154,7 @@ class _Gate:
                 self._make_room()
                 await self._pause(error)
             else:
+                self.accepted += 1
                 self._nursery.start_soon(self._handle, stream)
 
     async def _handle(self, stream: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -186,39 +187,43 @@ class _Connection(TCPServer):
     async def run(self) -> None:
         """Serve the connection to its end, and close it."""
         given: Any = self.stream
-        socket = given.transport.socket
         self._idle_since = trio.current_time()
         self._feeding = trio.CancelScope()
+        self._task_group = TaskGroup()
+        # Before anything waits: from then on the connection may be told to hurry.
+        self._http = self._make_protocol(given)
+        self.protocol = self._http  # type: ignore[assignment]
         try:
-            client = parse_socket_addr(socket.family, socket.getpeername())
-            server = parse_socket_addr(socket.family, socket.getsockname())
             # A scope of our own: hypercorn's group lets its nursery's cancellation escape, which would end the server.
             with trio.CancelScope() as self._everything:
-                await self._serve(given, client, server)
+                async with self._task_group:
+                    await self._http.initiate()
+                    self._begin_request(self.receive_until)
+                    await self._read_data()
         except OSError:
             pass
         finally:
             await self._close()
 
-    async def _serve(self, given: Any, client: tuple[str, int] | None, server: tuple[str, int] | None) -> None:
-        async with TaskGroup() as task_group:
-            self._task_group = task_group
-            self._http = _Http11Only(
-                self.app,
-                self.config,
-                self.context,
-                task_group,
-                ConnectionState(self.state),
-                given.encrypted,
-                client,
-                server,
-                self.protocol_send,
-            )
-            self.protocol = self._http  # type: ignore[assignment]
-            self._http.ending = self.ending
-            await self._http.initiate()
-            self._begin_request(self.receive_until)
-            await self._read_data()
+    def _make_protocol(self, given: Any) -> _Http11Only:
+        socket, client, server = given.transport.socket, None, None
+        # A connection that its client has reset has no ends any more.
+        with suppress(OSError):
+            client = parse_socket_addr(socket.family, socket.getpeername())
+            server = parse_socket_addr(socket.family, socket.getsockname())
+        protocol = _Http11Only(
+            self.app,
+            self.config,
+            self.context,
+            self._task_group,
+            ConnectionState(self.state),
+            given.encrypted,
+            client,
+            server,
+            self.protocol_send,
+        )
+        protocol.ending = self.ending
+        return protocol
 
     # Reading
 

@@ -139,3 +139,17 @@ async def test_half_a_request_is_cut_with_the_grace(tmp_path: Path, sent: bytes)
         await trio.testing.wait_all_tasks_blocked(0.05)
         with trio.fail_after(LONGEST_SECONDS):
             assert await serving.front_end.drain(0.2) == 1
+
+
+async def test_a_connection_that_is_reset_can_be_hurried(serving: Serving) -> None:
+    """At any moment of its way through the lanes to its end."""
+    for _ in range(5):
+        async with serving.connect() as peer:
+            assert isinstance(peer.stream, trio.SocketStream)
+            await peer.send(APPLICATION)
+            peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        for _ in range(30):
+            for connection in serving.front_end._open.values():
+                connection.hurry()
+            await trio.lowlevel.checkpoint()
+    await serving.wait_closed()
