@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.wire.listeners import Listener
 
-__all__ = ["Accepting"]
+__all__ = ["QUIET_SECONDS", "Accepting"]
 
 log = structlog.get_logger(__name__)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import structlog
 import trio
 
 from ovmstrio.server.workers.journal import NO_SLOT, Journal
 from ovmstrio.server.workers.passing import ConnectionInbox
-from ovmstrio.work.processes import WorkRequests
+from ovmstrio.work.messages.message_packets import Message
+from ovmstrio.work.processes import WorkRequest, WorkRequests
 from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair
 
@@ -94,3 +96,16 @@ async def test_the_end_of_the_giver_is_the_end() -> None:
         passing.giver.close()
         with trio.fail_after(5):
             await passing.run()
+
+
+async def test_a_connection_without_a_descriptor_is_given_up() -> None:
+    """A process that has no room for it says so, so that who gave it closes it; its client is not left waiting."""
+    ended: list[str] = []
+    with _passing(lambda: ended.append("one")) as passing:
+        message = Message([0, ["REST", NO_SLOT]], None)
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                await passing.inbox.put(WorkRequest(passing.giver, message))
+        await passing.inbox.aclose()
+    assert ended == ["one"] * 3
+    assert [line["event"] for line in logs] == ["connections lost"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import socket
 from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter
@@ -167,8 +168,9 @@ class _Parent:
             await self._changed.wait()
 
     async def _give(self, protocol: str, stream: trio.SocketStream) -> None:
-        # Whoever has accepted it closes what it gave.
-        await self._pass_on(GivenConnection(protocol, trio.SocketStream(stream.socket.dup())))
+        # Whoever has accepted it closes what it gave, and there may be no room for another descriptor of it.
+        taken = socket.socket(fileno=stream.socket.detach())
+        await self._pass_on(GivenConnection(protocol, trio.SocketStream(trio.socket.from_stdlib_socket(taken))))
 
     async def _pass_on(self, connection: GivenConnection) -> None:
         """Give a connection to the process that has the fewest; wait for one while there is none, and is to be one."""

@@ -11,10 +11,12 @@ import math
 import socket
 from typing import TYPE_CHECKING
 
+import structlog
 import trio
 
 from ovmstrio.server.workers.journal import NO_SLOT
 from ovmstrio.server.workers.kept_stream import KeptStream
+from ovmstrio.wire.accepting import QUIET_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ovmstrio.work.processes import WorkRequest
 
 __all__ = ["ConnectionInbox"]
+
+log = structlog.get_logger(__name__)
 
 
 class _PassedStream(trio.abc.HalfCloseableStream):
@@ -74,6 +78,7 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
     def __init__(self, closed: Callable[[], None], journal: Journal) -> None:
         self._closed = closed
         self._journal = journal
+        self._quiet_until = float("-inf")
         # Unbounded: the other process gives what it has accepted, and accepts no more than there are descriptors.
         self._put, self._take = trio.open_memory_channel[trio.abc.HalfCloseableStream](math.inf)
 
@@ -84,8 +89,18 @@ class ConnectionInbox(trio.abc.Listener[trio.abc.HalfCloseableStream]):
 
         Cancellation: nothing waits here.
         """
+        slot = request.value[-1]
         if request.descriptor is not None:
-            self._put.send_nowait(self._stream(socket.socket(fileno=request.descriptor), request.value[-1]))
+            self._put.send_nowait(self._stream(socket.socket(fileno=request.descriptor), slot))
+            return
+        # There was no room for another descriptor here; whoever gave the connection closes it now.
+        if slot != NO_SLOT:
+            self._journal.end(slot)
+        self._closed()
+        now = trio.current_time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + QUIET_SECONDS
+            log.warning("connections lost", reason="Too many open files (EMFILE)")
 
     def _stream(self, passed: socket.socket, slot: int) -> trio.abc.HalfCloseableStream:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(passed))
