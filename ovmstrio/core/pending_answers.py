@@ -55,7 +55,7 @@ class PendingAnswers:
     @property
     def patience_seconds(self) -> float:
         """How long a client may take nothing now: less while there is no room for others."""
-        if self.budget.line:
+        if self.budget.waiting:
             return min(self._stalled_seconds, _HURRY_SECONDS)
         return self._stalled_seconds
 
@@ -108,7 +108,7 @@ class PendingShare:
     def take(self, size: int) -> bool:
         """Count bytes that will come, if there is room for them and nobody waits; False if not."""
         own, everyone = self._own, self._all
-        if own.line or everyone.line or own.held + size > own.limit or everyone.held + size > everyone.limit:
+        if own.waiting or everyone.waiting or own.held + size > own.limit or everyone.held + size > everyone.limit:
             return False
         own.held += size
         everyone.held += size
@@ -117,11 +117,13 @@ class PendingShare:
     async def wait(self, size: int) -> None:
         """Count bytes that will come, as soon as there is room for them; more than fit in, when nothing else waits.
 
+        A client for whom nothing waits yet goes before those who have answers to read.
+
         Cancellation: while it waits; nothing is counted then.
         """
         await self._own.wait(size)
         try:
-            await self._all.wait(size)
+            await self._all.wait(size, is_first=self._own.held == size)
         except BaseException:
             self._own.give_back(size)
             raise
@@ -136,9 +138,9 @@ class PendingShare:
         own, everyone = self._own, self._all
         own.held -= size
         everyone.held -= size
-        if own.line:
+        if own.waiting:
             own.serve_line()
-        if everyone.line:
+        if everyone.waiting:
             everyone.serve_line()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from ovmstrio.core.byte_budget import ByteBudget
-from ovmstrio.core.pending_answers import PendingAnswers
+from ovmstrio.core.pending_answers import PendingAnswers, PendingShare
 
 
 @given(
@@ -45,7 +45,7 @@ def test_room_is_given_in_order_and_never_lost(steps: list[tuple[str, int, int]]
                 assert not waiting or budget.held + waiting[0][1] > 100
             nursery.cancel_scope.cancel()
         assert budget.held == sum(held)
-        assert not budget.line
+        assert not budget.waiting
 
     trio.run(main)
 
@@ -100,6 +100,36 @@ async def test_an_answer_larger_than_the_share_passes_alone(autojump_clock: Mock
         assert order == [500]
         share.give_back(500)
     assert order == [500, 20]
+
+
+async def test_who_has_nothing_to_read_goes_before_who_has(autojump_clock: MockClock) -> None:
+    """Where there is no room for all, a client that took its answers does not wait behind those that did not."""
+    pending = PendingAnswers(100, 90)
+    hoarding, other = pending.share(), pending.share()
+    hoarding.add(80)
+    order = []
+    async with trio.open_nursery() as nursery:
+
+        async def wait(name: str, share: PendingShare, size: int) -> None:
+            await share.wait(size)
+            order.append(name)
+
+        third = pending.share()
+        third.add(20)
+        for name, share, size in [("hoarding", hoarding, 10), ("third", third, 30), ("first", other, 30)]:
+            nursery.start_soon(wait, name, share, size)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(wait, "second", pending.share(), 30)
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == []
+        hoarding.give_back(60)
+        await trio.testing.wait_all_tasks_blocked()
+        assert set(order) == {"first", "second"}
+        other.close()
+        await trio.testing.wait_all_tasks_blocked()
+        assert order[2:] == ["hoarding"]
+        hoarding.give_back(20)
+    assert order[3:] == ["third"]
 
 
 async def test_a_closed_share_counts_nothing(autojump_clock: MockClock) -> None:

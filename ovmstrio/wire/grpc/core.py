@@ -90,6 +90,7 @@ class Http2Core:
         self._pings = RateLimit(limits.max_pings_per_second, clock)
         self._settings = RateLimit(limits.max_settings_per_second, clock)
         self._updates = RateLimit(limits.max_window_updates_per_second, clock)
+        self._has_sent = False
         self._idle_frames = RateLimit(limits.max_idle_frames_per_second, clock)
         self._handlers: tuple[Callable[[int, int, bytes], None], ...] = (
             self._on_data,
@@ -326,6 +327,7 @@ class Http2Core:
         if len(payload) != 4:  # noqa: PLR2004  # a 32-bit number
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not four bytes long")
         increment = int.from_bytes(payload, "big") & MAX_WINDOW
+        self._forgive_for_data()
         if self._updates.exceeded():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_window_updates")
         if not stream_id:
@@ -395,6 +397,7 @@ class Http2Core:
             self._count_idle_frame()
             self._events.append(PingAcknowledged(payload))
             return
+        self._forgive_for_data()
         if self._pings.exceeded():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self.outbound += frames.ping(payload, ack=True)
@@ -437,8 +440,7 @@ class Http2Core:
         out += prefix
         out += payload
         if prefix or size >= _WHOLE_FRAME_BYTES:
-            self._pings.forgive()
-            self._updates.forgive()
+            self._has_sent = True
 
     def consume(self, stream: StreamState, size: int) -> None:
         """Let the peer send ``size`` bytes more, because so many were read."""
@@ -517,6 +519,13 @@ class Http2Core:
     def _check_not_idle(self, stream_id: int, what: str) -> None:
         if stream_id > self._last_stream_id or not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which is idle")
+
+    def _forgive_for_data(self) -> None:
+        """Forget PINGs and WINDOW_UPDATEs that came before data was sent: peers measure and take it with them."""
+        if self._has_sent:
+            self._has_sent = False
+            self._pings.forgive()
+            self._updates.forgive()
 
     def _count_reset(self) -> None:
         if self._resets.exceeded():

@@ -222,7 +222,12 @@ class Call:
                     return self._end_of_requests()
                 await self._wait_readable()
                 taken = buffer.take(limit)
-            return await self._read(*taken)
+            flag, data = taken
+            self._credit_taken()
+            if flag:
+                data = await self._inflate(data)
+            self.received += len(data)
+            return self._decode(data)
         except GRPCError as error:
             self._host.faults.tell(
                 "request cannot be read",
@@ -241,18 +246,14 @@ class Call:
             self._host.mark_dirty()
         await self._readable.wait()
 
-    async def _read(self, flag: int, data: bytes) -> Any:
-        state, core = self.state, self._host.core
+    def _credit_taken(self) -> None:
+        state = self.state
         self._requests += 1
         if state.uncredited > state.buffer.size:
-            core.consume(state, state.uncredited - state.buffer.size)
+            self._host.core.consume(state, state.uncredited - state.buffer.size)
             self._host.mark_dirty()
         if state.buffer.size and not self.handler.cardinality.client_streaming:
             raise GRPCError(Status.UNIMPLEMENTED, f"{self.path}: expected one request message, got more")
-        if flag:
-            data = await self._inflate(data)
-        self.received += len(data)
-        return self._decode(data)
 
     def _end_of_requests(self) -> None:
         if self.state.buffer.size:
@@ -269,9 +270,8 @@ class Call:
         return data
 
     def _release_inflated(self) -> None:
-        if self._inflated:
-            self._host.inflater.release(self._inflated)
-            self._inflated = 0
+        self._host.inflater.release(self._inflated)
+        self._inflated = 0
 
     def _decode(self, data: bytes) -> Any:
         try:
@@ -417,7 +417,8 @@ class Call:
         finally:
             if self.arrival is not None:
                 self.arrival.settle()
-            self._release_inflated()
+            if self._inflated:
+                self._release_inflated()
         try:
             self._end(failure)
         finally:
