@@ -14,7 +14,7 @@ from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.limits import LocalLimit
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
-from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_grpc_project, proto_of
+from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
 from ovmstrio.runtimes.handlers.grpc.services import UserService
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.isolated.isolated_handler import IsolatedHandler, open_isolated_handler
@@ -143,8 +143,8 @@ async def opened(
         async with proto_of(spec) as made, open_isolated_handler(spec, isolation, mounted_as="") as isolated:
             yield GrpcProject(made, isolated, LocalLimit(spec.max_concurrency))
         return
-    async with open_grpc_project(spec) as project:
-        yield project
+    async with proto_of(spec) as made, open_rpc_handler(spec, made) as loaded:
+        yield GrpcProject(made, loaded, LocalLimit(spec.max_concurrency))
 
 
 def _side(*, streams: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
+from ovmstrio.core.limits import ConcurrencyLimit
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.ends import PASSING
 from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
@@ -17,7 +17,7 @@ from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.project import open_handler
 
-__all__ = ["GrpcProject", "RpcHandler", "open_grpc_project", "open_rpc_handler", "proto_of"]
+__all__ = ["GrpcProject", "RpcHandler", "open_rpc_handler", "proto_of"]
 
 
 class RpcHandler(Protocol):
@@ -55,7 +55,14 @@ async def open_rpc_handler(
     is_alone: bool = False,
     code: HandlerCode | None = None,
 ) -> AsyncIterator[LoadedHandler]:
-    """Load a project's handler, which has a method for each RPC of its services; as ``open_handler``."""
+    """Load a project's handler, which has a method for each RPC of its services; see ``open_handler``.
+
+    Raises:
+        ConfigError: the handler cannot be used, or does not fit the services.
+
+    Ownership: as ``open_handler``.
+    Cancellation: as ``open_handler``.
+    """
     async with open_handler(
         project,
         clients=clients,
@@ -73,37 +80,8 @@ def proto_of(project: ProjectSpec) -> AbstractAsyncContextManager[UserProto]:
     """Compile a project's ``.proto``; see :func:`~ovmstrio.runtimes.handlers.grpc.services.open_proto`.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none; or, in the block, it cannot be used.
     """
     if project.protobuf_path is None:
         raise ConfigError([Problem("is missing", file=str(project.file), path="protobuf_path")])
     return open_proto(project.protobuf_path, project.directory)
-
-
-@asynccontextmanager
-async def open_grpc_project(
-    project: ProjectSpec,
-    *,
-    clients: Mapping[str, Any] | None = None,
-    limit: ConcurrencyLimit | None = None,
-    is_alone: bool = False,
-) -> AsyncIterator[GrpcProject]:
-    """Compile a project's ``.proto``, load its handler, and keep both while the block runs.
-
-    Args:
-        project: has a ``protobuf_path`` and no ``server_side_batching``.
-        clients: as for :func:`~ovmstrio.runtimes.handlers.project.open_handler`.
-        limit: how many calls may be in flight; by default as many as the project says, in this process.
-        is_alone: as for ``open_handler``.
-
-    Raises:
-        ConfigError: the ``.proto`` or the handler cannot be used, or they do not fit each other.
-
-    Ownership: as :func:`~ovmstrio.runtimes.handlers.grpc.services.open_proto` and ``open_handler``.
-    Cancellation: while anything is compiled or loaded, and at the end as ``open_handler``.
-    """
-    async with (
-        proto_of(project) as proto,
-        open_rpc_handler(project, proto, clients=clients, is_alone=is_alone) as handler,
-    ):
-        yield GrpcProject(proto, handler, limit or LocalLimit(project.max_concurrency))
