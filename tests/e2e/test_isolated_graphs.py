@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,9 @@ def test_a_node_that_holds_the_lock_neither_stops_others_nor_the_end(tmp_path: P
         start = time.monotonic()
         code, _ = server.stop()
         assert (code, time.monotonic() - start < 15) == (1, True)
-        assert call.result().status_code == 503
+        # It may be cut before it has its answer.
+        with suppress(httpx.TransportError):
+            assert call.result().status_code == 503
     assert not [child for child in children if child.is_running()]
 
 

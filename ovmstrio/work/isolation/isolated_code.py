@@ -245,7 +245,7 @@ class IsolatedCode:
             tells_of_leaving=True,
             memory_limit=isolation.memory_limit,
             stuck=stuck,
-            own_group=True,
+            ends_group=True,
         )
         return process
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +68,7 @@ class WorkerProcess:
         tells_of_leaving: whether the program is told of requests whose callers have left, as ``["cancel", number]``.
         memory_limit: how many bytes of memory the process may have; 0 for any number.  It is killed above that.
         own_group: as for :func:`start_program`.
+        ends_group: whether what is left of its own group when it has ended, such as what it has forked, is killed.
 
     Attributes:
         is_retired: whether it takes no more requests, because it has ended or is to end.
@@ -86,6 +89,7 @@ class WorkerProcess:
         memory_limit: int = 0,
         stuck: Callable[[], None] = lambda: None,
         own_group: bool = False,
+        ends_group: bool = False,
     ) -> None:
         self.is_retired = False
         self.ended = trio.Event()
@@ -98,7 +102,8 @@ class WorkerProcess:
         self._memory_limit = memory_limit
         self._stuck = stuck
         self._is_stuck = False
-        self._own_group = own_group
+        self._own_group = own_group or ends_group
+        self._ends_group = ends_group
         self._limiter = trio.CapacityLimiter(calls_at_once)
         self._numbers = itertools.count(_NO_ANSWER_EXPECTED + 1)
         self._pending: dict[int, _PendingAnswer] = {}
@@ -259,6 +264,9 @@ class WorkerProcess:
         if self._process is not None:
             self._process.kill()
             self.status = await self._process.wait()
+            if self._ends_group:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             self.why = self.why or describe_end(self.status)
 
     def condemn(self, error: Exception) -> None:
