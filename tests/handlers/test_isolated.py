@@ -238,10 +238,18 @@ async def test_descriptors_and_children_hurt_nobody(tmp_path: Path, way: str) ->
     async with _isolated(tmp_path) as handler:
         if way == "fork":
             assert (await _ask(handler, {"way": way})).content == b"the parent"
+            while _living_children(handler.processes.pids[0]):  # noqa: ASYNC110 - other processes end
+                await trio.sleep(0.005)
         else:
             with pytest.raises(UserCodeError, match="the process that ran this call"):
                 await _ask(handler, {"way": way})
         assert json.loads((await _ask(handler, 2)).content)["payload"] == 2
+
+
+def _living_children(pid: int) -> list[str]:
+    children = Path("/proc").glob("[0-9]*/stat")
+    stats = [each.read_text().rpartition(")")[2].split() for each in children if each.exists()]
+    return [state for state, parent, *_ in stats if parent == str(pid) and state != "Z"]
 
 
 async def test_callbacks_run_in_the_process(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextvars
 import enum
 import math
+import os
 import queue
 import threading
 from collections import deque
@@ -148,6 +149,7 @@ class WorkerThreads:
         self._finished: deque[Callable[[], None]] = deque()
         self._is_waking = False
         self._open_jobs = 0
+        self._process = os.getpid()
         self._places = Places(limit, partial(self._queue.put, _Signal.LOOK), partial(self.wake, self._hire))
         self._nursery: trio.Nursery | None = None
         self._loop: trio.lowlevel.TrioToken | None = None
@@ -422,6 +424,9 @@ class WorkerThreads:
         if job.claim.acquire(blocking=False):
             job.worker = worker
             job.run()
+            if os.getpid() != self._process:
+                # Code of users has forked, and this is the child, which has come back from there.
+                os._exit(0)
             self.wake(partial(self._settle, job))
         return True
 

@@ -79,6 +79,7 @@ class _OnLoop:
         self.loop = loop
         self._scope: trio.CancelScope | None = None
         self._is_stopped = False
+        self._process = os.getpid()
 
     def run(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Run an async function there, and give what it gives.
@@ -95,7 +96,12 @@ class _OnLoop:
     async def _run(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
         with trio.CancelScope() as self._scope:
             if not self._is_stopped:
-                return await function(*args)
+                try:
+                    return await function(*args)
+                finally:
+                    if os.getpid() != self._process:
+                        # As in threads: the child of a fork has come back from code of users.
+                        os._exit(0)
         raise InterruptedError("cancelled")
 
     def stop(self) -> None:
