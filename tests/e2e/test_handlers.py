@@ -352,8 +352,12 @@ def test_a_port_that_is_in_use_is_told(tmp_path: Path, processes: int) -> None:
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     """Even if it had no time to tell them."""
     with serving_project(_project(tmp_path, processes=2)) as server:
-        pids = [line["process"] for line in server.log() if line["message"] == "made"]
-        assert len(pids) == 2
+
+        def made() -> list[int]:
+            return [line["process"] for line in server.log() if line["message"] == "made"]
+
+        _until(lambda: len(made()) == 2)
+        pids = made()
         server.process.kill()
         server.wait_end()
         _until(lambda: not any(_is_alive(pid) for pid in pids))

@@ -404,7 +404,6 @@ def _judge(body: bytes, head_length: str | None) -> None:
         assert 400 <= status_of(error).http < 500
         return
     assert request is not None
-    assert request.inputs
     for given_input in request.inputs:
         assert isinstance(given_input.name, str)
         assert isinstance(given_input.datatype, str)

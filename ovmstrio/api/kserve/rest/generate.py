@@ -117,10 +117,10 @@ def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
 def _elements(name: str, value: Any) -> Array:
     """Give a value, of which a single one is a list of one, as an array of objects."""
     array = np.array(value if isinstance(value, list) else [value], object)
-    if not array.size:
-        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
     if array.ndim > _MOST_LEVELS:
         raise InvalidRequest(f"input {name}: expected lists of at most {_MOST_LEVELS} levels, got more")
+    if not array.size:
+        raise InvalidRequest(f"input {name}: expected at least one element, got an empty list")
     for element in array.flat:
         if isinstance(element, list):
             raise InvalidRequest(f"input {name}: expected lists of one length on each level, got lists of several")
