@@ -39,6 +39,17 @@ CASES: Final = {
     "keys without values": Message(
         -1, "rest", Transport.HTTP, b'{"key":["x","y"],"value":[]}', "POST /ops/prediction", _JSON
     ),
+    "values too deep to be written": Message(
+        -1, "rest", Transport.HTTP, b'{"value":[' + b"[" * 300 + b"]" * 300 + b"]}", "POST /ops/prediction", _JSON
+    ),
+    "more digits than are read": Message(
+        -1, "rest", Transport.HTTP, b'{"logid":"' + b"9" * 5000 + b'"}', "POST /ops/prediction", _JSON
+    ),
+    "a body longer than may be, and a request behind it": Message(
+        -1, "raw http", Transport.RAW_HTTP,
+        b"GET /v1/models/model HTTP/1.1\r\nContent-Length: 99999999999999999999\r\nhost: a\r\n\r\n"
+        b"POST /o HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}",
+    ),
     "a host that cannot be": Message(
         -1, "raw http", Transport.RAW_HTTP, b"DELETE /handler HTTP/1.1\r\nhost: 127..0.1\r\nUpgrade: h2c\r\n\r\n"
     ),

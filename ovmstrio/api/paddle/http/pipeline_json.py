@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["error_answer", "read_request", "render", "status_of_code", "text_answer"]
 
 _INT64: Final = range(-(2**63), 2**63)
+_MOST_DIGITS: Final = 100
 
 
 def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
@@ -76,7 +77,12 @@ def _read_text(field: str, value: Any) -> str:
 
 
 def _stringified(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    if isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidRequest("value: expected lists and objects that are not so deep in one another") from None
 
 
 def _integer(field: str, value: Any) -> int:
@@ -84,7 +90,8 @@ def _integer(field: str, value: Any) -> int:
         return 0
     number = None
     if isinstance(value, str):
-        number = int(value) if value.removeprefix("-").isdecimal() and value.isascii() else None
+        digits = value.removeprefix("-")
+        number = int(value) if digits.isdecimal() and value.isascii() and len(digits) <= _MOST_DIGITS else None
     elif isinstance(value, float):
         number = int(value) if value.is_integer() else None
     elif isinstance(value, int) and not isinstance(value, bool):

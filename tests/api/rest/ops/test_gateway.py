@@ -139,6 +139,8 @@ async def test_the_original_gateway_gives_the_same_answers(tmp_path: Path) -> No
         (b'{"logid":"abc"}', "logid: expected a whole number of 64 bits"),
         (b'{"logid":true}', "logid: expected a whole number of 64 bits, or its text, got a boolean"),
         (b'{"logid":9223372036854775808}', "logid: expected a whole number of 64 bits"),
+        (b'{"logid":"%b"}' % (b"9" * 5000), "logid: expected a whole number of 64 bits"),
+        (b'{"value":[%b]}' % (b"[" * 300 + b"]" * 300), "value: expected lists and objects that are not so deep"),
         (b'{"tensors":[1]}', "tensors[0]: expected an object, got a number 1"),
         (b'{"tensors":[{},{"shape":"x"}]}', "tensors[1]: "),
         (b'{"tensors":[{"byte_data":"a"}]}', "tensors[0]: "),
