@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Disturbances", "Parts"]
 
-HOSTILE: Final = tuple(name for name in ATTACKS if name != "long_searches")
-"""What holds the interpreter of a server is not survived without a process of its own."""
 HOSTILE_SECONDS: Final = 60.0
 RECOVERY_SECONDS: Final = 3.0
 
@@ -191,7 +189,7 @@ class Disturbances:
 
     async def attack(self) -> None:
         """Have a hostile client do its worst, which others do not notice; what it does may be cut by a restart."""
-        name = self._random.choice(HOSTILE)
+        name = self._random.choice([*ATTACKS])
         server = self._parts.everything
         command = [sys.executable, "-m", "tests.attacks.attacks", name, str(server.grpc), str(server.rest)]
         self._attacked = True

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from tests.attacks.attacks import ATTACKS
 from tests.attacks.served import write_attacked
 from tests.fuzz.campaign import tracebacks
 from tests.support import ir
@@ -160,7 +161,8 @@ def everything(folder: Path, disk: Path, clock: Path | None) -> Server:
     stateful = {"name": "stateful", "base_path": str(path), "stateful": True}
     document["model_config_list"].append({"config": stateful})
     (folder / ATTACKED).mkdir()
-    for key, entries in json.loads(write_attacked(folder / ATTACKED).read_text()).items():
+    keys = {name: given for attack in ATTACKS.values() for name, given in attack.graph_keys.items()}
+    for key, entries in json.loads(write_attacked(folder / ATTACKED, graph_keys=keys).read_text()).items():
         document[key] += entries
     config.write_text(json.dumps(document, indent=1))
     grpc, rest = free_ports(2)
