@@ -18,16 +18,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
+from benchmarks.requests import framed_infer_request
 from tests.support import ir
+from tests.support.bare_http2 import BareConnection
 from tests.support.processes import free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__: list[str] = []
 
 HERE: Final = Path(__file__).parents[1]
-ROUNDS: Final = 3
+ROUNDS: Final = 7
 CLIENTS: Final = 4
 WARM_SECONDS: Final = 0.7
 SECONDS: Final = 2.5
@@ -61,18 +65,27 @@ _CONFIG: Final = "{rpc_port: 0, http_port: 0, worker_num: 64, logging: {enabled:
 
 
 class _Case(NamedTuple):
-    """How something is served and asked; ``{port}`` is HTTP's port, ``{other}`` one that nobody asks."""
+    """How something is served and asked; ``{port}`` is the port that is asked, ``{other}`` one that is not.
+
+    A body that is bytes is asked over gRPC.
+    """
 
     name: str
     options: str
     path: str
-    body: dict[str, Any]
+    body: dict[str, Any] | bytes
 
 
 _NUMBERS: Final = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [0.5] * 10}]}
 _TEXT: Final = {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["t"]}]}
 _OPS: Final = "config.yml --service web_service.py --port {other} --rest_port {port}"
 _CASES: Final = (
+    _Case(
+        "model, KServe v2 over gRPC",
+        "--model_name m --model_path m --port {port} --rest_port {other}",
+        "/inference.GRPCInferenceService/ModelInfer",
+        framed_infer_request("m", "b", np.full((1, 10), 0.5, np.float32))[5:],
+    ),
     _Case(
         "model, KServe v2 over REST",
         "--model_name m --model_path m --port {other} --rest_port {port}",
@@ -112,18 +125,34 @@ def _wait(port: int, case: _Case) -> None:
     ends = time.monotonic() + START_SECONDS
     while time.monotonic() < ends:
         try:
-            return _ask(http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS), case)
+            return _caller(port, case)()
         except (OSError, http.client.HTTPException):
             threading.Event().wait(0.1)
     sys.exit(f"{case.name}: the server does not answer")
 
 
-def _ask(connection: http.client.HTTPConnection, case: _Case) -> None:
-    connection.request("POST", case.path, json.dumps(case.body))
-    answer = connection.getresponse()
-    text = answer.read()
-    if answer.status != http.client.OK:
-        raise http.client.HTTPException(f"{case.name}: {answer.status} {text[:200]!r}")
+def _caller(port: int, case: _Case) -> Callable[[], None]:
+    """Connect, and give what asks once."""
+    body = case.body
+    if isinstance(body, bytes):
+        calls = BareConnection(port, timeout=START_SECONDS)
+
+        def call() -> None:
+            answer = calls.ask(case.path, body)
+            if answer.status != "0":
+                raise http.client.HTTPException(f"{case.name}: {answer.headers}")
+
+        return call
+    requests, document = http.client.HTTPConnection("127.0.0.1", port, timeout=START_SECONDS), json.dumps(body)
+
+    def request() -> None:
+        requests.request("POST", case.path, document)
+        answer = requests.getresponse()
+        text = answer.read()
+        if answer.status != http.client.OK:
+            raise http.client.HTTPException(f"{case.name}: {answer.status} {text[:200]!r}")
+
+    return request
 
 
 def _ask_for(seconds: float, port: int, case: _Case) -> int:
@@ -132,9 +161,9 @@ def _ask_for(seconds: float, port: int, case: _Case) -> int:
     counts = [0] * CLIENTS
 
     def ask(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
+        once = _caller(port, case)
         while time.monotonic() < ends:
-            _ask(connection, case)
+            once()
             counts[number] += 1
 
     clients = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]

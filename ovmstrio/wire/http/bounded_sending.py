@@ -10,6 +10,7 @@ from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.wire.standstill import Standstill, unsent_bytes
 
 if TYPE_CHECKING:
+    from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.request import Buffer
 
 __all__ = ["send_bounded"]
@@ -28,12 +29,26 @@ async def send_bounded(stream: trio.abc.SendStream, data: Buffer) -> None:
 
     Cancellation: at any time; the stream is unusable then.
     """
-    view, share = memoryview(data), current_share.get() or _UNCOUNTED.share()
+    share = current_share.get() or _UNCOUNTED.share()
+    size = len(memoryview(data))
+    share.add(size)
+    if size <= _PIECE_BYTES:
+        try:
+            with trio.move_on_after(share.answers.patience_seconds) as patience:
+                await stream.send_all(data)
+        finally:
+            share.give_back(size)
+        if patience.cancelled_caught:
+            raise trio.BrokenResourceError("the peer does not read")
+        return
+    await _send_pieces(stream, memoryview(data), share)
+
+
+async def _send_pieces(stream: trio.abc.SendStream, view: memoryview, share: PendingShare) -> None:
+    """Send what is much, while somebody looks how it goes; it is counted in the share already."""
     size = len(view)
     sending = _Sending(stream)
-    share.add(size)
-    if size > _PIECE_BYTES:
-        share.answers.watched.add(sending)
+    share.answers.watched.add(sending)
     try:
         for start in range(0, size, _PIECE_BYTES):
             await sending.send(view[start : start + _PIECE_BYTES], share.answers.patience_seconds)
