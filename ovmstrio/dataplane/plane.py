@@ -115,7 +115,7 @@ class DataPlane:
         self._obstacle = obstacle
         self._reload = reload
         self._statistics = CallStatistics()
-        self._observers = (*observers, self._statistics, *(() if metrics is None else (metrics,)))
+        self._observers = (*observers, *(() if metrics is None else (metrics,)))
         self._metrics = metrics
         self._metered: set[str] = set()
         self._room = AnswerRoom()
@@ -554,6 +554,7 @@ class DataPlane:
         event.error = event.error or error
         if not event.compute_seconds:
             event.compute_seconds = event.seconds - event.queue_seconds
+        self._statistics.call_finished(event)
         for observer in self._observers:
             observer.call_finished(event)
 

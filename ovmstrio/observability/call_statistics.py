@@ -14,7 +14,7 @@ from ovmstrio.core.events import OK, QUESTIONS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.events import CallEvent
 
 __all__ = ["CallStatistics", "Total", "VersionStatistics"]
 
@@ -25,11 +25,6 @@ class Total:
 
     count: int = 0
     seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count one more."""
-        self.count += 1
-        self.seconds += seconds
 
 
 @dataclass(slots=True)
@@ -48,19 +43,22 @@ class VersionStatistics:
     last_call: float = 0.0
 
     def count(self, event: CallEvent) -> None:
-        """Count a call that has ended."""
+        """Count a call that has ended; written out, as this is done for every call."""
         self.last_call = time.time()
-        if event.code != OK:
-            self.fail.add(event.seconds)
-            return
-        self.success.add(event.seconds)
-        self.queue.add(event.queue_seconds)
-        self.compute.add(event.compute_seconds)
-        self.rest.add(max(0.0, event.seconds - event.queue_seconds - event.compute_seconds))
+        seconds, queued, computed = event.seconds, event.queue_seconds, event.compute_seconds
+        total = self.success if event.code == OK else self.fail
+        total.count += 1
+        total.seconds += seconds
+        if total is self.success:
+            self.queue.count = self.compute.count = self.rest.count = total.count
+            self.queue.seconds += queued
+            self.compute.seconds += computed
+            rest = seconds - queued - computed
+            self.rest.seconds += rest if rest > 0 else 0.0
 
 
 class CallStatistics:
-    """An observer of calls that keeps the statistics of every version that was called."""
+    """Keeps the statistics of every version that was called."""
 
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str], VersionStatistics] = {}
@@ -68,12 +66,6 @@ class CallStatistics:
     def of(self, names: Iterable[tuple[str, str]]) -> list[tuple[str, str, VersionStatistics]]:
         """Give those of versions by name and number; of a version that was never called they are zeros."""
         return [(name, version, self._versions.get((name, version)) or VersionStatistics()) for name, version in names]
-
-    def call_started(self, event: CallEvent) -> None:
-        """Nothing is counted before a call's end."""
-
-    def call_moved(self, event: CallEvent, step: Step) -> None:
-        """A stream counts as one call."""
 
     def call_finished(self, event: CallEvent) -> None:
         """Count a call, but no question."""

@@ -155,6 +155,7 @@ class FastLane:
     ) -> None:
         self._router = router
         self._stream = stream
+        self._recovered = stream if isinstance(stream, RecoverableStream) else None
         self._client = client_of(stream)
         self._max_body_bytes = max_body_bytes
         self._ending = ending or Ending()
@@ -185,8 +186,8 @@ class FastLane:
 
         Cancellation: at any checkpoint; a call in progress is cancelled with it.
         """
-        if isinstance(self._stream, RecoverableStream):
-            self._stream.begin_lane()
+        if self._recovered is not None:
+            self._recovered.begin_lane()
         self._grant_time()
         while True:
             leaves = False
@@ -278,12 +279,15 @@ class FastLane:
                 if body is None:
                     return False
                 self._phase = _Phase.ANSWERING
-                with recoverable_request(self._stream, asked.size):
+                if self._recovered is None:
                     keeps = await self._answer(asked, body)
+                else:
+                    with recoverable_request(self._recovered, asked.size):
+                        keeps = await self._answer(asked, body)
             if not keeps:
                 return False
-            if isinstance(self._stream, RecoverableStream):
-                self._stream.finish()
+            if self._recovered is not None:
+                self._recovered.finish()
 
     def _idle_deadline(self) -> float:
         """Tell when the connection is closed if nothing comes."""

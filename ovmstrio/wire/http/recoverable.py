@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -44,6 +44,9 @@ class RecoverableStream(trio.abc.HalfCloseableStream):
         """Say that the request has been answered as a whole."""
 
 
+_NOTHING: Final = nullcontext()
+
+
 def recoverable_request(stream: trio.abc.Stream, size: int | None) -> AbstractContextManager[None]:
     """Give what a request is answered in, for its connection to know when code of users begins."""
-    return telling_begin(stream.begin(size)) if isinstance(stream, RecoverableStream) else nullcontext()
+    return telling_begin(stream.begin(size)) if isinstance(stream, RecoverableStream) else _NOTHING

@@ -258,6 +258,7 @@ def _assign_tail(request: InferRequest, tail: memoryview) -> None:
     """Give each input that has no data in the JSON its part of the bytes behind it, in order."""
     at, sole = 0, len(request.inputs) == 1
     raw: list[Buffer | None] = []
+    is_any_raw = False
     for given in request.inputs:
         size = _binary_size(given, len(tail), sole=sole)
         if size is None:
@@ -268,7 +269,8 @@ def _assign_tail(request: InferRequest, tail: memoryview) -> None:
             raise _refuse(BUFFER_EXCEEDED, detail)
         raw.append(tail[at : at + size])
         at += size
-    if any(part is not None for part in raw):
+        is_any_raw = True
+    if is_any_raw:
         request.raw_inputs = raw
 
 

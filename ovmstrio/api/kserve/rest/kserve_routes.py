@@ -44,8 +44,11 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
 def _combined(request: HttpRequest, name: str) -> str | None:
     """Give the value of a header that may be repeated; values that differ become one that is no number."""
-    values = {value: None for key, value in request.headers if key == name}
-    return ", ".join(values) if values else None
+    found: str | None = None
+    for key, value in request.headers:
+        if key == name and value != found:
+            found = value if found is None else f"{found}, {value}"
+    return found
 
 
 def model_paths(suffix: str) -> tuple[str, str]:
