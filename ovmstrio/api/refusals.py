@@ -105,6 +105,8 @@ def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error as error:
         raise InvalidRequest(f"the body is not {encoding}: {error}") from None
     if len(inflated) > limit:
+        # The error leads to this frame, and may live longer than the request.
+        del inflated, inflater, body
         raise size_refusal(f"more than {limit}", limit)
     if not inflater.eof or inflater.unused_data:
         raise InvalidRequest(f"the body is not {encoding}: it {'goes on' if inflater.eof else 'ends too early'}")

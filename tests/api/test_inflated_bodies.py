@@ -14,6 +14,7 @@ from ovmstrio.api import refusals
 from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.http import HttpRequest
+from tests.support.kept_by_errors import bytes_kept_by
 
 NOISE = random.Random(1).randbytes(10_000)
 
@@ -61,3 +62,14 @@ async def test_few_bodies_are_inflated_at_a_time(monkeypatch: pytest.MonkeyPatch
         await trio.testing.wait_all_tasks_blocked()
         assert not running.acquire(blocking=False)
         gate.set()
+
+
+def test_a_refusal_does_not_keep_what_was_made() -> None:
+    """The error leads to the frames that it went through, and may be held for long."""
+
+    def refused() -> BaseException:
+        with pytest.raises(PayloadTooLarge) as caught:
+            refusals._inflated(gzip.compress(bytes(5 * 2**20)), "gzip", 4 * 2**20)
+        return caught.value
+
+    assert bytes_kept_by(refused) < 2**19

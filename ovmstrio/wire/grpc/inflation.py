@@ -59,8 +59,16 @@ class Inflation:
             while not self._inflater.eof and self._whole.tell() < until:
                 self._step()
         except zlib.error as error:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid gzip: {error}") from error
+            self._drop()
+            raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid gzip: {error}") from None
+        except GRPCError:
+            self._drop()
+            raise
         return self._inflater.eof
+
+    def _drop(self) -> None:
+        # The error leads to the frames that it went through, and lives as long as whoever looks at it likes.
+        self._whole, self._data = BytesIO(), b""
 
     def finish(self) -> bytes:
         """Make all that is left, and give the message; as :meth:`go_on`."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ovmstrio.wire.grpc import Call, GrpcServer, TransportLimits
 from ovmstrio.wire.grpc.inflation import Inflater, Inflation
+from tests.support.kept_by_errors import bytes_kept_by
 from tests.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
 from tests.wire.grpc.echo import BytesCodec
 from tests.wire.grpc.peers import MemoryListener
@@ -164,3 +165,15 @@ async def test_a_message_that_lies_about_its_size_is_refused() -> None:
         await inflater.inflate(lie)
     assert caught.value.status is Status.INVALID_ARGUMENT
     assert len(await inflater.inflate(gzip.compress(bytes(MIB)))) == MIB
+
+
+@pytest.mark.parametrize("packed", [gzip.compress(bytes(5 * MIB)), gzip.compress(bytes(3 * MIB))[:-9]])
+def test_an_error_does_not_keep_what_was_made(packed: bytes) -> None:
+    """It leads to the frames that it went through, and may be held for long."""
+
+    def refused() -> BaseException:
+        with pytest.raises(GRPCError) as caught:
+            Inflation(packed, 4 * MIB).finish()
+        return caught.value
+
+    assert bytes_kept_by(refused) < MIB // 2

@@ -1,0 +1,24 @@
+"""What an error keeps alive: the variables of the frames that it went through."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["bytes_kept_by"]
+
+
+def bytes_kept_by(refused: Callable[[], BaseException]) -> int:
+    """Tell how much more memory is in use while the error that ``refused`` gives is held."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        error = refused()
+        kept = tracemalloc.get_traced_memory()[0] - before
+        assert error.__traceback__ is not None
+        return kept
+    finally:
+        tracemalloc.stop()
