@@ -149,6 +149,8 @@ async def test_a_drain_waits_for_those_who_send_calls(tmp_path: Path, mock_clock
         assert (await served.ask(path="/v2/health/ready")).status_code == 503
         assert (await served.ask()).text == "here"
         mock_clock.jump(0.2)
+        # Connections that idle, and listeners, have some time of their own.
+        mock_clock.rate = 20
         await served.ended.wait()
         assert served.gently == [True]
         with pytest.raises(httpx.ConnectError):

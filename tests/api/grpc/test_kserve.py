@@ -300,7 +300,10 @@ async def test_models_cannot_be_streamed_to(serving: Serving) -> None:
 
     assert await with_channel(serving.address, work) == (
         grpc.StatusCode.NOT_FOUND,
-        "Mediapipe graph definition with requested name is not found",
+        (
+            'Mediapipe graph definition with requested name is not found: the model "echo" takes no streams; '
+            "call it with single requests"
+        ),
     )
 
 

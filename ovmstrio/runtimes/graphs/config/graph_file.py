@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,7 +93,10 @@ def _read(content: str, pool: PoolDirective, findings: Findings) -> GraphConfig 
     graph, options = (POOL.FindMessageTypeByName(name) for name in (_GRAPH, _OPTIONS))
     root, text = fit_message(content, fields, graph, findings, refusal=FILE_INVALID, options=options)
     try:
-        message = text_format.Parse(text, message_class(_GRAPH)(), descriptor_pool=POOL)
+        with warnings.catch_warnings():
+            # An escape that means nothing is kept as it is, of which Python's decoder warns.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            message = text_format.Parse(text, message_class(_GRAPH)(), descriptor_pool=POOL)
     except text_format.ParseError as error:
         findings.refuse(Located(None, error.GetLine() or 1), f"{FILE_INVALID} - {error}")
         return None
