@@ -150,7 +150,9 @@ def test_calls_behind_the_one_that_kills_are_answered(tmp_path: Path, way: str, 
         for client in (idle, watching, killer, pipelining):
             assert client.ask("POST", {"text": "more "})[1]["twice"] == "more more "
         line = server.wait_logged(lambda line: line["message"] == "a worker process has ended")
-        assert (line["cause"], line["requests_passed_on"]) == (cause, 2)
+        assert line["cause"] == cause
+        # A connection whose requests nobody had read yet goes on without being counted.
+        assert line["requests_passed_on"] in {1, 2}
         # The large one may not have come as a whole.
         assert line["requests_lost"] in {1, 2}
 
