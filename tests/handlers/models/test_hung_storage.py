@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -44,6 +46,15 @@ class Handler:
     async def handle_get(self, payload):
         return await self.client.aget_model(payload)
 """
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Collect the connections that the library of a store leaves when its attempt is cancelled."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 class _Relay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -43,10 +44,10 @@ class YieldingNetwork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    async def infer(self, arrays: Any, change: Any, event: Any = None) -> Any:
+    async def infer(self, arrays: Any, change: Any, event: Any = None, most_bytes: float = math.inf) -> Any:
         """Infer, and let others run before and after."""
         await trio.lowlevel.checkpoint()
-        outputs = await self._real.infer(arrays, change, event)
+        outputs = await self._real.infer(arrays, change, event, most_bytes)
         await trio.lowlevel.checkpoint()
         return outputs
 

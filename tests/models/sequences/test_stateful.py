@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -86,12 +87,12 @@ class GatedNetwork:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    async def infer(self, arrays: Any, change: Any, event: Any = None) -> Any:
+    async def infer(self, arrays: Any, change: Any, event: Any = None, most_bytes: float = math.inf) -> Any:
         """Wait, then infer or fail."""
         sent = self._sent[int(arrays[0][0, 1])]
         sent.gate = trio.Event()
         await sent.gate.wait()
-        outputs = await self._real.infer(arrays, change, event)
+        outputs = await self._real.infer(arrays, change, event, most_bytes)
         await sent.inferred.wait()
         if sent.fails:
             raise ModelFailure("told to")
