@@ -38,7 +38,7 @@ SURFACE = {
         NodeFailure NodeResources OvTensor Port
     """,
     "ovmstrio.client": """
-        Array Client ClientTls Health ModelInfo ModelState Parameter SequenceState StreamOutput StreamReply
+        Array Client ClientTls Health ModelInfo ModelState Parameter Posted SequenceState StreamOutput StreamReply
         StreamRequest TensorInfo Unreachable open_client
     """,
     "ovmstrio.client.pipeline": """

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ovms_cli.console import EX_USAGE, ending_with, note, stderr
+from ovms_cli.console import EX_USAGE, ending_with, fail, note, stderr
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ovmstrio.client import Client, ModelInfo
     from ovmstrio.core.tensor import Array
 
+    _Answer = tuple[dict[str, Array], int]
+    """Outputs by name, and in how many pieces they came."""
+
 __all__ = ["register"]
+
+_HANDLER: Final = "handler"
+"""The platform of what is called over HTTP with a body of its own."""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,14 +33,15 @@ def infer(
     *,
     model: Annotated[str, typer.Option("--model", help="The model to call.", show_default=False)],
     given: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--input",
             help="FILE, or NAME=FILE where the model has several inputs; - is standard input. "
-            ".npy, .npz, .json, .wav, images, anything else as raw bytes. May be repeated.",
+            ".npy, .npz, .json, .wav, images, anything else as raw bytes; a graph takes a TEXT as well. "
+            "May be repeated.",
             show_default=False,
         ),
-    ],
+    ] = None,
     version: Annotated[str, typer.Option("--version", help="A version other than the default.")] = "",
     encoded: Annotated[
         bool, typer.Option("--encoded", help="Send image files as they are: the server decodes and resizes them.")
@@ -53,16 +61,22 @@ def infer(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Call a model.
+    """Call a model, a graph, a pipeline or a handler.
 
     Values are brought to the element type and rank that the model's metadata asks for, which is said on standard error;
     a value that would change is refused. Images are decoded as RGB, 0 to 255 or
     (pixel - mean) / scale, and resized to the input's size.
 
+    A graph, and a pipeline of Ops, name no types: there the values say them, whole numbers INT64 and others FP64, and
+    files other than arrays and JSON go as they are. What a graph streams is put together: texts are joined, other
+    pieces listed; over REST they are flat lists. A handler gets the file as the body of a POST over REST, and its
+    answer is shown.
+
     Exits with 0 if the model answered, with 1 if the server or an input says no, with 2 if nobody answers,
     with 64 if the command line is wrong, with 130 if it is interrupted.
     """
-    from ovms_cli.tensor_files import read_inputs
+    from ovms_cli.handler_call import post_file
+    from ovms_cli.tensor_files import is_typed, read_inputs
     from ovms_cli.tensor_images import ImageOptions
     from ovms_cli.tensor_output import check_target, write_outputs
     from ovmstrio.core.errors import InvalidRequest
@@ -70,28 +84,63 @@ def infer(
     images = ImageOptions(encoded, mean, scale)
     with ending_with(EX_USAGE, InvalidRequest):
         check_target(output)
-        images.check(given)
+        images.check(given or [])
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
-        inputs = read_inputs(given, known.inputs, note, images)
-        # An encoded image is BYTES even where the input takes pixels.
-        datatypes = {tensor.name: tensor.datatype for tensor in known.inputs if not inputs[tensor.name].dtype.hasobject}
-        outputs, seconds = _timed(lambda: client.infer(model, inputs, version=version, datatypes=datatypes), repeat)
+        if known.platform == _HANDLER:
+            post_file(client, model, given or [], output)
+            return
+        if known.inputs and not given:
+            fail(f"{model} takes {', '.join(each.name for each in known.inputs)}; give --input", EX_USAGE)
+        inputs = read_inputs(given or [], known.inputs, note, images)
+        is_graph = bool(known.inputs) and not any(map(is_typed, known.inputs))
+        (outputs, pieces), seconds = _timed(
+            lambda: (
+                _stream(client, known, version, inputs, timeout) if is_graph else _call(client, known, version, inputs)
+            ),
+            repeat,
+        )
+        if pieces > 1:
+            note(f"{model} streams: {pieces} pieces, put together here; ovms stream shows them as they come")
         write_outputs(outputs, output)
     if repeat > 1:
         _print_latencies(seconds)
 
 
-def _timed(call: Callable[[], dict[str, Array]], repeat: int) -> tuple[dict[str, Array], list[float]]:
+def _call(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any]) -> _Answer:
+    from ovms_cli.tensor_files import is_typed
+
+    # An encoded image is BYTES even where the input takes pixels.
+    datatypes = {
+        tensor.name: tensor.datatype
+        for tensor in known.inputs
+        if is_typed(tensor) and not inputs[tensor.name].dtype.hasobject
+    }
+    return client.infer(known.name, inputs, version=version, datatypes=datatypes), 1
+
+
+def _stream(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any], timeout: float) -> _Answer:
+    """Call a graph by a stream of one request: a call without a stream has only the first piece of each output."""
+    from ovms_cli.gathered_replies import gather
+    from ovmstrio.client import StreamRequest
+    from ovmstrio.core.errors import NotFound
+
+    try:
+        return gather(client.stream(known.name, iter([StreamRequest(inputs)]), timeout=timeout))
+    except NotFound:
+        return _call(client, known, version, inputs)
+
+
+def _timed(call: Callable[[], _Answer], repeat: int) -> tuple[_Answer, list[float]]:
     from time import perf_counter
 
-    outputs: dict[str, Array] = {}
+    answer: _Answer = {}, 0
     seconds = []
     for _ in range(repeat):
         started = perf_counter()
-        outputs = call()
+        answer = call()
         seconds.append(perf_counter() - started)
-    return outputs, seconds
+    return answer, seconds
 
 
 def _print_latencies(seconds: list[float]) -> None:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ovms_cli.tensor_files import load_numpy
+from ovms_cli.tensor_contents import load_numpy
 from ovmstrio.client.api import Parameter
 from ovmstrio.client.streaming import StreamRequest
 from ovmstrio.core.errors import InvalidRequest

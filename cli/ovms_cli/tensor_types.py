@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.client import TensorInfo
+    from ovmstrio.client.streaming import Value
     from ovmstrio.core.tensor import Array
 
-__all__ = ["to_type"]
+__all__ = ["to_own_type", "to_type"]
 
 _ROUNDING: Final = {"BF16": 2**-8}
 _USUAL_ROUNDING: Final = 1e-3
@@ -53,8 +54,28 @@ def to_type(value: Any, tensor: TensorInfo, note: Callable[[str], None]) -> Arra
     return converted
 
 
+def to_own_type(value: Any, tensor: TensorInfo) -> Value:
+    """Give an array as it is, a text as its bytes, and other JSON as an array of the type that its values have.
+
+    Whole numbers are ``INT64``, others ``FP64``, as ``/generate`` takes them; a single number is a list of one.
+
+    Raises:
+        InvalidRequest: the values have no common type.
+    """
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    elements = _elements(value)
+    kinds = {type(each) for each in elements.flat}
+    if kinds and kinds <= {str, bytes}:
+        return _texts(value, tensor)
+    return np.atleast_1d(_numbers(elements, tensor))
+
+
 def _refused(tensor: TensorInfo, found: str) -> InvalidRequest:
-    return InvalidRequest(f'input "{tensor.name}": expected {tensor.datatype}, {found}')
+    wanted = tensor.datatype if tensor.datatype in BY_NAME else "numbers, truth values or texts"
+    return InvalidRequest(f'input "{tensor.name}": expected {wanted}, {found}')
 
 
 def _as_sent(converted: Array, datatype: str) -> Array:

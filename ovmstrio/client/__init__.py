@@ -3,7 +3,7 @@
 ``open_client`` gives one of two classes with the same methods, so that a program works over either protocol.
 """
 
-from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, Parameter, SequenceState, TensorInfo
+from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, Parameter, Posted, SequenceState, TensorInfo
 from ovmstrio.client.connect import open_client
 from ovmstrio.client.streaming import StreamOutput, StreamReply, StreamRequest
 from ovmstrio.client.tls import ClientTls
@@ -18,6 +18,7 @@ __all__ = [
     "ModelInfo",
     "ModelState",
     "Parameter",
+    "Posted",
     "SequenceState",
     "StreamOutput",
     "StreamReply",

@@ -6,17 +6,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ovmstrio.protocol.wire_tensors import raw_tensor
+from ovmstrio.client.streaming import to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
-    from ovmstrio.client.streaming import StreamReply, StreamRequest
+    from ovmstrio.client.streaming import StreamReply, StreamRequest, Value
     from ovmstrio.core.tensor import Array, RawTensor
 
-__all__ = ["Client", "Health", "ModelInfo", "ModelState", "Parameter", "SequenceState", "TensorInfo"]
+__all__ = ["Client", "Health", "ModelInfo", "ModelState", "Parameter", "Posted", "SequenceState", "TensorInfo"]
 
 Parameter = bool | int | str
 """A request parameter as both protocols carry it; integers have 64 bits and a sign."""
@@ -75,6 +75,14 @@ class Health:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """What a service said to a body, and of which content type that is."""
+
+    body: bytes
+    content_type: str
+
+
 class Client(ABC):
     """The calls of KServe v2, over either protocol.
 
@@ -86,7 +94,7 @@ class Client(ABC):
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, Array],
+        inputs: Mapping[str, Value],
         *,
         version: str = "",
         datatypes: Mapping[str, str] | None = None,
@@ -94,10 +102,11 @@ class Client(ABC):
     ) -> dict[str, Array]:
         """Call a model.
 
+        Inputs are arrays, or bytes, which go as ``BYTES`` whose content is just these bytes, as in streams;
         ``datatypes`` names KServe's type of an input where the array alone does not tell it (``BF16``);
         ``parameters`` are the request's own, such as those of sequences.
         """
-        tensors = [raw_tensor(name, array, (datatypes or {}).get(name)) for name, array in inputs.items()]
+        tensors = [to_wire(name, value, (datatypes or {}).get(name)) for name, value in inputs.items()]
         return self._infer(model, version, tensors, parameters or {})
 
     @abstractmethod
@@ -107,12 +116,19 @@ class Client(ABC):
         """Call a model with tensors as they travel."""
 
     @abstractmethod
-    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:
+    def stream(
+        self, model: str, requests: Iterable[StreamRequest], *, timeout: float | None = None
+    ) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once.
 
         ``requests`` are taken one by one as they come, in a thread of the library, and the stream's input ends with
-        them; what they raise is raised here.  A stream has no timeout.  Over REST there is but one request.
+        them; what they raise is raised here.  ``timeout`` is how many seconds the stream may take over gRPC, and over
+        REST, where there is but one request, how many may pass without an event; None for any.
         """
+
+    @abstractmethod
+    def post(self, service: str, body: bytes, content_type: str) -> Posted:
+        """Send a body to a service that is called over HTTP at ``/{service}``; ``NotSupported`` over gRPC."""
 
     @abstractmethod
     def metadata(self, model: str, version: str = "") -> ModelInfo:

@@ -17,7 +17,7 @@ from ovmstrio.protocol.wire_tensors import from_raw
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
-    from ovmstrio.client.api import Parameter, SequenceState
+    from ovmstrio.client.api import Parameter, Posted, SequenceState
     from ovmstrio.client.streaming import StreamReply, StreamRequest
     from ovmstrio.client.tls import ClientTls
     from ovmstrio.core.tensor import Array, RawTensor
@@ -57,10 +57,12 @@ class GrpcClient(Client):
                 output.name: from_raw(output.data, output.datatype, output.shape) for output in read_outputs(answer)
             }
 
-    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:
+    def stream(
+        self, model: str, requests: Iterable[StreamRequest], *, timeout: float | None = None
+    ) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once."""
         messages = Messages(model, requests)
-        call = open_stream(self._channel, messages)
+        call = open_stream(self._channel, messages, timeout)
         try:
             while (message := next_message(call)) is not None:
                 with reading(self._address):
@@ -70,6 +72,11 @@ class GrpcClient(Client):
             raise messages.failure or self._error(failure) from None
         finally:
             call.cancel()
+
+    def post(self, service: str, body: bytes, content_type: str) -> Posted:
+        """Say that gRPC has no call for it."""
+        del body, content_type
+        raise NotSupported(f"{service!r} is called over HTTP, and not over KServe's gRPC: use REST")
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""

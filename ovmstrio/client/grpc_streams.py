@@ -40,14 +40,17 @@ class Messages:
             raise
 
 
-def open_stream(channel: grpc.Channel, messages: Messages) -> Any:
-    """Open a stream; messages are taken as they come, in a thread of the library.  Gives grpcio's call."""
+def open_stream(channel: grpc.Channel, messages: Messages, timeout: float | None) -> Any:
+    """Open a stream, which may take so many seconds, and give grpcio's call.
+
+    Messages are taken as they come, in a thread of the library.
+    """
     call = channel.stream_stream(
         _METHOD,
         request_serializer=message_class("inference.ModelInferRequest").SerializeToString,
         response_deserializer=message_class("inference.ModelStreamInferResponse").FromString,
     )
-    return call(iter(messages))
+    return call(iter(messages), timeout=timeout)
 
 
 def _message(model: str, request: StreamRequest) -> Any:

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import orjson
 
-from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, SequenceState, TensorInfo
+from ovmstrio.client.api import Client, Health, ModelInfo, ModelState, Posted, SequenceState, TensorInfo
 from ovmstrio.client.rest_streams import body_of, only, read_events
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest
@@ -69,10 +69,12 @@ class RestClient(Client):
         with reading(self._url):
             return _read_outputs(answer)
 
-    def stream(self, model: str, requests: Iterable[StreamRequest]) -> Generator[StreamReply]:
+    def stream(
+        self, model: str, requests: Iterable[StreamRequest], *, timeout: float | None = None
+    ) -> Generator[StreamReply]:
         """Stream to a graph with one request; closing the iterator cancels the stream at once."""
         path, body = f"{_model_path(model, '')}/generate_stream", body_of(only(requests))
-        patient = httpx.Timeout(self._http.timeout.connect, read=None)
+        patient = httpx.Timeout(self._http.timeout.connect, read=timeout)
         trouble = f"no server answers REST at {self._url}"
         try:
             with self._http.stream("POST", path, content=body, timeout=patient) as answer:
@@ -82,8 +84,15 @@ class RestClient(Client):
                     raise error_of_http(answer.status_code, _reason(answer))
                 with reading(self._url):
                     yield from read_events(answer.iter_bytes())
+        except httpx.ReadTimeout as error:
+            raise DeadlineExceeded(f"{self._url} sent no event in time: {error}") from None
         except httpx.RequestError as error:
             raise Unreachable(f"{trouble}: {error}") from None
+
+    def post(self, service: str, body: bytes, content_type: str) -> Posted:
+        """Send a body to a service that has HTTP paths of its own."""
+        answer = self._send("POST", f"/{_segment(service)}", content=body, headers={"Content-Type": content_type})
+        return Posted(answer.content, answer.headers.get("Content-Type", ""))
 
     def metadata(self, model: str, version: str = "") -> ModelInfo:
         """Tell inputs, outputs and versions of a model."""
@@ -138,10 +147,14 @@ class RestClient(Client):
             raise Unreachable(f"no server answers REST at {self._url}: {error}") from None
 
 
+def _segment(name: str) -> str:
+    if name in _NO_SEGMENTS:
+        raise InvalidRequest(f"{name!r} cannot be the name of a model in a URL")
+    return quote(name, safe="")
+
+
 def _model_path(model: str, version: str) -> str:
-    if model in _NO_SEGMENTS:
-        raise InvalidRequest(f"{model!r} cannot be the name of a model in a URL")
-    path = f"/v2/models/{quote(model, safe='')}"
+    path = f"/v2/models/{_segment(model)}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
 
 

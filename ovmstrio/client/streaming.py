@@ -47,12 +47,12 @@ class StreamReply:
     error: str = ""
 
 
-def to_wire(name: str, value: Value) -> RawTensor:
-    """Give an input as it travels.
+def to_wire(name: str, value: Value, datatype: str | None = None) -> RawTensor:
+    """Give an input as it travels; an array by default as the type that its dtype says.
 
     Raises:
         InvalidRequest: KServe has no name for the array's type.
     """
     if isinstance(value, bytes):
         return RawTensor(name, "BYTES", (len(value),), value)
-    return raw_tensor(name, value)
+    return raw_tensor(name, value, datatype)

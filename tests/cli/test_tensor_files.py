@@ -222,10 +222,15 @@ def test_an_encoded_image_goes_as_it_is(tmp_path: Path) -> None:
     assert read_inputs([file], [IMAGE_LAST], _ignore, ImageOptions(encoded=True))["image"].tolist() == [b"any content"]
 
 
-def test_an_input_of_a_type_without_a_name_is_refused(tmp_path: Path) -> None:
-    """Metadata calls such types INVALID."""
-    with pytest.raises(InvalidRequest, match="no name for: odd"):
-        read_inputs([_write(tmp_path / "x.json", b"[1]")], [TensorInfo("odd", "INVALID", (1,))], _ignore)
+def test_an_input_of_a_type_without_a_name_takes_that_of_its_values(tmp_path: Path) -> None:
+    """Metadata calls such types INVALID; bytes go as they are, and so does a text that is no file."""
+    odd = [TensorInfo("odd", "INVALID", ())]
+    numbers = read_inputs([_write(tmp_path / "x.json", b"[1, 2]")], odd, _ignore)["odd"]
+    assert (numbers.dtype, numbers.tolist()) == (np.int64, [1, 2])
+    assert read_inputs([_write(tmp_path / "x.bin", b"\x00\x01")], odd, _ignore)["odd"] == b"\x00\x01"
+    notes: list[str] = []
+    assert read_inputs(["odd=two words"], odd, notes.append)["odd"] == b"two words"
+    assert notes == ["input odd: no file is called so; sent as text"]
 
 
 def test_values_that_would_change_are_refused() -> None:

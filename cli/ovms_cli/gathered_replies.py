@@ -1,0 +1,71 @@
+"""What a graph streams in answer to one request, put together to one answer."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ovms_cli.stream_text import TextReader, values_of
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ServerError
+from ovmstrio.protocol.wire_tensors import bytes_array, from_raw
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ovmstrio.client.streaming import StreamOutput, StreamReply
+    from ovmstrio.core.tensor import Array
+
+__all__ = ["gather"]
+
+
+def gather(replies: Generator[StreamReply]) -> tuple[dict[str, Array], int]:
+    """Read a stream to its end, and give its outputs and how many pieces the output with the most came in.
+
+    Texts are joined; other outputs that came several times are named ``NAME[0]``, ``NAME[1]`` and so on.
+
+    Raises:
+        ServerError: the stream failed, or the request did.
+    """
+    reader = TextReader()
+    texts: dict[str, list[str]] = {}
+    arrays: dict[str, list[Array]] = {}
+    pieces: dict[str, int] = {}
+    with closing(replies):
+        for reply in replies:
+            if reply.error:
+                raise ServerError(reply.error)
+            for output in reply.outputs:
+                pieces[output.name] = pieces.get(output.name, 0) + 1
+                text = reader.read(output)
+                if text is None:
+                    arrays.setdefault(output.name, []).append(_array(output))
+                else:
+                    texts.setdefault(output.name, []).append(text)
+    return _outputs(pieces, texts, arrays), max(pieces.values(), default=0)
+
+
+def _outputs(pieces: dict[str, int], texts: dict[str, list[str]], arrays: dict[str, list[Array]]) -> dict[str, Array]:
+    """Name what came, in the order in which it began to come."""
+    outputs: dict[str, Array] = {}
+    for name in pieces:
+        if name in texts:
+            outputs[name] = bytes_array(["".join(texts[name]).encode()], (1,))
+        several = arrays.get(name, [])
+        if len(several) == 1 and name not in texts:
+            outputs[name] = several[0]
+        else:
+            outputs |= {f"{name}[{index}]": array for index, array in enumerate(several)}
+    return outputs
+
+
+def _array(output: StreamOutput) -> Array:
+    if isinstance(output.data, bytes) and output.datatype in BY_NAME:
+        try:
+            return from_raw(output.data, output.datatype, output.shape)
+        except ValueError:
+            pass
+    values: Any = values_of(output)
+    return np.atleast_1d(np.array(values))

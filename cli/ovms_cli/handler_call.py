@@ -1,0 +1,68 @@
+"""A handler as ``ovms infer`` calls it: a file is the body of a POST, and what comes back is shown or saved."""
+
+from __future__ import annotations
+
+import json
+import mimetypes
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from ovms_cli.console import note
+from ovms_cli.tensor_contents import sniff
+from ovmstrio.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.client import Client, Posted
+
+__all__ = ["post_file"]
+
+_STANDARD_INPUT: Final = "-"
+_JSON: Final = "application/json"
+_BYTES: Final = "application/octet-stream"
+
+
+def post_file(client: Client, handler: str, given: Sequence[str], target: str) -> None:
+    """Send a file to a handler, and show or save its answer.
+
+    Args:
+        client: speaks REST.
+        handler: its name.
+        given: one file, or ``-`` for standard input.
+        target: ``table`` and ``json`` print the answer; a file gets it as it is.
+
+    Raises:
+        InvalidRequest: there is not one file, or the client speaks gRPC.
+        OSError: a file cannot be read or written.
+        ServerError: what the handler answered.
+    """
+    if len(given) != 1:
+        raise InvalidRequest(f"{handler} is a handler and takes one body: expected one --input, got {len(given)}")
+    (file,) = given
+    content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
+    answer = client.post(handler, content, _content_type(file, content))
+    if target in {"table", "json"}:
+        _print(answer)
+    else:
+        Path(target).write_bytes(answer.body)
+        note(f"saved {target}", style="")
+
+
+def _content_type(file: str, content: bytes) -> str:
+    guessed, _ = mimetypes.guess_type(file)
+    if guessed is None and sniff(content) == ".json":
+        return _JSON
+    return guessed or _BYTES
+
+
+def _print(answer: Posted) -> None:
+    if answer.content_type.startswith(_JSON):
+        typer.echo(json.dumps(json.loads(answer.body), indent=2))
+    elif answer.content_type.startswith("text/"):
+        typer.echo(answer.body.decode(errors="replace"))
+    else:
+        sys.stdout.buffer.write(answer.body)
