@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from ovmstrio.core.datatypes import Datatype
 
-__all__ = ["ANY_SIZE", "Array", "Dim", "RawTensor", "Tensor", "TensorSpec"]
+__all__ = ["ANY_SIZE", "Array", "Dim", "MemoryPlace", "RawTensor", "Tensor", "TensorSpec"]
 
 Array = np.ndarray[Any, Any]
 """An array of any type and shape."""
@@ -95,23 +95,51 @@ class Tensor:
         return shape
 
     @property
+    def datatype_name(self) -> str:
+        """What the element type is called on the wire."""
+        return self.datatype.name
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the elements, packed; of ``BYTES`` their own and those of their lengths."""
         array = self.array
         return sum(map(len, array.flat)) + _LENGTH_BYTES * array.size if array.dtype.hasobject else array.nbytes
 
 
+class MemoryPlace(NamedTuple):
+    """Where a tensor's bytes are that are not in the answer: a region that the client has registered."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+    @property
+    def parameters(self) -> dict[str, str | int]:
+        """The place in the words of the protocol."""
+        return {
+            "shared_memory_region": self.region,
+            "shared_memory_offset": self.offset,
+            "shared_memory_byte_size": self.byte_size,
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class RawTensor:
     """A named buffer whose element type and shape are what user code says, whether or not they fit the bytes.
 
-    ``datatype`` may be a name that KServe does not have.
+    ``datatype`` may be a name that KServe does not have.  With a ``place`` the bytes are there, and ``data`` is empty.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     data: bytes | bytearray | memoryview
+    place: MemoryPlace | None = None
+
+    @property
+    def datatype_name(self) -> str:
+        """What the element type is called on the wire."""
+        return self.datatype
 
     @property
     def nbytes(self) -> int:

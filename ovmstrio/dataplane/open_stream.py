@@ -29,7 +29,7 @@ class OpenStream:
     has seen all replies that were there after it was sent.
     """
 
-    __slots__ = ("_accepted", "_event", "_most_bytes", "_move", "_problems", "_replies", "_sent", "_stream")
+    __slots__ = ("_accepted", "_event", "_most_bytes", "_move", "_prepare", "_problems", "_replies", "_sent", "_stream")
 
     def __init__(
         self,
@@ -38,8 +38,11 @@ class OpenStream:
         move: Callable[[CallEvent, Step], None],
         received: int,
         most_bytes: float = math.inf,
+        *,
+        prepare: Callable[[InferRequest], None] = lambda _: None,
     ) -> None:
         self._stream = stream
+        self._prepare = prepare
         self._replies = stream.replies
         self._event = event
         self._move = move
@@ -54,9 +57,11 @@ class OpenStream:
 
         Raises:
             trio.BrokenResourceError: the stream has ended by itself.
+            ServerError: its inputs lie in shared memory and cannot be had.
 
         Cancellation: while the stream has no room; the request may have been taken in part.
         """
+        self._prepare(request)
         await self._stream.send(request)
         self._sent += 1
         self._event.received += request.received

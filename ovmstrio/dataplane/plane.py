@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overloa
 
 import trio
 
-from ovmstrio.core.errors import NotFound, NotSupported, Overloaded, ServerError, ServiceMissing, VersionRetired
+from ovmstrio.core.errors import (
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    Overloaded,
+    ServerError,
+    ServiceMissing,
+    VersionRetired,
+)
 from ovmstrio.core.events import OK, CallEvent, Step
 from ovmstrio.core.limits import current_place
 from ovmstrio.core.pending_answers import current_share
@@ -28,6 +36,8 @@ from ovmstrio.dataplane.answer_room import AnswerRoom
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.rendering import Renderer
+from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
+from ovmstrio.dataplane.shared_memory.placed_tensors import names_regions, output_places, view_inputs, write_outputs
 from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
 from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.registry import Readiness, parse_version
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
     from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.registry import Lease, Registry, VersionStatus
@@ -95,6 +106,7 @@ class DataPlane:
         obstacle: tells why what is served cannot answer although it is loaded, or an empty text.
         most_answer_bytes: how large the outputs of an answer, or of a reply of a stream, may be together.
         admission: says how many calls there may be at once; by default as the services are configured.
+        regions: those of shared memory that clients register; none may be unless given.
     """
 
     def __init__(
@@ -107,8 +119,10 @@ class DataPlane:
         obstacle: Callable[[], str] | None = None,
         most_answer_bytes: float = math.inf,
         admission: Admission | None = None,
+        regions: ClientRegions | None = None,
     ) -> None:
         self.registry = registry
+        self.regions = regions or ClientRegions()
         self._renderer = Renderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
@@ -327,11 +341,11 @@ class DataPlane:
                 if arrival is not None and lease.has_order:
                     await arrival.take_turn()
                     arrival.settle()
-                if request.outputs:
-                    check_outputs(request.outputs, lease.servable.metadata.outputs)
+                places = self._look_ahead(request, lease)
                 answer: Any = await lease.servable.infer(request)
                 if request.outputs:
                     keep_outputs(answer, request.outputs)
+                    await write_outputs(answer, places)
                 if render is not None:
                     answer, event.sent = await self._renderer.render(render, answer, door)
                     if event.sent != size:
@@ -344,6 +358,19 @@ class DataPlane:
                     share.give_back(size)
             self._end(event, None)
             return answer
+
+    def _look_ahead(self, request: InferRequest, lease: Lease) -> OutputPlaces:
+        """Refuse before the call what could not be answered, and tell where outputs are to go."""
+        if request.outputs:
+            check_outputs(request.outputs, lease.servable.metadata.outputs)
+        return self._places(request)
+
+    def _places(self, request: InferRequest) -> OutputPlaces:
+        """Give a request its inputs that lie in regions of its client, and tell where its outputs are to go."""
+        if not names_regions(request):
+            return {}
+        view_inputs(request, self.regions)
+        return output_places(request, self.regions)
 
     async def _make_room(self, lease: Lease, arrival: Arrival | None, share: PendingShare | None) -> int:
         """Wait until there is room for the answer of a call, in its turn if that matters; give the room's bytes."""
@@ -433,8 +460,16 @@ class DataPlane:
             self._start(event, lease)
             opened = None
             try:
+                self._view_streamed(first)
                 async with servable.open_stream(first) as stream:
-                    opened = OpenStream(stream, event, self._move, first.received, self._renderer.most_bytes)
+                    opened = OpenStream(
+                        stream,
+                        event,
+                        self._move,
+                        first.received,
+                        self._renderer.most_bytes,
+                        prepare=self._view_streamed,
+                    )
                     yield opened
             except BaseException as error:
                 if opened is None:
@@ -445,6 +480,11 @@ class DataPlane:
                 if opened is not None:
                     opened.settle()
             self._end(event, None)
+
+    def _view_streamed(self, request: InferRequest) -> None:
+        """Give a request of a stream its inputs that lie in regions; replies to no one request have no place there."""
+        if self._places(request):
+            raise InvalidRequest("outputs in shared memory: the replies of a stream belong to none of its requests")
 
     async def _lease_stream(self, name: str, door: Door) -> Lease:
         place = await self._place(name, "", door, door.stream)

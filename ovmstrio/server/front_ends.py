@@ -39,7 +39,8 @@ def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> Grp
     """Make what speaks gRPC."""
     size = plan.settings.max_message_size
     limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
-    return GrpcFrontEnd(plane, limits=limits, pending=pending, root=plan.root)
+    remote = plan.settings.allow_remote_admin
+    return GrpcFrontEnd(plane, limits=limits, pending=pending, root=plan.root, allows_remote_admin=remote)
 
 
 def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> RestFrontEnd:

@@ -39,6 +39,7 @@ class GrpcFrontEnd:
         limits: what peers may do.
         pending: counts what waits for clients; of no bound for the server unless given.
         root: the entry that answers where no name is given; empty for none.
+        allows_remote_admin: whether other machines may change the server.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class GrpcFrontEnd:
         limits: TransportLimits | None = None,
         pending: PendingAnswers | None = None,
         root: str = "",
+        allows_remote_admin: bool = False,
     ) -> None:
         self._addresses = addresses
         self._tls = tls
         self._endless = EndlessCalls()
         hosted = HostedServices(plane, root)
         services: list[Service] = [
-            InferenceService(plane),
+            InferenceService(plane, allows_remote=allows_remote_admin),
             PredictionService(plane),
             ModelService(plane),
             HealthService(PlaneHealth(plane, hosted), self._endless),

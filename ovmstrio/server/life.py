@@ -34,6 +34,7 @@ from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
@@ -194,6 +195,7 @@ class _Server:
             obstacle=hosting.obstacle,
             most_answer_bytes=plan.settings.max_message_size,
             admission=self._admission,
+            regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
         )
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)

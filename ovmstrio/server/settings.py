@@ -154,7 +154,16 @@ class ServerSettings(BaseModel):
     tls_key: Path | None = _setting(None, SECURITY, "Private key (PEM) of the certificate.")
     client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
     allow_remote_admin: bool = _setting(
-        False, SECURITY, "Let other machines reload what is served; otherwise only this one may."
+        False,
+        SECURITY,
+        "Let other machines change the server (reloads, loads and unloads, regions of shared memory, what is logged); "
+        "otherwise only this one may.",
+    )
+    allow_shared_memory: bool = _setting(
+        False,
+        SECURITY,
+        "Let clients on this machine register shared memory that tensors are taken from and written to; "
+        "for clients that are trusted.",
     )
     hide_errors: bool = _setting(
         False, SECURITY, "Tell clients only the type of an error in a graph's Python code, not its text."

@@ -33,6 +33,14 @@ class Peer:
     address: str
     certificate: Mapping[str, Any] | None = None
 
+    @property
+    def host(self) -> str:
+        """The host alone; empty at the other end of a Unix socket."""
+        if self.address.startswith(_UNIX_PREFIX):
+            return ""
+        host, colon, _ = self.address.rpartition(":")
+        return host.strip("[]") if colon else self.address
+
 
 def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, protocol: str = "h2") -> ssl.SSLContext:
     """Make the server's TLS settings from PEM files; with ``client_ca`` clients must show a certificate of that CA.

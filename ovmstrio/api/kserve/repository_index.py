@@ -11,14 +11,20 @@ from ovmstrio.registry import VersionState
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.registry import VersionStatus
 
-__all__ = ["EXTENSIONS", "SERVER_NAME", "IndexEntry", "repository_index", "server_version"]
+__all__ = ["SERVER_NAME", "IndexEntry", "extensions_of", "repository_index", "server_version"]
 
 SERVER_NAME: Final = "OpenVINO Model Server"
 """The name that clients of OVMS see and some of them check."""
-EXTENSIONS: Final = ("binary_tensor_data", "generate", "model_configuration", "statistics")
-"""Those of KServe v2 that the server has."""
+_EXTENSIONS: Final = ("binary_tensor_data", "generate", "model_configuration", "statistics")
+
+
+def extensions_of(plane: DataPlane) -> list[str]:
+    """Tell which extensions of KServe v2 the server has, as it was started."""
+    allowed = {"system_shared_memory": plane.regions.is_allowed}
+    return sorted([*_EXTENSIONS, *(name for name, is_allowed in allowed.items() if is_allowed)])
 
 
 def server_version() -> str:

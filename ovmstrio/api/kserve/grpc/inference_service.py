@@ -17,9 +17,10 @@ from ovmstrio.api.admitted_calls import answer_admitted, first_text, keep_place
 from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.api.kserve.grpc.shared_memory_calls import SharedMemoryCalls
 from ovmstrio.api.kserve.model_config import config_message
 from ovmstrio.api.kserve.model_statistics import statistics_message
-from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
+from ovmstrio.api.kserve.repository_index import SERVER_NAME, extensions_of, repository_index, server_version
 from ovmstrio.core.errors import InvalidRequest, PayloadTooLarge, ServerError
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import InferRequest, StreamProblem
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.open_stream import OpenStream
-    from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["InferenceService"]
@@ -43,6 +43,7 @@ async def exchange(call: Call, stream: OpenStream) -> None:
 
     Raises:
         InvalidRequest: a message of the client cannot be read; its cause is what the transport raised.
+        ServerError: what a message says of its inputs cannot be had.
         GRPCError: a reply is too large.
         StreamTerminatedError: the call is over.
 
@@ -63,6 +64,9 @@ async def exchange(call: Call, stream: OpenStream) -> None:
         except GRPCError as error:
             failure = _refusal(error)
             nursery.cancel_scope.cancel()
+        except ServerError as error:
+            failure = error
+            nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
@@ -78,6 +82,8 @@ async def exchange(call: Call, stream: OpenStream) -> None:
 
 def _code_of(failure: Exception) -> str:
     """Tell under which code a stream is known that the transport ended: the status, or that its client has gone."""
+    if isinstance(failure, ServerError) and failure.__cause__ is None:
+        return type(failure).__name__
     status = failure if isinstance(failure, GRPCError) else failure.__cause__
     return status.status.name if isinstance(status, GRPCError) else CANCELLED
 
@@ -103,11 +109,13 @@ async def _send_replies(call: Call, stream: OpenStream) -> None:
 _SERVICE: Final = "/inference.GRPCInferenceService"
 
 
-class InferenceService(pb.GrpcInferenceServiceBase):
-    """The service, hosted by a transport that maps the domain's errors to statuses."""
+class InferenceService(SharedMemoryCalls):
+    """The service, hosted by a transport that maps the domain's errors to statuses.
 
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
+    Args:
+        plane: what is served.
+        allows_remote: whether other machines may change the server.
+    """
 
     def __mapping__(self) -> dict[str, Handler]:
         """Give the handlers by path."""
@@ -193,7 +201,7 @@ class InferenceService(pb.GrpcInferenceServiceBase):
 
     async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Tell the server's name, version and extensions.  Does not block."""
-        return pb.ServerMetadataResponse(SERVER_NAME, server_version(), list(EXTENSIONS))
+        return pb.ServerMetadataResponse(SERVER_NAME, server_version(), extensions_of(self._plane))
 
     async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Tell the inputs, the outputs and the callable versions of a servable.  Does not block.

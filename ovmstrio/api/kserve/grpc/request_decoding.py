@@ -83,6 +83,8 @@ _VARINT_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "uint64_contents": np.dtype("<u8"),
 }
 
+_REGION: Final = "shared_memory_region"
+
 _VARINT: Final = 0
 _DELIMITED: Final = 2
 _FIXED_SIZES: Final = {1: 8, 5: 4}
@@ -108,16 +110,29 @@ def decode_request(data: bytes) -> InferRequest:
         raise InvalidRequest(
             f"malformed inference.ModelInferRequest: its {len(data)} bytes are not a protobuf message of that type"
         ) from None
+    inputs = [_decode_input(tensor) for tensor in message.inputs]
+    raws: list[Buffer | None] = list(message.raw_input_contents) if views is None else views
+    if len(raws) != len(inputs) and raws:
+        raws = _by_position(inputs, raws)
     return InferRequest(
         message.model_name,
         message.model_version,
         message.id,
         _decode_parameters(message.parameters),
-        [_decode_input(tensor) for tensor in message.inputs],
+        inputs,
         [RequestedOutput(output.name, _decode_parameters(output.parameters)) for output in message.outputs],
-        list(message.raw_input_contents) if views is None else views,
+        raws,
         received=len(data),
     )
+
+
+def _by_position(inputs: Sequence[InferInput], raws: list[Buffer | None]) -> list[Buffer | None]:
+    """Leave a gap for each input whose bytes are in shared memory, if that is what is missing."""
+    placed = [_REGION in given.parameters for given in inputs]
+    if placed.count(False) != len(raws):
+        return raws
+    rest = iter(raws)
+    return [None if is_placed else next(rest) for is_placed in placed]
 
 
 def _split_raw_contents(data: bytes) -> tuple[bytes, list[Buffer | None]]:

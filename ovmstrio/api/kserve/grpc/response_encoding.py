@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.core.request import Buffer, InferResponse, ParameterValue
-    from ovmstrio.core.tensor import Tensor
+    from ovmstrio.core.tensor import MemoryPlace
 
 __all__ = [
     "StreamInferResponse",
@@ -104,15 +104,14 @@ def _response_parts(response: InferResponse) -> list[Buffer]:
         parts.append(_encode_parameters(response.parameters))
     outputs = response.outputs
     for tensor in outputs:
-        parts.append(_encode_output(tensor.name, _datatype_name(tensor), tensor.shape))
+        if isinstance(tensor, RawTensor) and tensor.place is not None:
+            parts.append(_encode_placed(tensor, tensor.place))
+        else:
+            parts.append(_encode_output(tensor.name, tensor.datatype_name, tensor.shape))
     for tensor in outputs:
         data = raw_contents(tensor)
         parts += (_RAW_OUTPUT_TAG, encode_varint(len(data)), data)
     return parts
-
-
-def _datatype_name(tensor: Tensor | RawTensor) -> str:
-    return tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
 
 
 @lru_cache(maxsize=1024)
@@ -125,6 +124,15 @@ def _encode_model(name: str, version: str) -> bytes:
 def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     output = {"name": name, "datatype": datatype, "shape": shape}
     serialised: bytes = _Response(outputs=[output]).SerializeToString()
+    return serialised
+
+
+def _encode_placed(tensor: RawTensor, place: MemoryPlace) -> bytes:
+    """Describe an output that the client finds in shared memory; it has an empty place among the raw contents."""
+    message = _Response(outputs=[{"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}])
+    for name, value in place.parameters.items():
+        setattr(message.outputs[0].parameters[name], _choose_field(value), value)
+    serialised: bytes = message.SerializeToString()
     return serialised
 
 

@@ -88,7 +88,9 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpA
     outputs = []
     for tensor in response.outputs:
         head = _head_of(tensor)
-        if wants_binary is None or tensor.name in wants_binary:
+        if isinstance(tensor, RawTensor) and tensor.place is not None:
+            head["parameters"] = tensor.place.parameters
+        elif wants_binary is None or tensor.name in wants_binary:
             raw = raw_contents(tensor)
             buffers.append(raw)
             head["parameters"] = {"binary_data_size": len(raw)}
@@ -100,8 +102,7 @@ def render_infer_answer(request: InferRequest, response: InferResponse) -> HttpA
 
 
 def _head_of(tensor: Tensor | RawTensor) -> dict[str, Any]:
-    datatype = tensor.datatype if isinstance(tensor, RawTensor) else tensor.datatype.name
-    return {"name": tensor.name, "shape": tensor.shape, "datatype": datatype}
+    return {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype_name}
 
 
 def _facts_of(response: InferResponse) -> dict[str, Any]:
@@ -127,7 +128,9 @@ def _render_in_pieces(wants_binary: Collection[str] | None, response: InferRespo
     for number, tensor in enumerate(response.outputs):
         head = _head_of(tensor)
         pieces.append(b"," if number else b"")
-        if wants_binary is None or tensor.name in wants_binary:
+        if isinstance(tensor, RawTensor) and tensor.place is not None:
+            pieces.append(orjson.dumps(head | {"parameters": tensor.place.parameters}))
+        elif wants_binary is None or tensor.name in wants_binary:
             raw = raw_contents(tensor)
             buffers.append(raw)
             pieces.append(orjson.dumps(head | {"parameters": {"binary_data_size": len(raw)}}))

@@ -275,7 +275,9 @@ def _assign_tail(request: InferRequest, tail: memoryview) -> None:
 
 
 def _binary_size(given: InferInput, tail_length: int, *, sole: bool) -> int | None:
-    """Tell how many bytes of the tail are this input's, None where it has its data in the JSON."""
+    """Tell how many bytes of the tail are this input's, None where it has its data in the JSON or in shared memory."""
+    if "shared_memory_region" in given.parameters and "binary_data_size" not in given.parameters:
+        return None
     if "binary_data_size" in given.parameters:
         size = given.parameters["binary_data_size"]
         if given.contents is not None and len(given.contents.values):

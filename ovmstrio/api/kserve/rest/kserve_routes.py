@@ -11,7 +11,7 @@ import orjson
 from ovmstrio.api.doors import KSERVE_REST, NOT_LOADED
 from ovmstrio.api.kserve.model_config import config_document
 from ovmstrio.api.kserve.model_statistics import statistics_document
-from ovmstrio.api.kserve.repository_index import EXTENSIONS, SERVER_NAME, repository_index, server_version
+from ovmstrio.api.kserve.repository_index import SERVER_NAME, extensions_of, repository_index, server_version
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, answer_infer, check_version
 from ovmstrio.api.refusals import admits, body_of_call
 from ovmstrio.core.errors import MalformedJson, NotReady, VersionLoading
@@ -58,7 +58,7 @@ def model_paths(suffix: str) -> tuple[str, str]:
 
 def _server_rules(plane: DataPlane) -> list[Rule]:
     async def metadata(_: HttpRequest) -> HttpAnswer:
-        return json_answer({"name": SERVER_NAME, "version": server_version(), "extensions": EXTENSIONS})
+        return json_answer({"name": SERVER_NAME, "version": server_version(), "extensions": extensions_of(plane)})
 
     async def live(request: HttpRequest) -> HttpAnswer:
         if not plane.is_live():

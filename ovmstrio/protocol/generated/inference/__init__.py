@@ -4,11 +4,22 @@
 # This file has been @generated
 
 __all__ = (
+    "CudaSharedMemoryRegisterRequest",
+    "CudaSharedMemoryRegisterResponse",
+    "CudaSharedMemoryStatusRequest",
+    "CudaSharedMemoryStatusResponse",
+    "CudaSharedMemoryStatusResponseRegionStatus",
+    "CudaSharedMemoryUnregisterRequest",
+    "CudaSharedMemoryUnregisterResponse",
     "DataType",
     "GrpcInferenceServiceBase",
     "InferParameter",
     "InferStatistics",
     "InferTensorContents",
+    "LogSettingsRequest",
+    "LogSettingsRequestSettingValue",
+    "LogSettingsResponse",
+    "LogSettingsResponseSettingValue",
     "ModelConfig",
     "ModelConfigRequest",
     "ModelConfigResponse",
@@ -25,6 +36,7 @@ __all__ = (
     "ModelOutput",
     "ModelReadyRequest",
     "ModelReadyResponse",
+    "ModelRepositoryParameter",
     "ModelSequenceBatching",
     "ModelStatistics",
     "ModelStatisticsRequest",
@@ -34,6 +46,10 @@ __all__ = (
     "RepositoryIndexRequest",
     "RepositoryIndexResponse",
     "RepositoryIndexResponseModelIndex",
+    "RepositoryModelLoadRequest",
+    "RepositoryModelLoadResponse",
+    "RepositoryModelUnloadRequest",
+    "RepositoryModelUnloadResponse",
     "ServerLiveRequest",
     "ServerLiveResponse",
     "ServerMetadataRequest",
@@ -41,6 +57,17 @@ __all__ = (
     "ServerReadyRequest",
     "ServerReadyResponse",
     "StatisticDuration",
+    "SystemSharedMemoryRegisterRequest",
+    "SystemSharedMemoryRegisterResponse",
+    "SystemSharedMemoryStatusRequest",
+    "SystemSharedMemoryStatusResponse",
+    "SystemSharedMemoryStatusResponseRegionStatus",
+    "SystemSharedMemoryUnregisterRequest",
+    "SystemSharedMemoryUnregisterResponse",
+    "TraceSettingRequest",
+    "TraceSettingRequestSettingValue",
+    "TraceSettingResponse",
+    "TraceSettingResponseSettingValue",
 )
 
 from collections.abc import AsyncIterator
@@ -90,6 +117,80 @@ class DataType(betterproto2.Enum):
     TYPE_STRING = 13
 
     TYPE_BF16 = 14
+
+
+@dataclass(eq=False, repr=False)
+class CudaSharedMemoryRegisterRequest(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    raw_handle: "bytes" = betterproto2.field(2, betterproto2.TYPE_BYTES)
+
+    device_id: "int" = betterproto2.field(3, betterproto2.TYPE_INT64)
+
+    byte_size: "int" = betterproto2.field(4, betterproto2.TYPE_UINT64)
+
+
+default_message_pool.register_message("inference", "CudaSharedMemoryRegisterRequest", CudaSharedMemoryRegisterRequest)
+
+
+@dataclass(eq=False, repr=False)
+class CudaSharedMemoryRegisterResponse(betterproto2.Message):
+    pass
+
+
+default_message_pool.register_message("inference", "CudaSharedMemoryRegisterResponse", CudaSharedMemoryRegisterResponse)
+
+
+@dataclass(eq=False, repr=False)
+class CudaSharedMemoryStatusRequest(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+
+default_message_pool.register_message("inference", "CudaSharedMemoryStatusRequest", CudaSharedMemoryStatusRequest)
+
+
+@dataclass(eq=False, repr=False)
+class CudaSharedMemoryStatusResponse(betterproto2.Message):
+    regions: "dict[str, CudaSharedMemoryStatusResponseRegionStatus]" = betterproto2.field(
+        1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+
+
+default_message_pool.register_message("inference", "CudaSharedMemoryStatusResponse", CudaSharedMemoryStatusResponse)
+
+
+@dataclass(eq=False, repr=False)
+class CudaSharedMemoryStatusResponseRegionStatus(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    device_id: "int" = betterproto2.field(2, betterproto2.TYPE_UINT64)
+
+    byte_size: "int" = betterproto2.field(3, betterproto2.TYPE_UINT64)
+
+
+default_message_pool.register_message(
+    "inference", "CudaSharedMemoryStatusResponse.RegionStatus", CudaSharedMemoryStatusResponseRegionStatus
+)
+
+
+@dataclass(eq=False, repr=False)
+class CudaSharedMemoryUnregisterRequest(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+
+default_message_pool.register_message(
+    "inference", "CudaSharedMemoryUnregisterRequest", CudaSharedMemoryUnregisterRequest
+)
+
+
+@dataclass(eq=False, repr=False)
+class CudaSharedMemoryUnregisterResponse(betterproto2.Message):
+    pass
+
+
+default_message_pool.register_message(
+    "inference", "CudaSharedMemoryUnregisterResponse", CudaSharedMemoryUnregisterResponse
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -193,6 +294,72 @@ class InferTensorContents(betterproto2.Message):
 
 
 default_message_pool.register_message("inference", "InferTensorContents", InferTensorContents)
+
+
+@dataclass(eq=False, repr=False)
+class LogSettingsRequest(betterproto2.Message):
+    settings: "dict[str, LogSettingsRequestSettingValue]" = betterproto2.field(
+        1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+
+
+default_message_pool.register_message("inference", "LogSettingsRequest", LogSettingsRequest)
+
+
+@dataclass(eq=False, repr=False)
+class LogSettingsRequestSettingValue(betterproto2.Message):
+    """
+
+
+    Oneofs:
+        - parameter_choice:
+    """
+
+    bool_param: "bool | None" = betterproto2.field(1, betterproto2.TYPE_BOOL, optional=True, group="parameter_choice")
+
+    uint32_param: "int | None" = betterproto2.field(
+        2, betterproto2.TYPE_UINT32, optional=True, group="parameter_choice"
+    )
+
+    string_param: "str | None" = betterproto2.field(
+        3, betterproto2.TYPE_STRING, optional=True, group="parameter_choice"
+    )
+
+
+default_message_pool.register_message("inference", "LogSettingsRequest.SettingValue", LogSettingsRequestSettingValue)
+
+
+@dataclass(eq=False, repr=False)
+class LogSettingsResponse(betterproto2.Message):
+    settings: "dict[str, LogSettingsResponseSettingValue]" = betterproto2.field(
+        1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+
+
+default_message_pool.register_message("inference", "LogSettingsResponse", LogSettingsResponse)
+
+
+@dataclass(eq=False, repr=False)
+class LogSettingsResponseSettingValue(betterproto2.Message):
+    """
+
+
+    Oneofs:
+        - parameter_choice:
+    """
+
+    bool_param: "bool | None" = betterproto2.field(1, betterproto2.TYPE_BOOL, optional=True, group="parameter_choice")
+
+    uint32_param: "int | None" = betterproto2.field(
+        2, betterproto2.TYPE_UINT32, optional=True, group="parameter_choice"
+    )
+
+    string_param: "str | None" = betterproto2.field(
+        3, betterproto2.TYPE_STRING, optional=True, group="parameter_choice"
+    )
+
+
+default_message_pool.register_message("inference", "LogSettingsResponse.SettingValue", LogSettingsResponseSettingValue)
 
 
 @dataclass(eq=False, repr=False)
@@ -487,6 +654,31 @@ default_message_pool.register_message("inference", "ModelReadyResponse", ModelRe
 
 
 @dataclass(eq=False, repr=False)
+class ModelRepositoryParameter(betterproto2.Message):
+    """
+    A value of a parameter of a load or an unload.
+
+    Oneofs:
+        - parameter_choice:
+    """
+
+    bool_param: "bool | None" = betterproto2.field(1, betterproto2.TYPE_BOOL, optional=True, group="parameter_choice")
+
+    int64_param: "int | None" = betterproto2.field(2, betterproto2.TYPE_INT64, optional=True, group="parameter_choice")
+
+    string_param: "str | None" = betterproto2.field(
+        3, betterproto2.TYPE_STRING, optional=True, group="parameter_choice"
+    )
+
+    bytes_param: "bytes | None" = betterproto2.field(
+        4, betterproto2.TYPE_BYTES, optional=True, group="parameter_choice"
+    )
+
+
+default_message_pool.register_message("inference", "ModelRepositoryParameter", ModelRepositoryParameter)
+
+
+@dataclass(eq=False, repr=False)
 class ModelSequenceBatching(betterproto2.Message):
     """
     That a model has sequences of requests.
@@ -612,6 +804,62 @@ default_message_pool.register_message(
 
 
 @dataclass(eq=False, repr=False)
+class RepositoryModelLoadRequest(betterproto2.Message):
+    repository_name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    Empty: the only repository.
+    """
+
+    model_name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    parameters: "dict[str, ModelRepositoryParameter]" = betterproto2.field(
+        3, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+    """
+    "config": settings as JSON; "file:<version>/<name>": the content of a file.
+    """
+
+
+default_message_pool.register_message("inference", "RepositoryModelLoadRequest", RepositoryModelLoadRequest)
+
+
+@dataclass(eq=False, repr=False)
+class RepositoryModelLoadResponse(betterproto2.Message):
+    pass
+
+
+default_message_pool.register_message("inference", "RepositoryModelLoadResponse", RepositoryModelLoadResponse)
+
+
+@dataclass(eq=False, repr=False)
+class RepositoryModelUnloadRequest(betterproto2.Message):
+    repository_name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    Empty: the only repository.
+    """
+
+    model_name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    parameters: "dict[str, ModelRepositoryParameter]" = betterproto2.field(
+        3, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+    """
+    "unload_dependents"
+    """
+
+
+default_message_pool.register_message("inference", "RepositoryModelUnloadRequest", RepositoryModelUnloadRequest)
+
+
+@dataclass(eq=False, repr=False)
+class RepositoryModelUnloadResponse(betterproto2.Message):
+    pass
+
+
+default_message_pool.register_message("inference", "RepositoryModelUnloadResponse", RepositoryModelUnloadResponse)
+
+
+@dataclass(eq=False, repr=False)
 class ServerLiveRequest(betterproto2.Message):
     pass
 
@@ -674,6 +922,138 @@ class StatisticDuration(betterproto2.Message):
 
 
 default_message_pool.register_message("inference", "StatisticDuration", StatisticDuration)
+
+
+@dataclass(eq=False, repr=False)
+class SystemSharedMemoryRegisterRequest(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    key: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+    offset: "int" = betterproto2.field(3, betterproto2.TYPE_UINT64)
+
+    byte_size: "int" = betterproto2.field(4, betterproto2.TYPE_UINT64)
+
+
+default_message_pool.register_message(
+    "inference", "SystemSharedMemoryRegisterRequest", SystemSharedMemoryRegisterRequest
+)
+
+
+@dataclass(eq=False, repr=False)
+class SystemSharedMemoryRegisterResponse(betterproto2.Message):
+    pass
+
+
+default_message_pool.register_message(
+    "inference", "SystemSharedMemoryRegisterResponse", SystemSharedMemoryRegisterResponse
+)
+
+
+@dataclass(eq=False, repr=False)
+class SystemSharedMemoryStatusRequest(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    Empty: all regions.
+    """
+
+
+default_message_pool.register_message("inference", "SystemSharedMemoryStatusRequest", SystemSharedMemoryStatusRequest)
+
+
+@dataclass(eq=False, repr=False)
+class SystemSharedMemoryStatusResponse(betterproto2.Message):
+    regions: "dict[str, SystemSharedMemoryStatusResponseRegionStatus]" = betterproto2.field(
+        1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+
+
+default_message_pool.register_message("inference", "SystemSharedMemoryStatusResponse", SystemSharedMemoryStatusResponse)
+
+
+@dataclass(eq=False, repr=False)
+class SystemSharedMemoryStatusResponseRegionStatus(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+
+    key: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    The name of the shared memory object.
+    """
+
+    offset: "int" = betterproto2.field(3, betterproto2.TYPE_UINT64)
+    """
+    Bytes from the object's begin to the region's.
+    """
+
+    byte_size: "int" = betterproto2.field(4, betterproto2.TYPE_UINT64)
+
+
+default_message_pool.register_message(
+    "inference", "SystemSharedMemoryStatusResponse.RegionStatus", SystemSharedMemoryStatusResponseRegionStatus
+)
+
+
+@dataclass(eq=False, repr=False)
+class SystemSharedMemoryUnregisterRequest(betterproto2.Message):
+    name: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    Empty: all regions.
+    """
+
+
+default_message_pool.register_message(
+    "inference", "SystemSharedMemoryUnregisterRequest", SystemSharedMemoryUnregisterRequest
+)
+
+
+@dataclass(eq=False, repr=False)
+class SystemSharedMemoryUnregisterResponse(betterproto2.Message):
+    pass
+
+
+default_message_pool.register_message(
+    "inference", "SystemSharedMemoryUnregisterResponse", SystemSharedMemoryUnregisterResponse
+)
+
+
+@dataclass(eq=False, repr=False)
+class TraceSettingRequest(betterproto2.Message):
+    settings: "dict[str, TraceSettingRequestSettingValue]" = betterproto2.field(
+        1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+
+    model_name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+
+
+default_message_pool.register_message("inference", "TraceSettingRequest", TraceSettingRequest)
+
+
+@dataclass(eq=False, repr=False)
+class TraceSettingRequestSettingValue(betterproto2.Message):
+    value: "list[str]" = betterproto2.field(1, betterproto2.TYPE_STRING, repeated=True)
+
+
+default_message_pool.register_message("inference", "TraceSettingRequest.SettingValue", TraceSettingRequestSettingValue)
+
+
+@dataclass(eq=False, repr=False)
+class TraceSettingResponse(betterproto2.Message):
+    settings: "dict[str, TraceSettingResponseSettingValue]" = betterproto2.field(
+        1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
+    )
+
+
+default_message_pool.register_message("inference", "TraceSettingResponse", TraceSettingResponse)
+
+
+@dataclass(eq=False, repr=False)
+class TraceSettingResponseSettingValue(betterproto2.Message):
+    value: "list[str]" = betterproto2.field(1, betterproto2.TYPE_STRING, repeated=True)
+
+
+default_message_pool.register_message(
+    "inference", "TraceSettingResponse.SettingValue", TraceSettingResponseSettingValue
+)
 
 
 class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
@@ -746,6 +1126,88 @@ class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
     async def repository_index(self, message: "RepositoryIndexRequest") -> "RepositoryIndexResponse":
         """
         Every version that the server knows of, with its state.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def repository_model_load(self, message: "RepositoryModelLoadRequest") -> "RepositoryModelLoadResponse":
+        """
+        Load a model of the repository, or load it again, with other settings or files if parameters bring them.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def repository_model_unload(self, message: "RepositoryModelUnloadRequest") -> "RepositoryModelUnloadResponse":
+        """
+        Unload a model; its name stays known.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def system_shared_memory_status(
+        self, message: "SystemSharedMemoryStatusRequest"
+    ) -> "SystemSharedMemoryStatusResponse":
+        """
+        The regions of shared memory that are registered: one, or all.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def system_shared_memory_register(
+        self, message: "SystemSharedMemoryRegisterRequest"
+    ) -> "SystemSharedMemoryRegisterResponse":
+        """
+        Make a region of shared memory known under a name.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def system_shared_memory_unregister(
+        self, message: "SystemSharedMemoryUnregisterRequest"
+    ) -> "SystemSharedMemoryUnregisterResponse":
+        """
+        Forget one region, or all.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def cuda_shared_memory_status(
+        self, message: "CudaSharedMemoryStatusRequest"
+    ) -> "CudaSharedMemoryStatusResponse":
+        """
+        There are never any.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def cuda_shared_memory_register(
+        self, message: "CudaSharedMemoryRegisterRequest"
+    ) -> "CudaSharedMemoryRegisterResponse":
+        """
+        Refused.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def cuda_shared_memory_unregister(
+        self, message: "CudaSharedMemoryUnregisterRequest"
+    ) -> "CudaSharedMemoryUnregisterResponse":
+        """
+        There is nothing to forget.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def trace_setting(self, message: "TraceSettingRequest") -> "TraceSettingResponse":
+        """
+        Settings of traces, which this server does not write in Triton's form.
+        """
+
+        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
+
+    async def log_settings(self, message: "LogSettingsRequest") -> "LogSettingsResponse":
+        """
+        What is logged, asked for or changed.
         """
 
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
@@ -826,6 +1288,86 @@ class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
         response = await self.repository_index(request)
         await stream.send_message(response)
 
+    async def __rpc_repository_model_load(
+        self, stream: "grpclib.server.Stream[RepositoryModelLoadRequest, RepositoryModelLoadResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.repository_model_load(request)
+        await stream.send_message(response)
+
+    async def __rpc_repository_model_unload(
+        self, stream: "grpclib.server.Stream[RepositoryModelUnloadRequest, RepositoryModelUnloadResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.repository_model_unload(request)
+        await stream.send_message(response)
+
+    async def __rpc_system_shared_memory_status(
+        self, stream: "grpclib.server.Stream[SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.system_shared_memory_status(request)
+        await stream.send_message(response)
+
+    async def __rpc_system_shared_memory_register(
+        self, stream: "grpclib.server.Stream[SystemSharedMemoryRegisterRequest, SystemSharedMemoryRegisterResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.system_shared_memory_register(request)
+        await stream.send_message(response)
+
+    async def __rpc_system_shared_memory_unregister(
+        self, stream: "grpclib.server.Stream[SystemSharedMemoryUnregisterRequest, SystemSharedMemoryUnregisterResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.system_shared_memory_unregister(request)
+        await stream.send_message(response)
+
+    async def __rpc_cuda_shared_memory_status(
+        self, stream: "grpclib.server.Stream[CudaSharedMemoryStatusRequest, CudaSharedMemoryStatusResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.cuda_shared_memory_status(request)
+        await stream.send_message(response)
+
+    async def __rpc_cuda_shared_memory_register(
+        self, stream: "grpclib.server.Stream[CudaSharedMemoryRegisterRequest, CudaSharedMemoryRegisterResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.cuda_shared_memory_register(request)
+        await stream.send_message(response)
+
+    async def __rpc_cuda_shared_memory_unregister(
+        self, stream: "grpclib.server.Stream[CudaSharedMemoryUnregisterRequest, CudaSharedMemoryUnregisterResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.cuda_shared_memory_unregister(request)
+        await stream.send_message(response)
+
+    async def __rpc_trace_setting(
+        self, stream: "grpclib.server.Stream[TraceSettingRequest, TraceSettingResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.trace_setting(request)
+        await stream.send_message(response)
+
+    async def __rpc_log_settings(
+        self, stream: "grpclib.server.Stream[LogSettingsRequest, LogSettingsResponse]"
+    ) -> None:
+        request = await stream.recv_message()
+        assert request is not None
+        response = await self.log_settings(request)
+        await stream.send_message(response)
+
     def __mapping__(self) -> "dict[str, grpclib.const.Handler]":
         return {
             "/inference.GRPCInferenceService/ServerLive": grpclib.const.Handler(
@@ -887,5 +1429,65 @@ class GrpcInferenceServiceBase(betterproto2_grpclib.ServiceBase):
                 grpclib.const.Cardinality.UNARY_UNARY,
                 RepositoryIndexRequest,
                 RepositoryIndexResponse,
+            ),
+            "/inference.GRPCInferenceService/RepositoryModelLoad": grpclib.const.Handler(
+                self.__rpc_repository_model_load,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                RepositoryModelLoadRequest,
+                RepositoryModelLoadResponse,
+            ),
+            "/inference.GRPCInferenceService/RepositoryModelUnload": grpclib.const.Handler(
+                self.__rpc_repository_model_unload,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                RepositoryModelUnloadRequest,
+                RepositoryModelUnloadResponse,
+            ),
+            "/inference.GRPCInferenceService/SystemSharedMemoryStatus": grpclib.const.Handler(
+                self.__rpc_system_shared_memory_status,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                SystemSharedMemoryStatusRequest,
+                SystemSharedMemoryStatusResponse,
+            ),
+            "/inference.GRPCInferenceService/SystemSharedMemoryRegister": grpclib.const.Handler(
+                self.__rpc_system_shared_memory_register,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                SystemSharedMemoryRegisterRequest,
+                SystemSharedMemoryRegisterResponse,
+            ),
+            "/inference.GRPCInferenceService/SystemSharedMemoryUnregister": grpclib.const.Handler(
+                self.__rpc_system_shared_memory_unregister,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                SystemSharedMemoryUnregisterRequest,
+                SystemSharedMemoryUnregisterResponse,
+            ),
+            "/inference.GRPCInferenceService/CudaSharedMemoryStatus": grpclib.const.Handler(
+                self.__rpc_cuda_shared_memory_status,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                CudaSharedMemoryStatusRequest,
+                CudaSharedMemoryStatusResponse,
+            ),
+            "/inference.GRPCInferenceService/CudaSharedMemoryRegister": grpclib.const.Handler(
+                self.__rpc_cuda_shared_memory_register,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                CudaSharedMemoryRegisterRequest,
+                CudaSharedMemoryRegisterResponse,
+            ),
+            "/inference.GRPCInferenceService/CudaSharedMemoryUnregister": grpclib.const.Handler(
+                self.__rpc_cuda_shared_memory_unregister,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                CudaSharedMemoryUnregisterRequest,
+                CudaSharedMemoryUnregisterResponse,
+            ),
+            "/inference.GRPCInferenceService/TraceSetting": grpclib.const.Handler(
+                self.__rpc_trace_setting,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                TraceSettingRequest,
+                TraceSettingResponse,
+            ),
+            "/inference.GRPCInferenceService/LogSettings": grpclib.const.Handler(
+                self.__rpc_log_settings,
+                grpclib.const.Cardinality.UNARY_UNARY,
+                LogSettingsRequest,
+                LogSettingsResponse,
             ),
         }

@@ -1,0 +1,74 @@
+"""One data plane over models that OpenVINO runs, behind gRPC and REST, and tritonclient for either."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import trio
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.runtimes.models.load_model import load_model
+from ovmstrio.server.grpc_front_end import GrpcFrontEnd
+from ovmstrio.server.rest_front_end import RestFrontEnd
+from tests.support.stub_registry import registry_of
+
+__all__ = ["DOORS", "BothDoors", "serving_both", "triton_module"]
+
+ResultT = TypeVar("ResultT")
+
+DOORS = ("grpc", "http")
+
+
+def triton_module(door: str) -> Any:
+    """Give the package of tritonclient for a door."""
+    if door == "grpc":
+        import tritonclient.grpc as module
+    else:
+        import tritonclient.http as module
+    return module
+
+
+@dataclass
+class BothDoors:
+    """A server, and where it listens."""
+
+    plane: DataPlane
+    grpc: str
+    http: str
+
+    def address(self, door: str) -> str:
+        """Tell where a door is."""
+        return self.grpc if door == "grpc" else self.http
+
+    async def with_triton(self, door: str, work: Callable[[Any, Any], ResultT]) -> ResultT:
+        """Run ``work`` in a thread with a client of tritonclient's, and the package that it is of."""
+        module = triton_module(door)
+
+        def connected() -> ResultT:
+            with module.InferenceServerClient(self.address(door)) as client:
+                return work(client, module)
+
+        return await trio.to_thread.run_sync(connected)
+
+
+@asynccontextmanager
+async def serving_both(
+    specs: Sequence[ModelSpec], *, allows_remote_admin: bool = False, **options: Any
+) -> AsyncIterator[BothDoors]:
+    """Serve as long as the block lasts; ``options`` are those of the data plane."""
+    registry = registry_of(load_model, poll_seconds=0)
+    plane = DataPlane(registry, **options)
+    grpc = GrpcFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin)
+    rest = RestFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(registry.run)
+        assert not (await registry.apply(specs)).failures
+        (grpc_address,) = await nursery.start(grpc.serve)
+        (http_address,) = await nursery.start(rest.serve)
+        plane.begin_serving()
+        yield BothDoors(plane, grpc_address, http_address)
+        nursery.cancel_scope.cancel()
