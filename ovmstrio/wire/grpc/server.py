@@ -16,6 +16,7 @@ from grpclib.encoding.base import CodecBase
 from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
+from ovmstrio.wire.direct_stream import direct
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import ErrorMapper, FailureTranslator
@@ -162,6 +163,7 @@ class GrpcServer:
         Ownership: closes ``stream``.
         """
         self._streams += 1
+        stream = direct(stream)
         try:
             is_over = self._drain is not None and self._drain.is_over
             if is_over or len(self._connections) >= self._limits.max_connections:

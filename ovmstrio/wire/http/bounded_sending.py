@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
+from ovmstrio.wire.direct_stream import DirectStream
 from ovmstrio.wire.standstill import Standstill, unsent_bytes
 
 if TYPE_CHECKING:
-    from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.request import Buffer
 
 __all__ = ["send_bounded"]
@@ -19,39 +19,32 @@ _PIECE_BYTES: Final = 64 * 1024
 _UNCOUNTED: Final = PendingAnswers()
 
 
-async def send_bounded(stream: trio.abc.SendStream, data: Buffer) -> None:
+async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
     """Send everything, however slowly the peer takes it, as long as it takes something.
 
-    Until it has been taken, it is counted in the share of the connection.
+    If the socket does not take it all at once, it is counted in the share of the connection until it has.  Not a
+    checkpoint if it does.
 
     Raises:
         trio.BrokenResourceError: the connection broke, or the peer took nothing for as long as clients may.
 
     Cancellation: at any time; the stream is unusable then.
     """
+    sent, size = 0, sum(map(len, buffers))
+    if isinstance(stream, DirectStream):
+        sent = stream.send_now(*buffers)
+        if sent == size:
+            return
     share = current_share.get() or _UNCOUNTED.share()
-    size = len(memoryview(data))
     share.add(size)
-    if size <= _PIECE_BYTES:
-        try:
-            with trio.move_on_after(share.answers.patience_seconds) as patience:
-                await stream.send_all(data)
-        finally:
-            share.give_back(size)
-        if patience.cancelled_caught:
-            raise trio.BrokenResourceError("the peer does not read")
-        return
-    await _send_pieces(stream, memoryview(data), share)
-
-
-async def _send_pieces(stream: trio.abc.SendStream, view: memoryview, share: PendingShare) -> None:
-    """Send what is much, while somebody looks how it goes; it is counted in the share already."""
-    size = len(view)
-    sending = _Sending(stream)
-    share.answers.watched.add(sending)
+    sending = _Sending(stream, share.answers)
+    if size - sent > _PIECE_BYTES:
+        share.answers.watched.add(sending)
     try:
-        for start in range(0, size, _PIECE_BYTES):
-            await sending.send(view[start : start + _PIECE_BYTES], share.answers.patience_seconds)
+        for view in [memoryview(each) for each in buffers]:
+            if sent < len(view):
+                await sending.send(view[sent:])
+            sent = max(0, sent - len(view))
     finally:
         share.give_back(size)
         share.answers.watched.discard(sending)
@@ -60,19 +53,33 @@ async def _send_pieces(stream: trio.abc.SendStream, view: memoryview, share: Pen
 class _Sending:
     """One answer, or a part of one, on its way to its client."""
 
-    __slots__ = ("_scope", "_standstill", "_stream")
+    __slots__ = ("_answers", "_scope", "_standstill", "_stream")
 
-    def __init__(self, stream: trio.abc.SendStream) -> None:
+    def __init__(self, stream: trio.abc.SendStream, answers: PendingAnswers) -> None:
         self._stream = stream
+        self._answers = answers
         self._scope: trio.CancelScope | None = None
         self._standstill: Standstill | None = None
 
-    async def send(self, piece: memoryview, patience_seconds: float) -> None:
+    async def send(self, view: memoryview) -> None:
+        stream = self._stream
+        while view:
+            sent = stream.send_now(view) if isinstance(stream, DirectStream) else 0
+            if not sent:
+                sent = await self._send_piece(view[:_PIECE_BYTES])
+            view = view[sent:]
+
+    async def _send_piece(self, piece: memoryview) -> int:
+        """Send some of it, or wait until that is possible; tells how much."""
         self._standstill = None
-        with trio.move_on_after(patience_seconds) as self._scope:
+        with trio.move_on_after(self._answers.patience_seconds) as self._scope:
+            if isinstance(self._stream, DirectStream):
+                await self._stream.wait_send_all_might_not_block()
+                return 0
             await self._stream.send_all(piece)
         if self._scope.cancelled_caught:
             raise trio.BrokenResourceError("the peer does not read")
+        return len(piece)
 
     def look(self, now: float, patience_seconds: float) -> None:
         """Let the client have its time from when it took something, of which its socket knows more than who sends."""

@@ -6,8 +6,11 @@ odd input is done by one careful parser.
 
 ::
 
-    socket ─> reader task ─> buffer ─> head, body ─> what the router found ─> socket
-                 │ end of stream: the call in progress is cancelled
+    socket ─> buffer ─> head, body ─> what the router found ─> socket
+                                          │ waits for something
+                                          └─> reader task ─> end of stream: the call in progress is cancelled
+
+Calls that never wait are read, answered and sent in one step of one task.
 
 A client that closes its sending side while it waits cannot be told from one that is gone; its call is cancelled.  A
 request that was complete before that is answered.
@@ -27,6 +30,7 @@ import trio
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import leave_place
 from ovmstrio.wire.closing import has_unread
+from ovmstrio.wire.direct_stream import told_of_waiting
 from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, slowness_refusal
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.prefixed_stream import send_answer
@@ -168,8 +172,11 @@ class FastLane:
         self._asked: _Asked | None = None
         self._arrived = trio.Event()
         self._room = trio.Event()
+        self._tasks: trio.Nursery | None = None
         self._lane: trio.CancelScope | None = None
-        self._call: trio.CancelScope | None = None
+        self._is_calling = False
+        self._is_reading = False
+        self._has_waited = False
         self.receive_until = 0.0
         self.is_finished = False
 
@@ -192,10 +199,11 @@ class FastLane:
         while True:
             leaves = False
             async with trio.open_nursery() as nursery:
+                self._tasks = nursery
                 self._lane = nursery.cancel_scope
-                nursery.start_soon(self._read)
                 leaves = await self._serve()
                 nursery.cancel_scope.cancel()
+            self._is_reading = False
             # Only now: the reader may have held bytes when it was told to end, and has put them into the buffer since.
             if leaves:
                 return bytes(self._buffer)
@@ -230,21 +238,35 @@ class FastLane:
 
     # Reading
 
+    def _watch(self) -> None:
+        """Give an answer that has to wait all the time, and read meanwhile: the client may leave."""
+        self._set_deadline(float("inf"))
+        self._has_waited = True
+        if self._is_calling and not self._is_reading and not self._ended and self._tasks is not None:
+            self._is_reading = True
+            self._tasks.start_soon(self._read)
+
     async def _read(self) -> None:
-        while not self._ended:
+        """Read for as long as calls wait, and then until the next request has come."""
+        while not self._ended and (self._is_calling or self._has_waited):
             if len(self._buffer) >= max(self._wanted, MAX_WAITING_BYTES):
                 self._room = trio.Event()
                 await self._room.wait()
                 continue
-            try:
-                data = await self._stream.receive_some()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
-            self._buffer += data
-            self._ended = not data
+            await self._receive()
+            self._has_waited = self._is_calling
             self._arrived.set()
-        if self._call is not None:
-            self._call.cancel()
+        self._is_reading = False
+        if self._ended and self._is_calling and self._lane is not None:
+            self._lane.cancel()
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._stream.receive_some()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            data = b""
+        self._buffer += data
+        self._ended = not data
 
     async def _more(self, deadline: float) -> bool:
         """Wait for bytes; False when there will be none."""
@@ -252,9 +274,12 @@ class FastLane:
             return False
         known = len(self._buffer)
         self._set_deadline(deadline)
-        self._arrived = trio.Event()
-        self._room.set()
-        await self._arrived.wait()
+        if self._is_reading:
+            self._arrived = trio.Event()
+            self._room.set()
+            await self._arrived.wait()
+        else:
+            await self._receive()
         return len(self._buffer) > known
 
     # Serving
@@ -275,19 +300,26 @@ class FastLane:
             if asked.route.admit is not None and self._router.has_limits():
                 keeps = await self._answer_admitted(asked)
             else:
-                body = await self._body(asked.head.body_length)
-                if body is None:
-                    return False
-                self._phase = _Phase.ANSWERING
-                if self._recovered is None:
-                    keeps = await self._answer(asked, body)
-                else:
-                    with recoverable_request(self._recovered, asked.size):
-                        keeps = await self._answer(asked, body)
+                keeps = await self._answer_at_once(asked)
             if not keeps:
                 return False
             if self._recovered is not None:
                 self._recovered.finish()
+            if self._buffer:
+                # Others have their turn between requests that have come together.
+                self._set_deadline(float("inf"))
+                await trio.lowlevel.checkpoint()
+
+    async def _answer_at_once(self, asked: _Asked) -> bool:
+        """Read the body of a request and answer it; False if the connection ends with it."""
+        body = await self._body(asked.head.body_length)
+        if body is None:
+            return False
+        self._phase = _Phase.ANSWERING
+        if self._recovered is None:
+            return await told_of_waiting(self._answer(asked, body), self._watch)
+        with recoverable_request(self._recovered, asked.size):
+            return await told_of_waiting(self._answer(asked, body), self._watch)
 
     def _idle_deadline(self) -> float:
         """Tell when the connection is closed if nothing comes."""
@@ -296,15 +328,12 @@ class FastLane:
     async def _answer_admitted(self, asked: _Asked) -> bool:
         """Answer a request, or refuse it before its body is read, once it is let in; False as :meth:`_answer`."""
         self._phase = _Phase.ANSWERING
-        self._set_deadline(float("inf"))
         head, query, route, _ = asked
         request = HttpRequest(head.method, route.path, query, head.headers, b"", self._client, head.target, route.mount)
         try:
-            with trio.CancelScope() as self._call:
-                refusal = await self._router.admit(route, request)
-            gone, self._call = self._call.cancelled_caught, None
-            if gone:
-                return False
+            self._is_calling = True
+            refusal = await told_of_waiting(self._router.admit(route, request), self._watch)
+            self._is_calling = False
             if refusal is not None:
                 return await self._refuse(head, refusal)
             self._phase = _Phase.RECEIVING
@@ -315,8 +344,9 @@ class FastLane:
                 return False
             self._phase = _Phase.ANSWERING
             with recoverable_request(self._stream, asked.size):
-                return await self._answer(asked, body)
+                return await told_of_waiting(self._answer(asked, body), self._watch)
         finally:
+            self._is_calling = False
             leave_place()
 
     async def _refuse(self, head: Head, refusal: HttpAnswer) -> bool:
@@ -370,25 +400,20 @@ class FastLane:
 
         A stream of an answer ends with its client, as the call does that has not been answered.
         """
-        self._set_deadline(float("inf"))
         (method, target, headers, _, keep_alive), query, route, _ = asked
         self.is_finished = not keep_alive
         request = HttpRequest(method, route.path, query, headers, body, self._client, target, route.mount)
         answer = None
         try:
-            with trio.CancelScope() as self._call:
-                answer = await self._router.answer(route, request)
-                if keep_alive and self._ending.is_near:
-                    keep_alive = not self._ending.is_last(trio.current_time(), has_more=bool(self._buffer))
-                if not isinstance(answer.body, bytes):
-                    await send_answer(self._stream, answer, keep_alive=keep_alive)
-            gone = self._call.cancelled_caught
-            self._call = None
-            if gone or answer is None:
-                return False
-            if isinstance(answer.body, bytes):
-                await send_answer(self._stream, answer, keep_alive=keep_alive)
+            self._is_calling = True
+            answer = await self._router.answer(route, request)
+            # One that was whole when its client left is sent; a stream ends with its client.
+            self._is_calling = not isinstance(answer.body, bytes)
+            if keep_alive and self._ending.is_near:
+                keep_alive = not self._ending.is_last(trio.current_time(), has_more=bool(self._buffer))
+            await send_answer(self._stream, answer, keep_alive=keep_alive)
         finally:
+            self._is_calling = False
             if answer is not None:
                 for callback in answer.after:
                     callback()

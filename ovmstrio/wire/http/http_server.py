@@ -23,6 +23,7 @@ from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.closing import close_gently, has_unread, transport_of
+from ovmstrio.wire.direct_stream import direct
 from ovmstrio.wire.http.answers import size_refusal, slowness_refusal
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
@@ -145,8 +146,6 @@ HANDSHAKE_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 1.0
 MAX_CONNECTIONS: Final = 10_000
 
-Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
-
 
 class HttpFrontEnd:
     """Serves what a router finds over HTTP/1.1, by the fast lane and the application behind it.
@@ -180,7 +179,7 @@ class HttpFrontEnd:
         application = make_application(router, max_body_bytes, receive_seconds)
         self._application = ApplicationServer(application, self._ending, receive_seconds)
         self._accepting = Accepting()
-        self._open: dict[Stream, EndingConnection] = {}
+        self._open: dict[trio.abc.Stream, EndingConnection] = {}
         self._nobody_left = trio.Event()
         self._everything: trio.CancelScope | None = None
         self._faults = RepeatedFaults(log)
@@ -262,7 +261,8 @@ class HttpFrontEnd:
         if self._everything is not None:
             self._everything.cancel()
 
-    async def _serve_connection(self, stream: Stream) -> None:
+    async def _serve_connection(self, accepted: trio.abc.Stream) -> None:
+        stream = direct(accepted)
         lane = FastLane(
             self._router,
             stream,

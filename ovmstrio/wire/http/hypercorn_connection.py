@@ -336,9 +336,7 @@ class ApplicationServer:
         self._config.max_requests = None
         self._context = WorkerContext(None)
 
-    def take(
-        self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], prefix: bytes, receive_until: float
-    ) -> _Connection:
+    def take(self, stream: trio.abc.Stream, prefix: bytes, receive_until: float) -> _Connection:
         """Make what serves a connection, of which ``prefix`` has been read; its request must be complete in time."""
         given: Any = PrefixedStream(stream, prefix)
         connection = _Connection(self._app, self._config, self._context, {}, given)

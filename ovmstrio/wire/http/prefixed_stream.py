@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from ovmstrio.core.http import BODILESS
-from ovmstrio.wire.closing import LINGER_SECONDS
+from ovmstrio.wire.closing import LINGER_SECONDS, transport_of
 from ovmstrio.wire.http.answers import answer_head
 from ovmstrio.wire.http.bounded_sending import send_bounded
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefixedStream", "send_answer"]
 
-_JOINED_BYTES: Final = 2**20
-"""Of a body that is copied behind its head, so that both go at once."""
+_JOINED_BYTES: Final = 2**16
+"""Of a body that is copied behind its head, so that both go at once whatever there is below."""
 
 
 async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_alive: bool) -> None:
@@ -37,10 +37,12 @@ async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_a
     if isinstance(body, bytes):
         length = None if is_bodiless else len(body)
         head = answer_head(status, answer.headers, length=length, is_chunked=False, keep_alive=keep_alive)
-        if is_bodiless or len(body) > _JOINED_BYTES:
+        if is_bodiless:
             await send_bounded(stream, head)
-        if not is_bodiless:
-            await send_bounded(stream, body if len(body) > _JOINED_BYTES else head + body)
+        elif len(body) > _JOINED_BYTES:
+            await send_bounded(stream, head, body)
+        else:
+            await send_bounded(stream, head + body)
         return
     head = answer_head(status, answer.headers, length=None, is_chunked=not is_bodiless, keep_alive=keep_alive)
     async with aclosing(body):
@@ -63,7 +65,7 @@ class PrefixedStream:
         is_finished: whether nothing more is sent, and what comes is dropped.
     """
 
-    def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], prefix: bytes) -> None:
+    def __init__(self, stream: trio.abc.Stream, prefix: bytes) -> None:
         self._stream = stream
         self._prefix = prefix
         self.is_finished = False
@@ -76,9 +78,9 @@ class PrefixedStream:
         return isinstance(self._stream, trio.SSLStream)
 
     @property
-    def transport(self) -> trio.SocketStream:
-        """The stream below TLS."""
-        return self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+    def transport(self) -> Any:
+        """The stream below TLS, which has a socket."""
+        return transport_of(self._stream)
 
     def read_until(self, deadline: float) -> None:
         """Wait for bytes until then, on trio's clock, be it in a read that waits already; not of a finished stream."""

@@ -13,8 +13,8 @@ from tests.api.rest.handlers.servers import serving_handler
 from tests.api.rest.servers import infer_post, serving_rest
 
 HANDLER = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
-MOST_OF_A_HANDLER = 385 * 1.1
-MOST_OF_AN_INFERENCE = 302 * 1.1
+MOST_OF_A_HANDLER = 335 * 1.1
+MOST_OF_AN_INFERENCE = 248 * 1.1
 """With room for a busy machine, on which the event loop takes more turns for the same requests."""
 
 

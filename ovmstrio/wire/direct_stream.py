@@ -1,0 +1,200 @@
+"""A socket's stream in few steps: trio's own takes some twenty calls of functions for what one system call does.
+
+Bytes are asked for when the system says that some have come, and sent before anybody asks whether there is room.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Sequence
+
+    from ovmstrio.core.request import Buffer
+
+__all__ = ["DirectStream", "direct", "told_of_waiting"]
+
+_T = TypeVar("_T")
+
+READ_BYTES: Final = 64 * 1024
+_MOST_BUFFERS: Final = 512
+"""Buffers that go to the system in one call; it takes some 1,024."""
+
+
+class DirectStream(trio.abc.HalfCloseableStream):
+    """A connected socket.
+
+    Sending is no checkpoint where the socket takes all of the bytes at once.
+
+    Args:
+        stream: trio's, which this one takes the place of.
+
+    Attributes:
+        socket: trio's.
+    """
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.socket = stream.socket
+        self._fileno = stream.socket.fileno
+        self._may_have_more = False
+        self._is_sending = False
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Receive what there is; nothing at the end.
+
+        Raises:
+            trio.BrokenResourceError: the connection broke.
+            trio.ClosedResourceError: this end is closed.
+
+        Cancellation: at any time; no bytes are lost.
+        """
+        size = max_bytes or READ_BYTES
+        while True:
+            await self._wait_readable()
+            try:
+                data = os.read(self._fileno(), size)
+            except BlockingIOError:
+                self._may_have_more = False
+            except OSError as error:
+                raise _translated(error) from error
+            else:
+                self._may_have_more = len(data) == size
+                return data
+
+    async def receive_into(self, target: memoryview) -> int:
+        """Receive into a buffer, and tell how many bytes; 0 at the end.
+
+        Raises, and Cancellation: as :meth:`receive_some`.
+        """
+        while True:
+            await self._wait_readable()
+            try:
+                size = os.readv(self._fileno(), [target])
+            except BlockingIOError:
+                self._may_have_more = False
+            except OSError as error:
+                raise _translated(error) from error
+            else:
+                self._may_have_more = size == len(target)
+                return size
+
+    async def _wait_readable(self) -> None:
+        if self._may_have_more:
+            await trio.lowlevel.checkpoint()
+            return
+        number = self._fileno()
+        if number < 0:
+            raise trio.ClosedResourceError("the connection is closed")
+        await trio.lowlevel.wait_readable(number)
+
+    def send_now(self, *buffers: Buffer) -> int:
+        """Send what the socket takes, and tell how many bytes; 0 while another task is sending.
+
+        Raises:
+            trio.BrokenResourceError: the connection broke.
+            trio.ClosedResourceError: this end is closed.
+        """
+        if self._is_sending or self.socket.did_shutdown_SHUT_WR:
+            return 0
+        try:
+            return os.write(self._fileno(), buffers[0]) if len(buffers) == 1 else os.writev(self._fileno(), buffers)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise _translated(error) from error
+
+    async def send_all(self, data: Buffer) -> None:
+        """Send everything.
+
+        Raises:
+            trio.BrokenResourceError: the connection broke.
+            trio.ClosedResourceError: this end is closed, or its sending side.
+            trio.BusyResourceError: another task is sending.
+
+        Cancellation: while the socket takes nothing; nobody knows then how much was sent.
+        """
+        self._check_sending()
+        sent = self.send_now(data)
+        if sent < len(data):
+            with memoryview(data) as view:
+                await self._send_rest([view[sent:]])
+
+    async def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send everything, without joining it; as :meth:`send_all`."""
+        self._check_sending()
+        await self._send_rest([memoryview(each) for each in buffers if len(each)])
+
+    def _check_sending(self) -> None:
+        if self._is_sending:
+            raise trio.BusyResourceError("another task is sending")
+        if self.socket.did_shutdown_SHUT_WR:
+            raise trio.ClosedResourceError("the sending side is closed")
+
+    async def _send_rest(self, views: list[memoryview]) -> None:
+        self._is_sending = True
+        try:
+            at = 0
+            while at < len(views):
+                try:
+                    sent = os.writev(self._fileno(), views[at : at + _MOST_BUFFERS])
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self.socket)
+                    continue
+                except OSError as error:
+                    raise _translated(error) from error
+                while at < len(views) and sent >= len(views[at]):
+                    sent -= len(views[at])
+                    at += 1
+                if sent:
+                    views[at] = views[at][sent:]
+        finally:
+            self._is_sending = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until there is room; as trio's."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """Send no more; as trio's."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Close the connection; as trio's."""
+        await self._stream.aclose()
+
+
+def direct(stream: trio.abc.Stream) -> trio.abc.Stream:
+    """Give a stream that does the same in fewer steps; the stream itself, where there is none."""
+    return DirectStream(stream) if isinstance(stream, trio.SocketStream) else stream
+
+
+def _translated(error: OSError) -> Exception:
+    if error.errno == errno.EBADF:
+        return trio.ClosedResourceError("the connection is closed")
+    return trio.BrokenResourceError(f"the connection broke: {error}")
+
+
+@coroutine
+def told_of_waiting(running: Coroutine[Any, Any, _T], tell: Callable[[], object]) -> Generator[Any, Any, _T]:
+    """Run a coroutine to its end, and ``tell`` when it first waits for something, if it ever does.
+
+    Cancellation: as the coroutine's.
+    """
+    try:
+        trap = running.send(None)
+        tell()
+        while True:
+            try:
+                outcome = yield trap
+            except BaseException as error:  # noqa: BLE001 - the coroutine's to handle, whatever it is
+                trap = running.throw(error)
+            else:
+                trap = running.send(outcome)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]

@@ -1,0 +1,145 @@
+"""A socket's stream in few steps does what trio's does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from ovmstrio.core.request import Buffer
+from ovmstrio.wire.direct_stream import DirectStream, direct, told_of_waiting
+
+MUCH = bytes(range(256)) * 40_000
+"""More than sockets of both ends take."""
+PATIENCE_SECONDS = 60
+
+
+@asynccontextmanager
+async def _pair() -> AsyncIterator[tuple[DirectStream, trio.SocketStream]]:
+    ours, theirs = trio.socket.socketpair()
+    stream = direct(trio.SocketStream(ours))
+    assert isinstance(stream, DirectStream)
+    async with stream, trio.SocketStream(theirs) as peer:
+        with trio.fail_after(PATIENCE_SECONDS):
+            yield stream, peer
+
+
+async def _take(peer: trio.SocketStream, size: int) -> bytes:
+    taken = bytearray()
+    while len(taken) < size and (data := await peer.receive_some(100_000)):
+        taken += data
+    return bytes(taken)
+
+
+def test_only_sockets_have_one() -> None:
+    """Any other stream stays what it is."""
+    ours, _ = trio.testing.memory_stream_pair()
+    assert direct(ours) is ours
+
+
+async def test_what_is_sent_arrives() -> None:
+    """Whether the socket takes it at once or not, in one piece or in several."""
+    async with _pair() as (stream, peer):
+        await stream.send_all(b"small")
+        assert await peer.receive_some() == b"small"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, MUCH)
+            assert await _take(peer, len(MUCH)) == MUCH
+        async with trio.open_nursery() as nursery:
+            pieces: list[Buffer] = [b"head", b"", MUCH, memoryview(MUCH)[:1000], *[b"x"] * 2000]
+            nursery.start_soon(stream.send_buffers, pieces)
+            expected = b"".join(pieces)
+            assert await _take(peer, len(expected)) == expected
+
+
+async def test_a_whole_send_is_no_checkpoint() -> None:
+    """Others do not run meanwhile."""
+    async with _pair() as (stream, _):
+        with trio.testing.assert_no_checkpoints():
+            await stream.send_all(b"small")
+
+
+async def test_what_comes_is_received_to_the_end() -> None:
+    """As bytes or into a buffer, and nothing once the peer has said that it sends no more."""
+    async with _pair() as (stream, peer):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.send_all, MUCH)
+            received, target = bytearray(await stream.receive_some(10)), memoryview(bytearray(50_000))
+            while len(received) < len(MUCH):
+                received += await stream.receive_some()
+                if len(received) < len(MUCH):
+                    received += target[: await stream.receive_into(target)]
+        assert received == MUCH
+        await peer.send_eof()
+        assert await stream.receive_some() == b""
+        assert await stream.receive_into(target) == 0
+
+
+async def test_a_second_sender_is_refused() -> None:
+    """Bytes of two never mix."""
+    async with _pair() as (stream, peer), trio.open_nursery() as nursery:
+        nursery.start_soon(stream.send_all, MUCH)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(trio.BusyResourceError):
+            await stream.send_all(b"other")
+        assert stream.send_now(b"other") == 0
+        assert await _take(peer, len(MUCH)) == MUCH
+
+
+async def test_broken_and_closed_connections_are_told_apart() -> None:
+    """As trio does."""
+    async with _pair() as (stream, peer):
+        await peer.aclose()
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.send_all(b"a")
+        await stream.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.send_all(b"a")
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.receive_some()
+    async with _pair() as (stream, _):
+        await stream.send_eof()
+        with pytest.raises(trio.ClosedResourceError):
+            await stream.send_all(b"a")
+
+
+async def test_cancellation_loses_no_bytes() -> None:
+    """A read that is cancelled has taken nothing."""
+    async with _pair() as (stream, peer):
+        with trio.move_on_after(0):
+            await stream.receive_some()
+        await peer.send_all(b"kept")
+        assert await stream.receive_some() == b"kept"
+
+
+async def test_waiting_is_told_once_and_only_if_there_is_any() -> None:
+    """What a coroutine gives, raises and is cancelled by goes through."""
+    told: list[bool] = []
+
+    def tell() -> None:
+        told.append(True)
+
+    async def at_once() -> int:
+        return 7
+
+    async def later(*, fails: bool) -> int:
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        if fails:
+            raise ValueError("it failed")
+        return 8
+
+    assert await told_of_waiting(at_once(), tell) == 7
+    assert told == []
+    assert await told_of_waiting(later(fails=False), tell) == 8
+    assert told == [True]
+    with pytest.raises(ValueError, match="it failed"):
+        await told_of_waiting(later(fails=True), tell)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await told_of_waiting(later(fails=False), tell)
+    assert scope.cancelled_caught
+    assert told == [True] * 3
