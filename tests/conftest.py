@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Iterator
@@ -37,6 +38,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_to_the_collector() -> Iterator[None]:
+    """Have what a test left open fail that test, and not the one in which it happens to be collected."""
+    gc.freeze()
+    yield
+    gc.collect()
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

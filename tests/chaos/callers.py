@@ -71,8 +71,8 @@ class HttpCaller(Caller):
             return Said.UNREACHED, repr(error)
         try:
             self._connection.request("POST", path, json.dumps(document), {"content-type": "application/json"})
-            answer = self._connection.getresponse()
-            text = answer.read().decode()
+            with self._connection.getresponse() as answer:
+                text = answer.read().decode()
         except TimeoutError as error:
             self._connection.close()
             return Said.SILENT, repr(error)

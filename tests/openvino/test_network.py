@@ -287,6 +287,7 @@ async def test_a_network_learns_how_long_its_inferences_take(tmp_path: Path, mon
 
     monkeypatch.setattr(running, "_wait_in_thread", counted)
     monkeypatch.setattr(network_module, "_LEAST_PATIENCE_SECONDS", 1e-6)
+    running._usual_seconds = 1e-6
     large = [np.ones((400, 400), np.float32), np.ones((400, 400), np.float32)]
     for _ in range(40):
         await running.infer(large)

@@ -17,6 +17,7 @@ from ovmstrio.server.workers.connections import GivenConnection, GivenConnection
 from ovmstrio.server.workers.journal import NO_SLOT, SLOTS, Journal, Standing, State
 from ovmstrio.server.workers.kept_stream import KeptStream
 from ovmstrio.server.workers.recovery import go_on_with
+from ovmstrio.server.workers.socket_counts import written_bytes
 
 
 @pytest.fixture
@@ -174,6 +175,36 @@ async def test_a_stream_says_how_far_it_is(journal: Journal, pair: tuple[socket.
     assert (ended, journal.ended_since(0)) == (["it"], [3])
     with pytest.raises(trio.ClosedResourceError):
         await kept.receive_some()
+
+
+@pytest.mark.parametrize(("sent", "is_whole"), [(b"", False), (b"ans", False), (b"answer", True)])
+async def test_an_answer_that_was_sent_as_a_whole_is_known(
+    journal: Journal, pair: tuple[socket.socket, socket.socket], sent: bytes, *, is_whole: bool
+) -> None:
+    """Though the process died before it could say so: by what the kernel has counted, before and behind the client."""
+    client, accepted = pair
+    accepted.sendall(b"of another process")
+    with trio.socket.from_stdlib_socket(accepted.dup()) as same:
+        journal.give(3, 0, b"", written_bytes(same))
+    kept = KeptStream(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), accepted, journal, 3, lambda: None)
+    kept.begin_lane()
+    client.sendall(b"first second third")
+    assert await kept.receive_some() == b"first second third"
+    kept.begin(6)()
+    kept.end_after(10)
+    await kept.send_all(b"answered")
+    await kept.send_all(b"so")
+    kept.finish()
+    kept.begin(7)()
+    kept.end_after(6)
+    await kept.send_all(sent)
+    standing = _standing(journal, accepted)
+    expected = (
+        Standing(State.WAITING, 13, b"third", 0) if is_whole else Standing(State.ANSWERING, 6, b"second third", 7)
+    )
+    assert standing == expected
+    assert client.recv(100).endswith(b"answeredso" + sent)
+    assert _standing(journal, accepted) == expected
 
 
 async def test_a_request_that_does_not_fit_is_kept_from_the_next_one_on(

@@ -102,19 +102,27 @@ class BareConnection:
         receive_buffer: int = 0,
         greets: bool = True,
     ) -> None:
-        self.socket = socket.socket()
-        self.socket.settimeout(timeout)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if receive_buffer:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.connect(("127.0.0.1", port))
         self.answers: dict[int, Answer] = {}
         self.goaway: Frame | None = None
         self._encoder, self._decoder = Encoder(), Decoder(1_000_000)
         self._unread = bytearray()
         self._next_stream = 1
-        if not greets:
-            return
+        self.socket = socket.socket()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self)
+            self._connect(port, timeout, receive_buffer)
+            if greets:
+                self._greet(settings, window)
+            stack.pop_all()
+
+    def _connect(self, port: int, timeout: float, receive_buffer: int) -> None:
+        self.socket.settimeout(timeout)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect(("127.0.0.1", port))
+
+    def _greet(self, settings: Mapping[Setting, int] | None, window: int) -> None:
         self.send(PREFACE + frames.settings(dict(settings or {Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW})))
         if window > _DEFAULT_WINDOW:
             self.send(frames.window_update(0, window - _DEFAULT_WINDOW))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ovmstrio.server.workers.journal import NO_SLOT, SLOTS
+from ovmstrio.server.workers.socket_counts import written_bytes
 
 if TYPE_CHECKING:
     import trio
@@ -76,7 +77,8 @@ class GivenConnections:
             return NO_SLOT
         slot = into.free.pop()
         into.placed[slot] = connection
-        into.journal.give(slot, connection.answered, connection.kept)
+        written = written_bytes(connection.stream.socket)
+        into.journal.give(slot, connection.answered, connection.kept, written)
         return slot
 
     def reap(self) -> None:

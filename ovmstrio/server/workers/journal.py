@@ -2,25 +2,25 @@
 
 ::
 
-    slot:  state, bytes answered so far, bytes kept, bytes of the request at hand, flags │ the bytes that are kept
+    slot:  state, bytes answered so far, bytes kept, bytes of the request at hand, flags, where the answer ends
+           │ the bytes that are kept
 
 A slot is a connection's as long as that is open.  The process that serves the connection writes there what it reads,
 by the same system call that reads it, and how far it is; when the process has died, its parent finds there what another
-process needs to go on.  What ends too early to be written as a whole is seen by the kernel's count of bytes.
+process needs to go on.  What ends too early to be written as a whole is seen by the kernel's counts of bytes.
 """
 
 from __future__ import annotations
 
-import fcntl
-import select
-import socket
-import struct
-import termios
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.server.workers.socket_counts import UNCOUNTED, read_bytes, written_bytes
+
 if TYPE_CHECKING:
+    import socket
+
     import trio
 
 __all__ = ["NO_SLOT", "SLOTS", "Journal", "Standing", "State"]
@@ -33,7 +33,7 @@ _HEAD_BYTES: Final = 64
 _CELL: Final = 8
 _SLOT_CELLS: Final = _SLOT_BYTES // _CELL
 _UNKNOWN: Final = -1
-_STATE, _BASE, _KEPT, _REQUEST, _FULL, _TORN = range(6)
+_STATE, _BASE, _KEPT, _REQUEST, _FULL, _TORN, _WRITTEN, _END = range(8)
 _RING_CELLS: Final = SLOTS + 1
 """A count, and the slots of connections that have ended, in a ring."""
 _RING_BYTES: Final = -(-_RING_CELLS * _CELL // 4096) * 4096
@@ -106,9 +106,16 @@ class Journal:
 
     # The process that gives connections
 
-    def give(self, slot: int, answered: int = 0, kept: bytes = b"") -> None:
-        """Begin a slot, of a connection that may have been elsewhere before."""
-        self._write(slot, State.GIVEN, answered, len(kept), 0, 0, 0)
+    def give(self, slot: int, answered: int = 0, kept: bytes = b"", written: int = UNCOUNTED) -> None:
+        """Begin a slot, of a connection that may have been elsewhere before.
+
+        Args:
+            slot: the connection's.
+            answered: how many bytes of it have been answered.
+            kept: those that have been read besides.
+            written: how many bytes have been written to it, as :func:`written_bytes` counts.
+        """
+        self._write(slot, State.GIVEN, answered, len(kept), 0, 0, 0, written, 0)
         start = self._start(slot)
         self._bytes[start : start + len(kept)] = kept
 
@@ -121,12 +128,18 @@ class Journal:
 
         Args:
             slot: the connection's.
-            connection: the same; by its counts what was read last is found, though its length was not written any more.
+            connection: the same; by its counts what was read or answered last is found, though that was not written
+                down any more.
         """
-        state, base, kept, request, is_full, is_torn = self._cells[self._cell(slot, 0) : self._cell(slot, 6)]
+        cells = self._cells[self._cell(slot, 0) : self._cell(slot, _END + 1)]
+        state, base, kept, request, is_full, is_torn, _, end = cells
         known = None if is_full or is_torn else _known_length(connection, base, kept)
         start = self._start(slot)
         data = None if known is None else bytes(self._bytes[start : start + known])
+        # The whole answer may have been sent before the process could say so.
+        is_whole = state == State.ANSWERING and end and data is not None and 0 < request <= len(data)
+        if data is not None and is_whole and written_bytes(connection) == end:
+            return Standing(State.WAITING, base + request, data[request:], 0)
         return Standing(State(state), base, data, None if request == _UNKNOWN else request)
 
     # The process that serves the connection
@@ -138,6 +151,14 @@ class Journal:
     def answered(self, slot: int) -> int:
         """Give how many bytes had been answered when the slot was given, or by now."""
         return self._cells[self._cell(slot, _BASE)]
+
+    def written(self, slot: int) -> int:
+        """Give how many bytes had been written to the connection when the slot was given; ``UNCOUNTED`` if unknown."""
+        return self._cells[self._cell(slot, _WRITTEN)]
+
+    def end_answer_at(self, slot: int, written: int) -> None:
+        """Note that the answer at hand ends once so many bytes have been written."""
+        self._cells[self._cell(slot, _END)] = written
 
     def kept(self, slot: int) -> bytes:
         """Give the bytes that are kept."""
@@ -173,12 +194,14 @@ class Journal:
         if kept > size:
             self._bytes[start : start + kept - size] = bytes(self._bytes[start + size : start + kept])
         self._write(slot, State.WAITING, base + size, kept - size, 0, 0, 1)
+        self._cells[head + _END] = 0
         self._cells[head + _TORN] = 0
 
     def restart(self, slot: int, answered: int) -> None:
         """Keep bytes again, after a request that was too large to be kept has been answered."""
         self._cells[self._cell(slot, _TORN)] = 1
         self._write(slot, State.WAITING, answered, 0, 0, 0, 1)
+        self._cells[self._cell(slot, _END)] = 0
         self._cells[self._cell(slot, _TORN)] = 0
 
     def end(self, slot: int) -> None:
@@ -200,33 +223,13 @@ class Journal:
         return _RING_BYTES + slot * _SLOT_BYTES + _HEAD_BYTES
 
 
-_RECEIVED_AT: Final = 128
-"""Where the kernel's description of a TCP connection has the count of bytes that have come."""
-_INFO_BYTES: Final = 256
-
-
 def _known_length(connection: trio.socket.SocketType, base: int, kept: int) -> int | None:
     """Tell how many bytes of a slot are there; None if some were read that are not.
 
     A process may have ended between reading bytes and writing how many they were; they are in the slot then.
     """
-    if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+    count = read_bytes(connection)
+    if count == UNCOUNTED:
         return kept
-    try:
-        description = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        (waiting,) = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.FIONREAD, b"\0" * 4))
-        (received,) = struct.unpack_from("Q", description, _RECEIVED_AT)
-    except (OSError, struct.error):
-        return kept
-    if not received:
-        # Not every kernel counts.
-        return kept
-    # The end of what a client sends counts as a byte.
-    known = received - waiting - base - _has_ended(connection)
+    known = count - base
     return known if 0 <= kept <= known <= _SLOT_BYTES - _HEAD_BYTES else None
-
-
-def _has_ended(connection: trio.socket.SocketType) -> bool:
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    return bool(poll.poll(0))

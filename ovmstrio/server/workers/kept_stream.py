@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.server.workers.journal import State
+from ovmstrio.server.workers.socket_counts import UNCOUNTED
 from ovmstrio.wire.http.recoverable import RecoverableStream
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class KeptStream(RecoverableStream):
         self._is_answering = False
         self._number = 0
         self._size: int | None = None
+        self._written = journal.written(slot)
 
     @property
     def socket(self) -> trio.socket.SocketType:
@@ -78,6 +80,11 @@ class KeptStream(RecoverableStream):
         # Calls whose callers have left may begin later, when the connection is at another request, or has ended.
         if number == self._number and not self._is_answering:
             self._journal.set_state(self._slot, State.BEGUN)
+
+    def end_after(self, size: int) -> None:
+        """Note where the answer ends; see :class:`RecoverableStream`."""
+        if self._is_kept and self._written != UNCOUNTED:
+            self._journal.end_answer_at(self._slot, self._written + size)
 
     def finish(self) -> None:
         """Note that the request has been answered; see :class:`RecoverableStream`."""
@@ -130,6 +137,8 @@ class KeptStream(RecoverableStream):
             self._is_answering = True
             self._journal.set_state(self._slot, State.ANSWERING)
         await self._stream.send_all(data)
+        if self._written != UNCOUNTED:
+            self._written += len(data)
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until there is room."""

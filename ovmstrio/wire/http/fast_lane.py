@@ -335,7 +335,8 @@ class FastLane:
             refusal = await told_of_waiting(self._router.admit(route, request), self._watch)
             self._is_calling = False
             if refusal is not None:
-                return await self._refuse(head, refusal)
+                with recoverable_request(self._stream, asked.size):
+                    return await self._refuse(head, refusal)
             self._phase = _Phase.RECEIVING
             # What it has waited is no fault of the client's.
             self.receive_until = trio.current_time() + self._receive_seconds

@@ -40,6 +40,10 @@ class RecoverableStream(trio.abc.HalfCloseableStream):
         """
 
     @abstractmethod
+    def end_after(self, size: int) -> None:
+        """Say that the next so many bytes to be sent are an answer as a whole."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Say that the request has been answered as a whole."""
 
