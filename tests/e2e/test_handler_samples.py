@@ -17,7 +17,7 @@ from ovmstrio_samples.handler_iris import client as iris
 from ovmstrio_samples.handler_primes import client as primes
 from ovmstrio_samples.handler_sklearn import client as sklearn
 from ovmstrio_samples.handler_sklearn.train import train
-from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.iris.flowers import FLOWERS
 from tests.support.project_processes import serving_project
 
 pytestmark = pytest.mark.e2e

@@ -100,7 +100,7 @@ async def test_a_pickled_class_needs_dill(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "handler.pickle").touch()
     (problem,) = await problems(tmp_path, "", "type: python\npath: handler.pickle\n")
     assert "needs dill" in problem.message
-    assert "pip install dill" in problem.suggestion
+    assert "[handlers]" in problem.suggestion
 
 
 async def test_the_constructor_gets_what_it_asks_for(tmp_path: Path) -> None:

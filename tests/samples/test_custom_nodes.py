@@ -12,7 +12,7 @@ import pytest
 from ovmstrio.core.tensor import Array
 from ovmstrio_samples.ensemble import vote
 from ovmstrio_samples.ensemble.prepare import build_bayes
-from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.iris.flowers import FLOWERS
 
 cv2: Any = pytest.importorskip("cv2")
 

@@ -21,7 +21,7 @@ from ovmstrio_samples.catalog import BY_NAME, SAMPLES
 from ovmstrio_samples.custom_node_c import client as custom_node_c
 from ovmstrio_samples.ensemble import client as ensemble
 from ovmstrio_samples.entries import write_config
-from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.iris.flowers import FLOWERS
 from ovmstrio_samples.preparing import prepare_sample
 from ovmstrio_samples.question import Question
 from tests.support.processes import OvmsProcess, run_ovms, serving

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.work.user_code.importing import HandlerPackage
 
@@ -117,7 +118,9 @@ def _unpickled(file: Path) -> Any:
         import dill  # noqa: PLC0415 - only such handlers need it
     except ImportError:
         raise _problem(
-            file, "a pickled handler needs dill, which is not installed", fix=f"pip install dill, or write {CLASS}.py"
+            file,
+            "a pickled handler needs dill, which is not installed",
+            fix=f"{way_to_install(Extra.HANDLERS)}, or write {CLASS}.py",
         ) from None
     with file.open("rb") as opened:
         return dill.load(opened)  # noqa: S301 - it is code of the user's, as a Python file would be

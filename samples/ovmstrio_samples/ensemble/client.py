@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ovmstrio_samples.asking import arguments, main
-from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.iris.flowers import FLOWERS
 from ovmstrio_samples.question import Arrays, Question
 
 __all__ = ["DOUBTFUL", "questions"]

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from ovmstrio import Array
+from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio_samples.asking import arguments, main
 from ovmstrio_samples.file_type.prepare import installed_files
 from ovmstrio_samples.question import Arrays, Question
@@ -43,7 +44,7 @@ def labels() -> tuple[str, ...]:
     """Read the names of the 214 kinds, in the order of the model's output."""
     files = installed_files()
     if files is None:
-        raise FileNotFoundError("the names of the kinds come with magika: pip install 'ovmstrio[samples]'")
+        raise FileNotFoundError(f"the names of the kinds come with magika: {way_to_install(Extra.SAMPLES)}")
     return tuple(json.loads((files / "config.min.json").read_text(encoding="utf-8"))["target_labels_space"])
 
 

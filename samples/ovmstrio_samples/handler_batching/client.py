@@ -1,14 +1,12 @@
-"""Ask for many species at once: ``python -m ovmstrio_samples.handler_batching.client [URL]``."""
+"""Ask for many species at once: ``python -m ovmstrio_samples.handler_batching.client [--url URL]``."""
 
 from __future__ import annotations
 
-import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.request import Request, urlopen
 
-from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.command_line import arguments, call_json, failures_of_http_end_the_program
+from ovmstrio_samples.iris.flowers import FLOWERS
 
 __all__ = ["classify"]
 
@@ -17,17 +15,14 @@ ASKED = 48
 
 def classify(url: str, sizes: tuple[float, ...]) -> dict[str, Any]:
     """Give the species of a flower of these sizes (cm), and how many flowers were in the same batch."""
-    headers = {"Content-Type": "application/json"}
-    request = Request(url, json.dumps(sizes).encode(), headers)  # noqa: S310 - the user's own address
-    with urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
-        told: dict[str, Any] = json.load(answer)
+    told: dict[str, Any] = call_json(url, sizes)
     return told
 
 
 if __name__ == "__main__":
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8080"
+    options = arguments("Which flowers are these 48?", url="http://localhost:8080")
     flowers = [FLOWERS[number % len(FLOWERS)] for number in range(ASKED)]
-    with ThreadPoolExecutor(ASKED) as pool:
-        answers = list(pool.map(lambda flower: classify(url, flower[0]), flowers))
+    with failures_of_http_end_the_program(), ThreadPoolExecutor(ASKED) as pool:
+        answers = list(pool.map(lambda flower: classify(options.url, flower[0]), flowers))
     right = sum(answer["species"] == species for answer, (_, species) in zip(answers, flowers, strict=True))
     print(f"{right} of {ASKED} are right; the batches had up to {max(answer['batch_size'] for answer in answers)}")

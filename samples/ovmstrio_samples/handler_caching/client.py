@@ -1,11 +1,8 @@
-"""Ask for the mood of texts: ``python -m ovmstrio_samples.handler_caching.client [URL]``."""
+"""Ask for the mood of texts: ``python -m ovmstrio_samples.handler_caching.client [--url URL]``."""
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any
-from urllib.request import Request, urlopen
+from ovmstrio_samples.command_line import arguments, call_json, failures_of_http_end_the_program
 
 __all__ = ["TEXTS", "loads", "mood"]
 
@@ -19,25 +16,19 @@ TEXTS = (
 )
 
 
-def _ask(url: str, body: bytes | None = None) -> dict[str, Any]:
-    request = Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - the user's own address
-    with urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
-        told: dict[str, Any] = json.load(answer)
-    return told
-
-
 def mood(url: str, language: str, text: str) -> int:
     """Give how many more good words than bad ones a text has."""
-    return int(_ask(url, json.dumps({"language": language, "text": text}).encode())["mood"])
+    return int(call_json(url, {"language": language, "text": text})["mood"])
 
 
 def loads(url: str) -> list[str]:
     """Give the models that the server has loaded since it started, in their order."""
-    return list(_ask(url)["loads"])
+    return list(call_json(url)["loads"])
 
 
 if __name__ == "__main__":
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8080"
-    for language, text, _ in TEXTS:
-        print(f"{mood(url, language, text):+d}", text)
-    print("loaded:", *loads(url))
+    options = arguments("In what mood are these texts?", url="http://localhost:8080")
+    with failures_of_http_end_the_program():
+        for language, text, _ in TEXTS:
+            print(f"{mood(options.url, language, text):+d}", text)
+        print("loaded:", *loads(options.url))

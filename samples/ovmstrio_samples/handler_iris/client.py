@@ -1,13 +1,11 @@
-"""Ask for three species: ``python -m ovmstrio_samples.handler_iris.client [URL] [VERSION]``."""
+"""Ask for three species: ``python -m ovmstrio_samples.handler_iris.client [--url URL] [VERSION]``."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
-from urllib.request import Request, urlopen
 
-from ovmstrio_samples.iris.client import FLOWERS
+from ovmstrio_samples.command_line import arguments, call_json, failures_of_http_end_the_program
+from ovmstrio_samples.iris.flowers import FLOWERS
 
 __all__ = ["classify"]
 
@@ -16,14 +14,13 @@ FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 
 def classify(url: str, sizes: tuple[float, ...], version: str = "latest") -> str:
     """Give the species of a flower of these sizes (cm)."""
-    body = json.dumps(dict(zip(FEATURES, sizes, strict=True))).encode()
-    request = Request(f"{url}/?version={version}", body, {"Content-Type": "application/json"})  # noqa: S310 - the user's
-    with urlopen(request, timeout=10) as answer:  # noqa: S310 - as above
-        told: dict[str, Any] = json.load(answer)
+    told: dict[str, Any] = call_json(f"{url}/?version={version}", dict(zip(FEATURES, sizes, strict=True)))
     return str(told["species"])
 
 
 if __name__ == "__main__":
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8080"
-    for sizes, species in FLOWERS:
-        print(*sizes, "cm:", classify(url, sizes, *sys.argv[2:3]), f"({species})")
+    given = ("version", {"metavar": "VERSION", "nargs": "?", "default": "latest"})
+    options = arguments("Which flower is it?", given, url="http://localhost:8080")
+    with failures_of_http_end_the_program():
+        for sizes, species in FLOWERS:
+            print(*sizes, "cm:", classify(options.url, sizes, options.version), f"({species})")

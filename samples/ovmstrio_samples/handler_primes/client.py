@@ -1,13 +1,16 @@
-"""Ask for prime numbers: ``python -m ovmstrio_samples.handler_primes.client [ADDRESS] [FIRST] [COUNT]``."""
+"""Ask for prime numbers: ``python -m ovmstrio_samples.handler_primes.client [--url URL] [FIRST] [COUNT]``."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
 import grpc
+
+from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio_samples.command_line import arguments
 
 __all__ = ["check", "primes"]
 
@@ -16,6 +19,8 @@ TIMEOUT_SECONDS = 10
 
 def _load() -> tuple[Any, Any]:
     """Compile the messages and the client of the service."""
+    if find_spec("grpc_tools") is None:
+        raise SystemExit(f"error: this client needs grpcio-tools: {way_to_install(Extra.HANDLERS)}")
     return grpc.protos_and_services("ovmstrio_samples/handler_primes/primes.proto")  # type: ignore[no-any-return]
 
 
@@ -40,8 +45,12 @@ def check(address: str, value: int) -> int:
 
 
 if __name__ == "__main__":
-    address = sys.argv[1] if len(sys.argv) > 1 else "localhost:8080"
-    first, wanted = (int(sys.argv[place]) if len(sys.argv) > place else other for place, other in ((2, 0), (3, 10)))
-    # The stream has no end; the client leaves when it has enough.
-    print(*islice(primes(address, first), wanted))
-    print("91 can be divided by", check(address, 91))
+    first = ("first", {"metavar": "FIRST", "type": int, "nargs": "?", "default": 0})
+    count = ("count", {"metavar": "COUNT", "type": int, "nargs": "?", "default": 10})
+    options = arguments("Which numbers are primes?", first, count, url="localhost:8080")
+    try:
+        # The stream has no end; the client leaves when it has enough.
+        print(*islice(primes(options.url, options.first), options.count))
+        print("91 can be divided by", check(options.url, 91))
+    except grpc.RpcError as error:
+        raise SystemExit(f"error: {error.details()}; --url says where to look") from error

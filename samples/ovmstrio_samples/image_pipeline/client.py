@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tritonclient.grpc import InferenceServerClient
-
-from ovmstrio_samples.triton import arguments, as_input, as_text, failures_end_the_program
+from ovmstrio_samples.triton import InferenceServerClient, arguments, as_input, as_text, failures_end_the_program
 
 __all__ = ["COFFEE", "classify"]
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from tritonclient.grpc import InferenceServerClient
 
 from ovmstrio import Array
-from ovmstrio_samples.triton import arguments, as_input, failures_end_the_program
+from ovmstrio_samples.triton import InferenceServerClient, arguments, as_input, failures_end_the_program
 
 __all__ = ["count_on"]
 

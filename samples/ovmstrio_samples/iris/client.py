@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ovmstrio_samples.asking import arguments, main
+from ovmstrio_samples.iris.flowers import FLOWERS
 from ovmstrio_samples.iris.prepare import coefficients
 from ovmstrio_samples.question import Arrays, Question
 
-__all__ = ["FLOWERS", "questions", "species"]
-
-FLOWERS = (
-    ((5.1, 3.5, 1.4, 0.2), "setosa"),
-    ((7.0, 3.2, 4.7, 1.4), "versicolor"),
-    ((6.3, 3.3, 6.0, 2.5), "virginica"),
-)
+__all__ = ["questions", "species"]
 
 
 def species(label: int) -> str:

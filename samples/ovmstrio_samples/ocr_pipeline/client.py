@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tritonclient.grpc import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
-from ovmstrio_samples.triton import arguments, as_input, failures_end_the_program
+from ovmstrio_samples.triton import (
+    InferenceServerClient,
+    InferenceServerException,
+    arguments,
+    as_input,
+    failures_end_the_program,
+)
 
 __all__ = ["PAGE", "WORDS", "read_text"]
 

@@ -1,11 +1,11 @@
-"""Ask for the petals of many flowers at once: ``python -m ovmstrio_samples.ops_diamond.client [URL]``."""
+"""Ask for the petals of many flowers at once: ``python -m ovmstrio_samples.ops_diamond.client [--url URL]``."""
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from ovmstrio_samples.calling import call
+from ovmstrio_samples.command_line import arguments, failures_of_http_end_the_program
 from ovmstrio_samples.ops_regression.client import FLOWERS
 
 __all__ = ["estimate"]
@@ -20,9 +20,9 @@ def estimate(url: str, sizes: tuple[float, ...]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:18083"
-    with ThreadPoolExecutor(ASKED) as pool:
-        answers = list(pool.map(lambda number: estimate(url, FLOWERS[number % len(FLOWERS)][0]), range(ASKED)))
+    options = arguments("How wide are the petals of 48 flowers?", url="http://localhost:18083")
+    with failures_of_http_end_the_program(), ThreadPoolExecutor(ASKED) as pool:
+        answers = list(pool.map(lambda number: estimate(options.url, FLOWERS[number % len(FLOWERS)][0]), range(ASKED)))
     for (_, real), (width, apart) in zip(FLOWERS, answers, strict=False):
         print(f"estimated {width:.2f} cm (the models are {apart:.2f} apart), really {real} cm")
     print(f"{len(answers)} answers")

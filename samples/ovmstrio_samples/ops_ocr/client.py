@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 from pathlib import Path
 
 from ovmstrio_samples.calling import call
+from ovmstrio_samples.command_line import arguments, failures_of_http_end_the_program
 
 __all__ = ["PAGE", "WORDS", "read_text"]
 
@@ -25,9 +25,8 @@ def read_text(url: str, path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="What do these pictures say?")
-    parser.add_argument("--url", default="http://localhost:9998")
-    parser.add_argument("files", metavar="PICTURE", type=Path, nargs="*", default=[PAGE])
-    options = parser.parse_args()
-    for file in options.files:
-        print("\n".join(read_text(options.url, file)))
+    files = ("files", {"metavar": "PICTURE", "type": Path, "nargs": "*", "default": [PAGE]})
+    options = arguments("What do these pictures say?", files, url="http://localhost:9998")
+    with failures_of_http_end_the_program():
+        for file in options.files:
+            print("\n".join(read_text(options.url, file)))

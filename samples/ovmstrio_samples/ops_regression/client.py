@@ -1,12 +1,12 @@
-"""Ask how wide the petals of three flowers are: ``python -m ovmstrio_samples.ops_regression.client [URL]``."""
+"""Ask how wide the petals of three flowers are: ``python -m ovmstrio_samples.ops_regression.client [--url URL]``."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 
 from ovmstrio_samples.calling import call
+from ovmstrio_samples.command_line import arguments, failures_of_http_end_the_program
 
 __all__ = ["FLOWERS", "widths"]
 
@@ -22,6 +22,8 @@ def widths(url: str, flowers: Sequence[tuple[float, ...]]) -> list[float]:
 
 
 if __name__ == "__main__":
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:18082"
-    for (_, real), estimated in zip(FLOWERS, widths(url, [sizes for sizes, _ in FLOWERS]), strict=True):
+    options = arguments("How wide are the petals of three flowers?", url="http://localhost:18082")
+    with failures_of_http_end_the_program():
+        estimates = widths(options.url, [sizes for sizes, _ in FLOWERS])
+    for (_, real), estimated in zip(FLOWERS, estimates, strict=True):
         print(f"estimated {estimated:.2f} cm, really {real} cm")

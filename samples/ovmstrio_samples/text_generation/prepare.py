@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio_samples.copying import copy_graph
 from ovmstrio_samples.wheels import WheelUnavailable
 
@@ -29,7 +30,7 @@ def write(files: Path, directory: Path) -> None:
         WheelUnavailable: OpenVINO GenAI is not installed, or it failed.
     """
     if importlib.util.find_spec("openvino_genai") is None:
-        raise WheelUnavailable("the sample text_generation needs OpenVINO GenAI: pip install 'ovmstrio[llm]'")
+        raise WheelUnavailable(f"the sample text_generation needs OpenVINO GenAI: {way_to_install(Extra.LLM)}")
     _write_graph(files, directory)
     source = files.resolve() / _GGUF
     done = subprocess.run(  # noqa: S603 - our own code, on a file that we have checked

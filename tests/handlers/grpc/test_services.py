@@ -129,7 +129,7 @@ async def test_a_file_that_does_not_exist_is_told(tmp_path: Path) -> None:
 async def test_without_a_compiler_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says which extra to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"ovmstrio\[handlers\]"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[handlers\]"):
         async with open_proto(written(tmp_path, "primes.proto", PRIMES), tmp_path):
             pass
 

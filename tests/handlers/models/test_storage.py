@@ -38,7 +38,7 @@ def test_a_local_place_may_be_a_url_a_file_or_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("location", "package", "hint"),
-    [("s3://bucket/m", "s3fs", r"ovmstrio\[s3\]"), ("gs://bucket/m", "gcsfs", "pip install gcsfs")],
+    [("s3://bucket/m", "s3fs", r"pip install .*\[s3\]"), ("gs://bucket/m", "gcsfs", "pip install gcsfs")],
 )
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, location: str, package: str, hint: str) -> None:
     """The error says what to install."""

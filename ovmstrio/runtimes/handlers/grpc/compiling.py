@@ -20,6 +20,7 @@ import trio
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.extras import Extra, way_to_install
 
 __all__ = ["GOOGLE_FILES", "CompiledProto", "compile_proto", "module_name"]
 
@@ -119,7 +120,7 @@ def _no_compiler(source: Path) -> Problem:
         "the protobuf compiler is not installed",
         file=str(source),
         path="protobuf_path",
-        suggestion="install the extra handlers (pip install 'ovmstrio[handlers]') or the package grpcio-tools",
+        suggestion=f"{way_to_install(Extra.HANDLERS)}, or install the package grpcio-tools",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ovmstrio.core.errors import ConfigError, Problem, StorageFailure
+from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio.runtimes.handlers.models.tree import StoredFile
 
 __all__ = [
@@ -118,7 +119,7 @@ def open_storage(location: str, stall_seconds: float = STALL_SECONDS) -> ModelSt
         remote = importlib.import_module("ovmstrio.runtimes.handlers.models.remote")
         storage: ModelStorage = remote.FsspecStorage(scheme, stall_seconds)
     except (ImportError, ValueError) as error:
-        extra = "pip install 'ovmstrio[s3]'" if package == "s3fs" else f"pip install {package or 'its fsspec package'}"
+        extra = way_to_install(Extra.S3) if package == "s3fs" else f"pip install {package or 'its fsspec package'}"
         message = f"URLs that begin with {scheme}:// cannot be read here: {error}"
         raise ConfigError([Problem(message, found=location, suggestion=extra)]) from error
     return storage

@@ -13,6 +13,7 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import ConfigError, CustomNodeFailure, Problem
+from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.builtin.parameters import Parameters
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo, read_only
@@ -22,8 +23,6 @@ from ovmstrio.work.placement import run_load
 __all__ = ["BUILTIN_NAMES", "CLASS_OF", "Builtin", "BuiltinNode", "builtin_name", "described", "open_builtin"]
 
 log = structlog.get_logger(__name__)
-
-_FIX: Final = 'install it: pip install "ovmstrio[vision]"'
 
 
 class Builtin(Protocol):
@@ -123,7 +122,8 @@ async def open_builtin(builtin: str, name: str, params: Mapping[str, str]) -> Bu
     except ModuleNotFoundError as error:
         if error.name != "cv2":
             raise
-        raise ConfigError([Problem(f"the custom node {builtin} needs OpenCV", suggestion=_FIX)]) from None
+        fix = f"install it: {way_to_install(Extra.VISION)}"
+        raise ConfigError([Problem(f"the custom node {builtin} needs OpenCV", suggestion=fix)]) from None
     parameters = Parameters(params)
     made: Builtin = kind(parameters)
     for problem in parameters.finish():
