@@ -57,6 +57,9 @@ SURFACE = {
         SequenceEnding SequenceExists SequenceMissing ServerError ServiceLoading ServiceMissing StorageFailure
         TooManyRequests TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
     """,
+    "ovmstrio.extras": """
+        Extra way_to_install
+    """,
     "ovmstrio.handlers": """
         HTMLResponse HTTPError JSONResponse PlainTextResponse Response StreamingResponse
     """,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, way_to_install
 from ovmstrio_samples.catalog import Sample
 from ovmstrio_samples.embedded import sources
 from ovmstrio_samples.entries import write_entries

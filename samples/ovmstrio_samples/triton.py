@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ovmstrio import Array
-from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, way_to_install
 from ovmstrio_samples import command_line
 
 try:

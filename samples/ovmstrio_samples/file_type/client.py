@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ovmstrio import Array
-from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, way_to_install
 from ovmstrio_samples.asking import arguments, main
 from ovmstrio_samples.file_type.prepare import installed_files
 from ovmstrio_samples.question import Arrays, Question

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, way_to_install
 from ovmstrio_samples.command_line import arguments
 
 __all__ = ["check", "primes"]

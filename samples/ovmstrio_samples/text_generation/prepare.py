@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.extras import Extra, way_to_install
 from ovmstrio_samples.copying import copy_graph
 from ovmstrio_samples.wheels import WheelUnavailable
 
