@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -20,7 +21,12 @@ settings.load_profile("unhurried")
 
 
 def pytest_configure() -> None:
-    """Let interrupts arrive, here and in the processes that tests start, where a shell's job has them ignored."""
+    """Let interrupts arrive, here and in the processes that tests start, where a shell's job has them ignored.
+
+    The application over HTTP, which a server imports in a thread when it first needs it, is there: a clock that jumps
+    would not wait for the thread.
+    """
+    import_module("ovmstrio.wire.http.application")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

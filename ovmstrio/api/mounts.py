@@ -9,18 +9,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ovmstrio.api.handlers.http.held_stream import HeldStream
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.core.events import Door
 from ovmstrio.wire.http.answers import error_answer
 from ovmstrio.wire.http.router import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.limits import Place
@@ -75,13 +74,13 @@ class ServiceMounts:
 
     Args:
         plane: has them.
-        kinds: by the names of kinds whose services are called over HTTP, how.
+        kinds: by the names of kinds whose services are called over HTTP, what tells how; asked once there is one.
         root: the name of the service at the root of the port; empty for none.
     """
 
-    def __init__(self, plane: DataPlane, kinds: Mapping[str, MountKind], root: str = "") -> None:
+    def __init__(self, plane: DataPlane, kinds: Mapping[str, Callable[[], MountKind]], root: str = "") -> None:
         self._plane = plane
-        self._kinds = kinds
+        self._kinds = {name: cache(tell) for name, tell in kinds.items()}
         self._root = root
         self._kind_of: dict[str, MountKind] = {}
         self._routes: dict[tuple[str, bool], tuple[Any, HttpRoutes]] = {}
@@ -91,7 +90,7 @@ class ServiceMounts:
 
     def _look(self) -> None:
         names = {kind: self._plane.registry.names_of(kind) for kind in self._kinds}
-        self._kind_of = {name: self._kinds[kind] for kind, found in names.items() for name in found}
+        self._kind_of = {name: self._kinds[kind]() for kind, found in names.items() for name in found}
         self._routes = {key: known for key, known in self._routes.items() if key[0] in self._kind_of}
 
     def find(self, path: str) -> Route | None:
@@ -150,4 +149,7 @@ def _observed(answer: HttpAnswer, call: ObservedCall) -> HttpAnswer:
     if isinstance(answer.body, bytes):
         call.event.sent = len(answer.body)
         return answer
+    # Services whose answers have an end from the beginning do without.
+    from ovmstrio.api.handlers.http.held_stream import HeldStream  # noqa: PLC0415 - for streams alone
+
     return replace(answer, body=HeldStream(answer.body, call.hand_over()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.api.paddle.http.pipeline_routes import metrics_router
 from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.memory_limit import memory_limit
@@ -60,6 +59,8 @@ def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> Res
 
 def metrics_front_end(plane: DataPlane) -> HttpFrontEnd:
     """Make what answers scrapers at a port of their own."""
+    from ovmstrio.api.paddle.http.pipeline_routes import metrics_router  # noqa: PLC0415 - for pipelines of Ops alone
+
     return HttpFrontEnd((), metrics_router(plane))
 
 

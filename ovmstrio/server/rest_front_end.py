@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
-from ovmstrio.api.handlers.http.handler_routes import HandlerMountKind
 from ovmstrio.api.kserve.rest.generate import generate_rules
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
 from ovmstrio.api.kserve.rest.shared_memory_routes import shared_memory_rules
 from ovmstrio.api.mounts import ServiceItself, ServiceMounts
-from ovmstrio.api.paddle.http.pipeline_routes import OpsMountKind
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
@@ -21,7 +20,7 @@ from ovmstrio.wire.http.router import Router
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ovmstrio.api.mounts import MountKind
     from ovmstrio.core.pending_answers import PendingAnswers
@@ -101,11 +100,24 @@ def make_router(
     if not root or plane.render_metrics() is not None:
         # Without metrics of the server the path is that of the service at the root, which may have its own.
         rules += metrics_rules(plane)
-    kinds: dict[str, MountKind] = {
-        **{name: ServiceItself() for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
-        HandlerSpec.kind: HandlerMountKind(shows_details=shows_details),
-        OpPipelineSpec.kind: OpsMountKind(plane, max_body_bytes),
+    kinds: dict[str, Callable[[], MountKind]] = {
+        **{name: ServiceItself for name, kind in plane.registry.kinds.items() if Takes.HTTP in kind.takes},
+        HandlerSpec.kind: partial(_handlers, shows_details=shows_details),
+        OpPipelineSpec.kind: partial(_pipelines_of_ops, plane, max_body_bytes),
     }
     router = Router(rules, OvmsRefusals(), ServiceMounts(plane, kinds, root), cors, has_limits=plane.has_limits)
     plane.registry.subscribe(lambda _: router.forget())
     return router
+
+
+def _handlers(*, shows_details: bool) -> MountKind:
+    # What only handlers need is left alone by those who have none.
+    from ovmstrio.api.handlers.http.handler_routes import HandlerMountKind  # noqa: PLC0415 - for who has some
+
+    return HandlerMountKind(shows_details=shows_details)
+
+
+def _pipelines_of_ops(plane: DataPlane, max_body_bytes: int) -> MountKind:
+    from ovmstrio.api.paddle.http.pipeline_routes import OpsMountKind  # noqa: PLC0415 - as above
+
+    return OpsMountKind(plane, max_body_bytes)

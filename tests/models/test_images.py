@@ -13,7 +13,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
-from ovmstrio.runtimes.models import images
+from ovmstrio.runtimes.models import image_files
 from tests.support.servables import contents_request
 from tests.support.validation import validate
 
@@ -135,7 +135,7 @@ def test_other_element_types_are_not_supported() -> None:
 
 def test_huge_images_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file that announces a large image is refused by its header."""
-    monkeypatch.setattr(images, "MAX_PIXELS", 7)
+    monkeypatch.setattr(image_files, "MAX_PIXELS", 7)
     assert "2 x 4 pixels" in refusal(spec(1, 2, 4, 3), send(encoded(RGB))).replace("4 x 2", "2 x 4")
 
 

@@ -43,7 +43,7 @@ def admin_rules(plane: DataPlane, *, allows_remote: bool = False) -> list[Rule]:
             raise type(error)(f"{text}: {error.message}") from error
         return json_answer(_statuses(plane), 201 if changed else 200)
 
-    return [rule("/v1/config", "GET", config), rule("/v1/config/reload", "POST", reload)]
+    return [rule("/v1/config", "GET", config, is_hot=True), rule("/v1/config/reload", "POST", reload)]
 
 
 def metrics_rules(plane: DataPlane) -> list[Rule]:
@@ -55,7 +55,7 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
             raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; --metrics_enable turns them on")
         return HttpAnswer(200, (("content-type", CONTENT_TYPE),), text)
 
-    return [rule("/metrics", "GET", metrics)]
+    return [rule("/metrics", "GET", metrics, is_hot=True)]
 
 
 def _statuses(plane: DataPlane) -> dict[str, Any]:

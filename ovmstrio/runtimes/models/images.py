@@ -8,13 +8,9 @@ are kept for grey images only.
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
 from typing import Final
 
 import numpy as np
-from PIL import Image
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput
@@ -25,40 +21,9 @@ from ovmstrio.runtimes.models.strings import elements_of
 __all__ = ["IMAGE_RANK", "image_batch"]
 
 IMAGE_RANK: Final = 4
-MAX_PIXELS: Final = 80_000_000
-"""Images that would be larger once decoded are refused before they are."""
-
-_FORMATS: Final = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
-"""What is decoded: OpenCV's common formats, and none that runs another program."""
-
-_UNREADABLE: Final = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    struct.error,
-    zlib.error,
-    Warning,  # where the process was told to raise warnings
-    Image.DecompressionBombError,
-)
-"""What Pillow's decoders raise on damaged files."""
-
 _DATATYPES: Final = {"FP32", "FP64", "FP16", "INT16", "UINT8", "INT8", "UINT16", "INT32"}
 _CHANNELS_LAST: Final = "NHWC"
 _BGR_ORDER: Final = {3: (2, 1, 0), 4: (2, 1, 0, 3)}
-_MODE_OF: Final = {
-    "P": "RGB",
-    "CMYK": "RGB",
-    "YCbCr": "RGB",
-    "LAB": "RGB",
-    "HSV": "RGB",
-    "1": "L",
-    "LA": "RGBA",
-    "PA": "RGBA",
-}
 
 
 def image_batch(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> Array:
@@ -100,40 +65,22 @@ def _takes_channels_last(layout: str) -> bool:
 def _image(encoded: bytes, spec: TensorSpec) -> Array:
     if not encoded:
         raise refused("Bytes contents empty", f"an encoded image is expected; input name: {spec.name}")
+    # Decoders are left alone by servers that are sent no images.
+    from ovmstrio.runtimes.models.image_files import decoded, resized  # noqa: PLC0415 - for images alone
+
     _, height, width, channels = spec.shape
-    image = _decoded(encoded, spec)
+    image = decoded(encoded, spec)
     depth = len(image.getbands())
     if not channels.accepts(depth):
         raise mismatch("Invalid number of channels in binary input", channels, depth, spec)
     size = (_nearest(width, image.width), _nearest(height, image.height))
-    if size != image.size:
-        image = image.resize(size, Image.Resampling.BILINEAR)
-    pixels = np.asarray(image)
+    pixels = np.asarray(resized(image, size))
     if pixels.ndim == 2:  # noqa: PLR2004 - height and width
         pixels = pixels[:, :, np.newaxis]
     if depth in _BGR_ORDER:
         pixels = pixels[:, :, _BGR_ORDER[depth]]
     # Reversed channels are a view in another order of memory, which the runtime does not take.
     return np.ascontiguousarray(pixels, spec.datatype.numpy)
-
-
-def _decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(encoded), formats=_FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise _unreadable(spec, f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
-        if image.mode in _MODE_OF:
-            return image.convert(_MODE_OF[image.mode])
-        image.load()
-    except InvalidRequest:
-        raise
-    except _UNREADABLE as error:
-        raise _unreadable(spec, str(error) or type(error).__name__) from None
-    return image
-
-
-def _unreadable(spec: TensorSpec, detail: str) -> InvalidRequest:
-    return refused("Image parsing failed", f"{detail}; input name: {spec.name}")
 
 
 def _nearest(allowed: Dim, size: int) -> int:

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, ClassVar
-
-import structlog
-import trio
 
 from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
-from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.errors import ConfigError
 from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import python_files
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Kind, Takes
-from ovmstrio.runtimes.ops.executor.opening import open_executor
-from ovmstrio.runtimes.ops.observing.figures import PIPELINE
-from ovmstrio.runtimes.ops.observing.observing import open_observing
-from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService
-from ovmstrio.runtimes.ops.prepared_service import PreparedService
-from ovmstrio.runtimes.ops.scripts import run_beside_others
 from ovmstrio.runtimes.resident import host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.kind import LoadContext
+    from ovmstrio.runtimes.ops.op_service import OpService
+    from ovmstrio.runtimes.ops.prepared_service import PreparedService
 
-__all__ = ["OpPipelineKind", "open_service"]
-
-log = structlog.get_logger(__name__)
+__all__ = ["OpPipelineKind"]
 
 
 class OpPipelineKind(Kind[OpPipelineSpec]):
@@ -80,69 +70,24 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
         Cancellation: at any checkpoint, but a script that runs is first run; nothing is left.
         """
+        # What only pipelines of Ops need is left alone by those who have none.
+        from ovmstrio.runtimes.ops.load_service import open_loaded  # noqa: PLC0415 - for who loads only
+
         del version, directory
         if spec.errors:
             raise ConfigError(spec.errors)
-        return await host(context.tasks, self._opened(spec, context), kind=self.name, name=spec.name)
+        opened = open_loaded(spec, context, self._prepared)
+        return await host(context.tasks, opened, kind=self.name, name=spec.name)
 
     def obstacle(self, service: Service) -> str:
         """Tell of workers that died."""
+        from ovmstrio.runtimes.ops.op_service import OpService  # noqa: PLC0415 - as in `load`
+
         return service.obstacle() if isinstance(service, OpService) else ""
 
     def begin_drain(self, service: Service) -> None:
         """Answer what waits with 3001."""
+        from ovmstrio.runtimes.ops.op_service import OpService  # noqa: PLC0415 - as in `load`
+
         if isinstance(service, OpService):
             service.begin_drain()
-
-    @asynccontextmanager
-    async def _opened(self, spec: OpPipelineSpec, context: LoadContext) -> AsyncIterator[OpService]:
-        shown = "" if context.is_alone else spec.name
-        if spec.script is None:
-            if spec.name not in self._prepared:
-                raise ConfigError([Problem(f"the service {spec.name!r} has no script", path="service")])
-            prepared = self._prepared[spec.name]
-            async with open_service(prepared.service.name or None, prepared) as service:
-                with context.meters.collecting(service.metrics, shown):
-                    yield service
-            return
-        found, modules = await trio.to_thread.run_sync(run_beside_others, spec.script, spec.name, spec.config)
-        try:
-            config = None if spec.config is None else str(spec.config)
-            folder = spec.base_path if spec.config is None else spec.config.parent
-            prepared = PreparedService(found, config, spec.script, folder)
-            async with open_service(spec.name, prepared) as service:
-                with context.meters.collecting(service.metrics, shown):
-                    yield service
-        finally:
-            modules.unload()
-
-
-@asynccontextmanager
-async def open_service(name: str | None, prepared: PreparedService) -> AsyncIterator[OpService]:
-    """Start a service's Ops, and all that observes them, until the block is left.
-
-    Args:
-        name: what requests must call it; None for one without a name.
-        prepared: the service.
-
-    Raises:
-        ConfigError: the configuration or the Ops cannot be used, or an Op cannot be prepared.
-
-    They may be in exception groups, as errors of a nursery are.
-
-    Cancellation: at any checkpoint; nothing is left.
-    """
-    graph = prepared.service.graph()
-    settings = await trio.to_thread.run_sync(prepared.settings)
-    if settings.build_dag_each_worker:
-        log.warning("build_dag_each_worker has no effect: one process serves; is_thread_op: false uses more for Ops")
-    pipeline = PIPELINE.set(name or NAMELESS)
-    try:
-        maker, source = prepared.predictor_maker(settings), prepared.source()
-        async with (
-            open_observing(settings) as observing,
-            open_executor(graph, settings, make_predictor=maker, hooks=observing.hooks, source=source) as executor,
-        ):
-            yield OpService(name, executor, observing, settings)
-    finally:
-        PIPELINE.reset(pipeline)

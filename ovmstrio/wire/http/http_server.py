@@ -13,138 +13,36 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
-from quart import Response, request
-from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
-from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
-from ovmstrio.core.limits import current_place
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.closing import close_gently, has_unread, transport_of
 from ovmstrio.wire.direct_stream import direct
-from ovmstrio.wire.http.answers import size_refusal, slowness_refusal
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending, Handshake
 from ovmstrio.wire.http.fast_lane import RECEIVE_SECONDS, FastLane
-from ovmstrio.wire.http.hypercorn_connection import RECEIVE_UNTIL, ApplicationServer
 from ovmstrio.wire.http.recoverable import recoverable_request
 from ovmstrio.wire.listeners import address_of, open_listeners, peer_of
+from ovmstrio.work.late_imports import import_aside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.wire.http.ending import EndingConnection
-    from ovmstrio.wire.http.router import Route, Router
+    from ovmstrio.wire.http.hypercorn_connection import ApplicationServer
+    from ovmstrio.wire.http.router import Router
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["HttpFrontEnd"]
-
-_ANSWER: Final = "ovmstrio.answer"
-_TASKS: Final = "ovmstrio.tasks"
-_PLACE: Final = "ovmstrio.place"
-
-
-def make_application(router: Router, max_body_bytes: int, receive_seconds: float) -> QuartTrio:
-    """Make the application of one front end; larger bodies are refused, and slower requests."""
-    app = _Application(__name__, static_folder=None)
-    app.router = router
-    app.receive_seconds = receive_seconds
-    # What takes nothing of an answer is given up by the connection.
-    app.config |= {"MAX_CONTENT_LENGTH": max_body_bytes, "RESPONSE_TIMEOUT": None}
-    return app
-
-
-class _Application(QuartTrio):
-    """Quart on trio, whose only route is the router."""
-
-    router: Router
-    receive_seconds: float
-
-    async def asgi_app(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request, and end its answer."""
-        # The framework has no use for it, and fails on one that begins with no slash.
-        scope["path"] = "/"
-        try:
-            async with trio.open_nursery() as tasks:
-                scope[_TASKS] = tasks
-                await super().asgi_app(scope, receive, send)
-                tasks.cancel_scope.cancel()
-        finally:
-            await _finish(scope)
-            if (place := scope.pop(_PLACE, None)) is not None:
-                place.release()
-
-    def create_url_adapter(self, _request: Any) -> None:
-        """Look for no route of the framework's: there are none, and it fails on names of hosts that cannot be."""
-
-    async def dispatch_request(self, request_context: Any = None) -> Response:
-        """Have the router answer the request."""
-        del request_context
-        scope: Any = request.scope
-        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-        target, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
-        route = self.router.find(scope["method"], target)
-        client = scope["client"][0] if scope["client"] else ""
-        asked = HttpRequest(scope["method"], "", query, headers, b"", client, f"{target}?{query}" if query else target)
-        if isinstance(route, HttpAnswer):
-            return _respond(self.router.shared(route, asked.header("origin") or ""))
-        return _respond(await self._answer(route, asked._replace(path=route.path, mount=route.mount)))
-
-    async def _answer(self, route: Route, asked: HttpRequest) -> HttpAnswer:
-        state: Any = request.scope["state"]
-        request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
-        refusal = await self.router.admit(route, asked)
-        if refusal is not None:
-            return refusal
-        request.scope[_PLACE] = current_place.get()  # type: ignore[typeddict-unknown-key]
-        try:
-            body: Any = await request.get_data()
-        except HTTPException as error:
-            return self.router.shared(route.refuse(self._refusal(error)), asked.header("origin") or "")
-        tasks: Any = request.scope[_TASKS] if route.has_tasks else None  # type: ignore[typeddict-item]
-        return await self.router.answer(route, asked._replace(body=body, tasks=tasks))
-
-    def _refusal(self, error: HTTPException) -> Exception:
-        if isinstance(error, RequestEntityTooLarge):
-            limit = self.config["MAX_CONTENT_LENGTH"]
-            return size_refusal(request.content_length or f"more than {limit}", limit)
-        return slowness_refusal(self.receive_seconds)
-
-
-def _respond(answer: HttpAnswer) -> Response:
-    """Make the framework's response of an answer, which is ended with the request."""
-    request.scope[_ANSWER] = answer  # type: ignore[typeddict-unknown-key]
-    body = answer.body
-    response = Response(b"" if answer.status in BODILESS else body, answer.status)
-    response.headers.clear()
-    for name, value in answer.headers:
-        response.headers.add(name, value)
-    if isinstance(body, bytes) and answer.status not in BODILESS:
-        response.headers["content-length"] = str(len(body))
-    return response
-
-
-async def _finish(scope: Any) -> None:
-    """End the answer of a request, which has been sent or cannot be: its stream is closed, its callbacks begin.
-
-    Cancellation: shielded, as streams close in a bounded time.
-    """
-    answer: HttpAnswer | None = scope.pop(_ANSWER, None)
-    if answer is None:
-        return
-    if not isinstance(answer.body, bytes):
-        with trio.CancelScope(shield=True):
-            await answer.body.aclose()
-    for callback in answer.after:
-        callback()
-
 
 log = structlog.get_logger(__name__)
 
 HANDSHAKE_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 1.0
 MAX_CONNECTIONS: Final = 10_000
+
+_APPLICATION: Final = "ovmstrio.wire.http.application"
+"""Where the application is made, with frameworks that take long to import."""
 
 
 class HttpFrontEnd:
@@ -176,8 +74,7 @@ class HttpFrontEnd:
         self._max_body_bytes = max_body_bytes
         self._receive_seconds = receive_seconds
         self._ending = Ending()
-        application = make_application(router, max_body_bytes, receive_seconds)
-        self._application = ApplicationServer(application, self._ending, receive_seconds)
+        self._application: ApplicationServer | None = None
         self._accepting = Accepting()
         self._open: dict[trio.abc.Stream, EndingConnection] = {}
         self._nobody_left = trio.Event()
@@ -282,7 +179,7 @@ class HttpFrontEnd:
             self._open[stream] = lane
             left = await lane.run()
             if left is not None:
-                connection = self._application.take(stream, left, lane.receive_until)
+                connection = (await self._behind_lane()).take(stream, left, lane.receive_until)
                 self._open[stream] = connection
                 with recoverable_request(stream, None):
                     await connection.run()
@@ -300,6 +197,17 @@ class HttpFrontEnd:
             if not self._open:
                 self._nobody_left.set()
                 self._nobody_left = trio.Event()
+
+    async def _behind_lane(self) -> ApplicationServer:
+        """Give what answers everything but plain requests; a server that is asked for no such thing does without it.
+
+        Cancellation: while it is imported, which goes on in its thread.
+        """
+        application = await import_aside(_APPLICATION)
+        if self._application is None:
+            options = self._ending, self._max_body_bytes, self._receive_seconds
+            self._application = application.serve_application(self._router, *options)
+        return self._application
 
     async def _shake_hands(self, stream: trio.SSLStream[trio.SocketStream]) -> bool:
         handshake = self._open[stream] = Handshake(self._ending, HANDSHAKE_SECONDS)

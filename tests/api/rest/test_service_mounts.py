@@ -116,7 +116,7 @@ async def test_a_service_may_know_its_paths_itself(tmp_path: Path, target: str, 
         return loaded
 
     async with stack(tmp_path, loader=load) as (plane, _, _):
-        mounts = ServiceMounts(plane, {ModelSpec.kind: ServiceItself()}, root="echo")
+        mounts = ServiceMounts(plane, {ModelSpec.kind: ServiceItself}, root="echo")
         router = Router([], OvmsRefusals(), mounts)
         route = router.find("PUT", target)
         assert not isinstance(route, HttpAnswer)

@@ -78,12 +78,12 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
         return json_answer({"models": _index(plane, only_ready=False)})
 
     return [
-        rule("/v2", "GET", metadata),
-        rule("/v2/health/live", "GET", live),
-        rule("/v2/health/ready", "GET", ready),
-        rule("/v2/models", "GET", models),
-        rule("/v2/models/stats", "GET", statistics),
-        rule("/v2/repository/index", "POST", partial(_repository_index, plane)),
+        rule("/v2", "GET", metadata, is_hot=True),
+        rule("/v2/health/live", "GET", live, is_hot=True),
+        rule("/v2/health/ready", "GET", ready, is_hot=True),
+        rule("/v2/models", "GET", models, is_hot=True),
+        rule("/v2/models/stats", "GET", statistics, is_hot=True),
+        rule("/v2/repository/index", "POST", partial(_repository_index, plane), is_hot=True),
     ]
 
 
@@ -126,7 +126,7 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
         ("/stats", statistics),
         ("/sequences", sequences),
     )
-    return [rule(path, "GET", view) for suffix, view in views for path in model_paths(suffix)]
+    return [rule(path, "GET", view, is_hot=True) for suffix, view in views for path in model_paths(suffix)]
 
 
 def _healthy(request: HttpRequest, state: str) -> HttpAnswer:

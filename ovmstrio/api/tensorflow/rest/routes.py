@@ -157,7 +157,7 @@ def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
         rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit),
         rule("/v1/models/<model>/versions/<number:version>:predict", "POST", predict, is_hot=True, admit=admit),
         rule("/v1/models", "GET", no_name),
-        rule("/v1/models/<path:path>", "GET", answer),
+        rule("/v1/models/<path:path>", "GET", answer, is_hot=True),
         rule("/v1/models/<path:path>", "POST", answer),
     ]
 

@@ -81,7 +81,6 @@ async def test_the_lane_takes_plain_predict_calls(serving: Serving) -> None:
         ("POST", "/v1/models/m:predict/"),
         ("POST", "/v1/models/m/labels/a:predict"),
         ("POST", "/v1/models/m/versions/x:predict"),
-        ("GET", "/v1/models/m:predict"),
     ],
 )
 async def test_other_targets_are_not_for_the_lane(serving: Serving, method: str, target: str) -> None:
