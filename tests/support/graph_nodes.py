@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.core.servable import LeaseServable
-from ovmstrio.runtimes.graphs.calculator import DefinitionScope, InstanceContext
+from ovmstrio.runtimes.graphs.calculator import DefinitionScope, InstanceContext, NodeContract
 from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
@@ -20,7 +20,7 @@ from ovmstrio.runtimes.graphs.graph_plan import LoadedNode, make_graph_plan
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
-__all__ = ["Feed", "options", "refs", "run_nodes"]
+__all__ = ["Feed", "contract_of", "options", "refs", "run_nodes"]
 
 Feed = Iterable[tuple[int, Mapping[str, Any]]]
 """What a test pushes: the values of inputs at timestamps."""
@@ -82,6 +82,16 @@ class _Everything:
         """There is always room."""
 
 
+def contract_of(node: NodeConfig) -> NodeContract:
+    """Have a node's calculator look at it, and give what it says.
+
+    Raises what the calculator refuses the node with.
+    """
+    kind = find_kind(node.calculator)
+    assert kind is not None
+    return kind.contract(node)
+
+
 async def no_servables(name: str, version: str = "", /) -> NoReturn:
     """Lease nothing, for nodes that call no models."""
     raise AssertionError(name)
@@ -94,8 +104,12 @@ async def run_nodes(
     side: Mapping[str, Any] | None = None,
     lease: LeaseServable = no_servables,
     inputs: Sequence[str] = (),
+    steps_seen: list[dict[str, list[Packet]]] | None = None,
 ) -> dict[str, list[Packet]]:
     """Run nodes as one graph whose inputs are those named in the feed, and whose outputs nobody else reads.
+
+    Each step waits until the graph rests if ``steps_seen`` is given, which then gets what each step of the feed has
+    brought, outputs that brought nothing left out.
 
     Raises what the run failed with.
     """
@@ -117,8 +131,13 @@ async def run_nodes(
     try:
         async with running(instance):
             for timestamp, values in steps:
+                seen = {name: len(packets) for name, packets in sink.packets.items()}
                 for name, value in values.items():
                     await instance.push(name, value, timestamp)
+                if steps_seen is not None:
+                    await instance.wait_idle()
+                    fresh = {name: packets[seen[name] :] for name, packets in sink.packets.items()}
+                    steps_seen.append({name: packets for name, packets in fresh.items() if packets})
             await instance.finish()
     except trio.BrokenResourceError:
         assert instance.failure is not None

@@ -31,11 +31,23 @@ class Fed:
 
     Attributes:
         streams: the inputs by tag.
+        settled: what the last run was told of how far the inputs are known, by tag.
     """
 
-    def __init__(self, handler: str, tags: Sequence[str], options: str = "", *, limit: int = -1) -> None:
+    def __init__(
+        self,
+        handler: str,
+        tags: Sequence[str],
+        options: str = "",
+        *,
+        limit: int = -1,
+        processes_bounds: bool = False,
+    ) -> None:
         self.streams = {tag: InputStream(tag.lower(), Port(tag, 0), limit=limit) for tag in tags}
-        self._policy = make_policy(policy_config(handler, options), list(self.streams.values()))
+        self.settled: dict[str, int] = {}
+        self._policy = make_policy(
+            policy_config(handler, options), list(self.streams.values()), processes_bounds=processes_bounds
+        )
 
     def push(self, **packets: int | Sequence[int]) -> None:
         """Put packets on inputs by tag, at these timestamps; the value is the timestamp."""
@@ -70,6 +82,7 @@ class Fed:
             return None
         if step is CLOSE:
             return "close"
+        self.settled = {port.tag: timestamp for port, timestamp in step.settled.items()}
         return step.timestamp, {port.tag: value for port, value in step.inputs.items()}
 
     def runs(self) -> list[tuple[int, Mapping[str, Any]]]:

@@ -70,14 +70,20 @@ class NodeContract:
 
     ``propagates_bounds``: a run that emits nothing on an output tells whoever is downstream that nothing will come at
     that timestamp (MediaPipe's timestamp offset 0).  Without it they wait for a later packet or the end.
-    ``side_outputs`` are made by :meth:`NodeResources.open`.
+    ``side_outputs`` are made by :meth:`NodeResources.open`; ``optional_side`` are inputs that the node can do without.
+    ``policy`` names the input stream handler of nodes for which the file names none.
+    ``processes_bounds``: the node runs also at timestamps at which it has become certain that no packet comes, under
+    the policies Default and Immediate.
     """
 
     inputs: Mapping[Port, type] = field(default_factory=dict)
     outputs: Mapping[Port, type] = field(default_factory=dict)
     side_inputs: Mapping[Port, type] = field(default_factory=dict)
     side_outputs: Mapping[Port, type] = field(default_factory=dict)
+    optional_side: frozenset[Port] = frozenset()
     propagates_bounds: bool = False
+    processes_bounds: bool = False
+    policy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +146,24 @@ class NodeContext(Protocol):
         """The values of this run by port, in the order of tags; a port where no packet came is absent."""
         ...
 
+    @property
+    def settled(self) -> Mapping[Port, int]:
+        """By port, the last timestamp at which the input is known, packets of this run included.
+
+        Only calculators whose contract says ``processes_bounds`` are told.
+        """
+        ...
+
     def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
         """Send a value when this run has ended, at the run's own timestamp unless another is given."""
+        ...
+
+    def advance_bound(self, port: Port, bound: int) -> None:
+        """Promise, when this run has ended, that nothing below ``bound`` comes on an output any more."""
+        ...
+
+    def close_output(self, port: Port) -> None:
+        """Say, when this run has ended, that nothing more comes on an output."""
         ...
 
     def emit_side(self, port: Port, value: Any) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from ovmstrio.runtimes.graphs.calculator import InstanceContext
+    from ovmstrio.runtimes.graphs.config.graph_config import Port
     from ovmstrio.runtimes.graphs.graph_plan import GraphPlan, StreamRoute
 
 __all__ = ["CLOSE_SECONDS", "GraphInstance", "Sink", "running"]
@@ -101,7 +102,7 @@ class GraphInstance:
         self._nursery = nursery
         for node in self._nodes:
             call = RunContext(node, 0, {})
-            node.side = {ref.port: self._find_side(ref.name) for ref in node.plan.config.side_inputs}
+            node.side = self._side_of(node)
             try:
                 node.calculator = await node.plan.resources.open(call)
             except Exception as error:
@@ -304,6 +305,8 @@ class GraphInstance:
             return
         if node.plan.contract.propagates_bounds and call.timestamp < DONE:
             self._advance_bounds(node, next_allowed(call.timestamp))
+        for port, bound in call.bounds.items():
+            self._advance_route(node.plan.routes[port], bound)
         if not has_room:
             await self._sink.wait_room()
 
@@ -331,10 +334,15 @@ class GraphInstance:
 
     def _advance_bounds(self, node: NodeRun, bound: int) -> None:
         for route in node.plan.routes.values():
-            for consumer in route.consumers:
-                target = self._nodes[consumer.node]
-                if target.streams[consumer.slot].advance(bound):
-                    self._wake(target)
+            self._advance_route(route, bound)
+
+    def _advance_route(self, route: StreamRoute, bound: int) -> None:
+        for consumer in route.consumers:
+            target = self._nodes[consumer.node]
+            if target.streams[consumer.slot].advance(bound):
+                self._wake(target)
+        for output in route.outputs:
+            self._output_bounds[output] = max(self._output_bounds[output], bound)
 
     def _wake(self, node: NodeRun) -> None:
         if node.is_closed:
@@ -452,12 +460,15 @@ class GraphInstance:
 
     # Words
 
-    def _find_side(self, name: str) -> Any:
-        if name not in self._side:
-            raise FailedPrecondition(
-                f'Failed to start mediapipe graph - Side packet "{name}" is required but was not provided.'
-            )
-        return self._side[name]
+    def _side_of(self, node: NodeRun) -> dict[Port, Any]:
+        optional = node.plan.contract.optional_side
+        missing = [ref for ref in node.plan.config.side_inputs if ref.name not in self._side]
+        for ref in missing:
+            if ref.port not in optional:
+                raise FailedPrecondition(
+                    f'Failed to start mediapipe graph - Side packet "{ref.name}" is required but was not provided.'
+                )
+        return {ref.port: self._side[ref.name] for ref in node.plan.config.side_inputs if ref not in missing}
 
     def _check_types(self, route: StreamRoute, value: Any) -> None:
         for consumer in route.consumers:

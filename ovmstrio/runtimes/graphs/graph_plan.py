@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -51,13 +53,14 @@ class StreamRoute:
 
 @dataclass(frozen=True, slots=True)
 class GraphNodePlan:
-    """One node, with its inputs in the order of tags and the routes of its outputs in that order."""
+    """One node, with its inputs in the order of tags, the routes of its outputs in that order, and its input policy."""
 
     config: NodeConfig
     contract: NodeContract
     resources: NodeResources
     inputs: tuple[StreamRef, ...]
     routes: Mapping[Port, StreamRoute]
+    policy: PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +118,18 @@ def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPl
             node.resources,
             node.config.sorted_inputs,
             {ref.port: route(ref.name) for ref in node.config.sorted_outputs},
+            _policy(node),
         )
         for node in ordered
     )
     inputs = {ref.name: route(ref.name) for ref in config.inputs}
     return GraphPlan(config, plans, inputs, tuple(ref.name for ref in config.outputs), _is_chain(ordered))
+
+
+def _policy(node: LoadedNode) -> PolicyConfig:
+    """Give the policy that the file names, else the calculator's own, else the default."""
+    own = node.contract.policy
+    return PolicyConfig(own) if own and node.config.policy == PolicyConfig() else node.config.policy
 
 
 def _is_chain(nodes: Sequence[LoadedNode]) -> bool:

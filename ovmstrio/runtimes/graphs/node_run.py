@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.input_streams import InputStream, TimestampMismatch
 from ovmstrio.runtimes.graphs.packets import Packet
 from ovmstrio.runtimes.graphs.policies import make_policy
+from ovmstrio.runtimes.graphs.timestamps import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.graphs.graph_plan import GraphNodePlan
 
 __all__ = ["NodeRun", "RunContext"]
+
+_NO_BOUNDS: Final[Mapping[Port, int]] = MappingProxyType({})
 
 
 class NodeRun:
@@ -60,7 +64,7 @@ class NodeRun:
             InputStream(ref.name, ref.port, limit=max_queue_size, is_back_edge=ref.port in config.back_edges)
             for ref in plan.inputs
         ]
-        self.policy = make_policy(config.policy, self.streams)
+        self.policy = make_policy(plan.policy, self.streams, processes_bounds=plan.contract.processes_bounds)
         self.calculator: Calculator | None = None
         self.side: Mapping[Port, Any] = {}
         self.side_outputs: dict[Port, Any] = {}
@@ -113,12 +117,20 @@ class NodeRun:
 class RunContext:
     """What a calculator sees in one run; the engine's ``NodeContext``."""
 
-    __slots__ = ("_run", "emitted", "inputs", "is_done", "timestamp")
+    __slots__ = ("_run", "bounds", "emitted", "inputs", "is_done", "settled", "timestamp")
 
-    def __init__(self, run: NodeRun, timestamp: int, inputs: Mapping[Port, Any]) -> None:
+    def __init__(
+        self,
+        run: NodeRun,
+        timestamp: int,
+        inputs: Mapping[Port, Any],
+        settled: Mapping[Port, int] = _NO_BOUNDS,
+    ) -> None:
         self._run = run
         self.timestamp = timestamp
         self.inputs = inputs
+        self.settled = settled
+        self.bounds: Mapping[Port, int] = _NO_BOUNDS
         self.emitted: list[tuple[Port, Packet]] = []
         self.is_done = False
 
@@ -140,6 +152,14 @@ class RunContext:
     def emit(self, port: Port, value: Any, timestamp: int | None = None) -> None:
         """Send a value when this run has ended, at the run's own timestamp unless another is given."""
         self.emitted.append((port, Packet(value, self.timestamp if timestamp is None else timestamp)))
+
+    def advance_bound(self, port: Port, bound: int) -> None:
+        """Promise, when this run has ended, that nothing below ``bound`` comes on an output any more."""
+        self.bounds = {**self.bounds, port: max(bound, self.bounds.get(port, bound))}
+
+    def close_output(self, port: Port) -> None:
+        """Say, when this run has ended, that nothing more comes on an output."""
+        self.advance_bound(port, DONE)
 
     def emit_side(self, port: Port, value: Any) -> None:
         """Give an output side packet; only while the calculator opens."""

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from ovmstrio.core.errors import GraphFailure
+from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.runtimes.graphs.calculator import ContractError
-from ovmstrio.runtimes.graphs.calculators import find_kind
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, PolicyConfig
 from ovmstrio.runtimes.graphs.packets import Packet
-from tests.support.graph_nodes import options, refs, run_nodes
-
-GATE_OPTIONS = {"empty_packets_as_allow": bool, "allow": bool}
+from tests.support.graph_nodes import contract_of, refs, run_nodes
 
 
 def node(
@@ -25,14 +23,7 @@ def node(
 
 def gate_options(**values: Any) -> Any:
     """Make a gate's options."""
-    return (options("GateCalculatorOptions", **(GATE_OPTIONS | values)),)
-
-
-def check_contract(made: NodeConfig) -> None:
-    """Have the calculator look at its node."""
-    kind = find_kind(made.calculator)
-    assert kind is not None
-    kind.contract(made)
+    return (message_class("mediapipe.GateCalculatorOptions")(**values),)
 
 
 async def test_packets_pass_through_by_tag_and_by_order() -> None:
@@ -64,7 +55,7 @@ def test_pass_through_needs_partners(
 ) -> None:
     """Inputs and outputs have the same tags and indexes."""
     with pytest.raises(ContractError, match="must use matching tags and indexes"):
-        check_contract(node("PassThroughCalculator", inputs, outputs, side_inputs, side_outputs=refs(*side_outputs)))
+        contract_of(node("PassThroughCalculator", inputs, outputs, side_inputs, side_outputs=refs(*side_outputs)))
 
 
 @pytest.mark.parametrize(("tag", "value", "passes"), [("ALLOW", 1, True), ("ALLOW", 0, False), ("DISALLOW", 0, True)])
@@ -105,14 +96,63 @@ async def test_an_option_opens_or_shuts_a_gate(passes: bool) -> None:
     assert await run_nodes([made], [(1, {"a": 1})]) == {"x": [Packet(1, 1)] if passes else []}
 
 
+async def test_a_gate_without_any_word_is_shut() -> None:
+    """Neither a control nor an option need be there, and a side packet that nobody gives is as good as none."""
+    made = node("GateCalculator", ["a"], ["x"])
+    assert await run_nodes([made], [(1, {"a": 1})]) == {"x": []}
+    made = node("GateCalculator", ["a"], ["x"], ["ALLOW:s"], node_options=gate_options(allow=True))
+    assert await run_nodes([made], [(1, {"a": 1})]) == {"x": [Packet(1, 1)]}
+    assert await run_nodes([made], [(1, {"a": 1})], side={"s": False}) == {"x": []}
+
+
+async def test_a_gate_may_do_nothing_but_tell_of_changes() -> None:
+    """It needs no data to pass."""
+    made = node("GateCalculator", ["ALLOW:a"], ["STATE_CHANGE:x"])
+    assert await run_nodes([made], [(1, {"a": True}), (2, {"a": False})]) == {"x": [Packet(False, 2)]}
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("GATE_ALLOW", [Packet(False, 1), Packet(True, 2)]),
+        ("GATE_DISALLOW", [Packet(True, 2)]),
+        ("UNSPECIFIED", [Packet(False, 1), Packet(True, 2)]),
+        ("GATE_UNINITIALIZED", [Packet(True, 2)]),
+    ],
+)
+async def test_the_first_state_is_told_against_the_initial_one(state: str, expected: list[Packet]) -> None:
+    """Only an initial state that is not initialized lets the first one pass untold."""
+    options = gate_options(initial_gate_state=state)
+    made = node("GateCalculator", ["a", "ALLOW:b"], ["x", "STATE_CHANGE:changes"], node_options=options)
+    feed = [(time, {"a": time, "b": time > 1}) for time in (1, 2, 3)]
+    assert (await run_nodes([made], feed))["changes"] == expected
+
+
+async def test_a_gate_that_stays_shut_ends_its_outputs() -> None:
+    """A node behind that ends with the first of its inputs ends with them."""
+    gate = node("GateCalculator", ["a"], ["shut"], ["ALLOW:s"])
+    early = node(
+        "PassThroughCalculator", ["shut", "b"], ["x", "y"], policy=PolicyConfig("EarlyCloseInputStreamHandler")
+    )
+    feed = [(1, {"a": 1, "b": 2})]
+    assert await run_nodes([gate, early], feed, side={"s": False}) == {"x": [], "y": []}
+    assert await run_nodes([gate, early], feed, side={"s": True}) == {"x": [Packet(1, 1)], "y": [Packet(2, 1)]}
+
+
+async def test_nothing_goes_back_behind_what_a_node_has_settled() -> None:
+    """A run at 5 settles 5 for every output, also for those of the graph to which it sends nothing."""
+    made = node("PassThroughCalculator", ["a", "b"], ["x", "y"], policy=PolicyConfig("ImmediateInputStreamHandler"))
+    assert await run_nodes([made], [(3, {"a": 1}), (5, {"b": 2})]) == {"x": [Packet(1, 3)], "y": [Packet(2, 5)]}
+    seen: list[dict[str, list[Packet]]] = []
+    text = 'Packet timestamp mismatch .* stream "y". Current minimum expected timestamp is 6 but received 3'
+    with pytest.raises(GraphFailure, match=text):
+        await run_nodes([made], [(5, {"a": 1}), (3, {"b": 2})], steps_seen=seen)
+
+
 @pytest.mark.parametrize(
     "made",
     [
-        node("GateCalculator", ["a"], ["x"]),
-        node("GateCalculator", ["a"], ["x"], node_options=gate_options()),
         node("GateCalculator", ["a", "ALLOW:b"], ["x"], ["DISALLOW:c"]),
-        node("GateCalculator", ["a", "ALLOW:b"], ["x"], node_options=gate_options(allow=True)),
-        node("GateCalculator", ["ALLOW:b"], ["STATE_CHANGE:x"]),
         node("GateCalculator", ["a", "ALLOW:b"], ["x", "y"]),
         node("GateCalculator", ["a", "ALLOW:b"], ["x"], ["OTHER:c"]),
         node("MuxCalculator", ["INPUT:a"], ["OUTPUT:x"]),
@@ -123,9 +163,9 @@ async def test_an_option_opens_or_shuts_a_gate(passes: bool) -> None:
     ],
 )
 def test_gates_and_muxes_that_cannot_be(made: NodeConfig) -> None:
-    """A node needs one control and the right ports."""
+    """A node has one control at most, and the right ports."""
     with pytest.raises(ContractError):
-        check_contract(made)
+        contract_of(made)
 
 
 async def test_a_mux_sends_what_is_selected() -> None:

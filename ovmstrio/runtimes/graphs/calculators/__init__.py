@@ -21,13 +21,24 @@ ENTRY_POINT_GROUP: Final = "ovmstrio.calculators"
 
 _HERE: Final = "ovmstrio.runtimes.graphs.calculators"
 _BUILT_IN: Final = {
+    "BeginLoopTensorCalculator": (f"{_HERE}.begin_loop", "BEGIN_LOOP"),
+    "ConcatenateTensorVectorCalculator": (f"{_HERE}.concatenate_vector", "CONCATENATE_VECTOR"),
+    "ConstantSidePacketCalculator": (f"{_HERE}.constant_side_packet", "CONSTANT_SIDE_PACKET"),
+    "DefaultSidePacketCalculator": (f"{_HERE}.default_side_packet", "DEFAULT_SIDE_PACKET"),
+    "EndLoopTensorCalculator": (f"{_HERE}.end_loop", "END_LOOP"),
+    "FlowLimiterCalculator": (f"{_HERE}.flow_limiter", "FLOW_LIMITER"),
     "GateCalculator": (f"{_HERE}.gate", "GATE"),
+    "MergeCalculator": (f"{_HERE}.merge", "MERGE"),
     "MuxCalculator": (f"{_HERE}.mux", "MUX"),
     "OpenVINOInferenceCalculator": (f"{_HERE}.inference", "INFERENCE"),
     "OpenVINOModelServerSessionCalculator": (f"{_HERE}.session", "SESSION"),
+    "PacketClonerCalculator": (f"{_HERE}.packet_cloner", "PACKET_CLONER"),
+    "PacketResamplerCalculator": (f"{_HERE}.packet_resampler", "PACKET_RESAMPLER"),
     "PassThroughCalculator": (f"{_HERE}.pass_through", "PASS_THROUGH"),
+    "PreviousLoopbackCalculator": (f"{_HERE}.previous_loopback", "PREVIOUS_LOOPBACK"),
     "PyTensorOvTensorConverterCalculator": (f"{_HERE}.converter", "CONVERTER"),
     "PythonExecutorCalculator": (f"{_HERE}.python.executor_calculator", "PYTHON_EXECUTOR"),
+    "SplitTensorVectorCalculator": (f"{_HERE}.split_vector", "SPLIT_VECTOR"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract
-from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, options_of, ports_of
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, given_options, ports_of
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port, StreamRef
 
 __all__ = ["GATE"]
@@ -16,6 +16,7 @@ _ALLOW: Final = Port("ALLOW", 0)
 _DISALLOW: Final = Port("DISALLOW", 0)
 _CONTROLS: Final = frozenset({_ALLOW, _DISALLOW})
 _STATE_CHANGE: Final = Port("STATE_CHANGE", 0)
+_UNINITIALIZED, _OPEN, _SHUT = 1, 2, 3
 
 
 class _Gate(Stateless):
@@ -25,28 +26,36 @@ class _Gate(Stateless):
         fixed: whether it is open for the whole run; None where a stream says so.
         default: whether it is open when the stream says nothing at a timestamp.
         tells: whether there is an output for changes.
+        state: what the first state is compared with, one of ``GateCalculatorOptions.GateState``.
+        ends: the outputs that end with the first run that finds the gate shut, for it will never open.
     """
 
-    __slots__ = ("_default", "_fixed", "_tells", "_was_open")
+    __slots__ = ("_default", "_ends", "_fixed", "_state", "_tells")
 
-    def __init__(self, *, fixed: bool | None, default: bool, tells: bool) -> None:
+    def __init__(
+        self, *, fixed: bool | None, default: bool, tells: bool, state: int, ends: tuple[Port, ...] = ()
+    ) -> None:
         self._fixed = fixed
         self._default = default
         self._tells = tells
-        self._was_open: bool | None = None
+        self._state = state
+        self._ends = ends
 
     async def process(self, context: NodeContext) -> None:
         """Send on what has come, if the gate is open.  Never waits."""
         is_open = _stated(context.inputs) if self._fixed is None else self._fixed
         if is_open is None:
             is_open = self._default
-        if self._tells and self._was_open not in {None, is_open}:
+        state = _OPEN if is_open else _SHUT
+        if self._tells and self._state not in {_UNINITIALIZED, state}:
             context.emit(_STATE_CHANGE, is_open)
-        self._was_open = is_open
+        self._state = state
         if is_open:
             for port, value in context.inputs.items():
                 if port not in _CONTROLS:
                     context.emit(port, value)
+        for port in self._ends:
+            context.close_output(port)
 
 
 def _stated(values: Any) -> bool | None:
@@ -57,34 +66,43 @@ def _stated(values: Any) -> bool | None:
 
 
 def _open(context: NodeContext) -> _Gate:
-    options = options_of(context.node, _OPTIONS)
-    fixed = _stated(context.side)
+    options = given_options(context.node, _OPTIONS)
+    by_side_packet = _stated(context.side)
+    fixed = by_side_packet
     if fixed is None and not _CONTROLS & set(ports_of(context.node.inputs)):
-        fixed = bool(options.allow)
+        fixed = options.allow
+    outputs = ports_of(context.node.outputs)
     return _Gate(
         fixed=fixed,
-        default=options is not None and bool(options.empty_packets_as_allow),
-        tells=_STATE_CHANGE in ports_of(context.node.outputs),
+        default=options.empty_packets_as_allow,
+        tells=_STATE_CHANGE in outputs,
+        state=options.initial_gate_state,
+        ends=tuple(port for port in outputs if port != _STATE_CHANGE) if by_side_packet is False else (),
     )
 
 
 def _contract(node: NodeConfig) -> NodeContract:
-    """Accept any untagged streams, an output for each, and one control.
+    """Accept any streams, an output for each, and at most one control.
 
     Raises:
-        ContractError: there is no control or several, or a stream has no partner.
+        ContractError: there are several controls, or a stream has no partner.
     """
     _check_control(node)
     data = {port for port in ports_of(node.inputs) if port not in _CONTROLS}
     results = {port for port in ports_of(node.outputs) if port != _STATE_CHANGE}
     lonely = data ^ results
-    if lonely or not data:
+    if lonely:
         raise ContractError(
-            f"{_NAME} needs an output for each data stream; without a partner: "
-            f"{', '.join(sorted(map(str, lonely))) or 'there is no data stream'}",
+            f"{_NAME} needs an output for each data stream; without a partner: {', '.join(sorted(map(str, lonely)))}",
             fix="give each output the tag of its input",
         )
-    return NodeContract(_types(node.inputs), _types(node.outputs), _types(node.side_inputs), propagates_bounds=True)
+    return NodeContract(
+        _types(node.inputs),
+        _types(node.outputs),
+        _types(node.side_inputs),
+        optional_side=_CONTROLS,
+        propagates_bounds=True,
+    )
 
 
 def _types(refs: tuple[StreamRef, ...]) -> dict[Port, type]:
@@ -96,11 +114,9 @@ def _check_control(node: NodeConfig) -> None:
     if strangers or node.side_outputs:
         raise ContractError(f"{_NAME} has no side packet but ALLOW or DISALLOW: {', '.join(strangers)}")
     controls = [ref.port for ref in (*node.inputs, *node.side_inputs) if ref.port in _CONTROLS]
-    options = options_of(node, _OPTIONS)
-    by_option = options is not None and options.HasField("allow")
-    if len(controls) + by_option != 1:
+    if len(controls) > 1:
         raise ContractError(
-            f"{_NAME} needs exactly one control, not {len(controls) + by_option}",
+            f"{_NAME} has one control, not {len(controls)}",
             fix="give it one input stream or side packet ALLOW or DISALLOW, or the option allow",
         )
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ovmstrio.runtimes.graphs.calculator import DefinitionScope, NodeContext, NodeContract, NodeFailure
+from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.runtimes.graphs.calculator import (
+    ContractError,
+    DefinitionScope,
+    NodeContext,
+    NodeContract,
+    NodeFailure,
+)
 from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port, StreamRef
 
-__all__ = ["SharedNothing", "Stateless", "StatelessKind", "map_entry", "options_of", "ports_of", "required_input"]
+__all__ = [
+    "SharedNothing",
+    "Stateless",
+    "StatelessKind",
+    "check_tags",
+    "given_options",
+    "map_entry",
+    "options_of",
+    "ports_of",
+    "required_input",
+    "untagged",
+]
 
 
 def options_of(node: NodeConfig, message: str) -> Any:
@@ -18,6 +36,29 @@ def options_of(node: NodeConfig, message: str) -> Any:
         if options.DESCRIPTOR.full_name == message:
             return options
     return None
+
+
+def given_options(node: NodeConfig, message: str) -> Any:
+    """Give a node's options of one message type, with every field at its default where it has none."""
+    found = options_of(node, message)
+    return found if found is not None else message_class(message)()
+
+
+def untagged(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
+    """Give the ports of streams without a tag, by index."""
+    return tuple(sorted(ref.port for ref in refs if not ref.port.tag))
+
+
+def check_tags(name: str, what: str, refs: Sequence[StreamRef], known: Collection[str]) -> None:
+    """Check the tags of one side of a node; ``""`` stands for streams without one.
+
+    Raises:
+        ContractError: there is a tag that the calculator does not know.
+    """
+    strangers = [str(ref.port) for ref in refs if ref.port.tag not in known]
+    if strangers:
+        tags = ", ".join(tag or "(no tag)" for tag in known) or "none"
+        raise ContractError(f"{name} has no {what} {', '.join(strangers)}; there are: {tags}")
 
 
 def ports_of(refs: Sequence[StreamRef]) -> tuple[Port, ...]:

@@ -110,7 +110,7 @@ class _NodeCheck:
                 self._check_side_type(ref, producer)
             elif ref.port.tag == "PYTHON_NODE_RESOURCES":
                 self._check_resources(ref)
-            elif ref.name not in given:
+            elif ref.name not in given and ref.port not in self.contract.optional_side:
                 text = f'requests without a parameter "{ref.name}" will fail: no node produces that side packet'
                 hint = f'add a node with output_side_packet: "TAG:{ref.name}"'
                 fix = did_you_mean(ref.name, self.producers.side, otherwise=hint)

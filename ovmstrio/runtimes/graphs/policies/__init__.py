@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.runtimes.graphs.policies.aligned import TimestampAlignPolicy
 from ovmstrio.runtimes.graphs.policies.fixed_size import FixedSizePolicy
 from ovmstrio.runtimes.graphs.policies.mux_policy import MuxPolicy
+from ovmstrio.runtimes.graphs.policies.settled import SettledPolicy
 from ovmstrio.runtimes.graphs.policies.steps import CLOSE, Close, InputPolicy, NodeStep
 from ovmstrio.runtimes.graphs.policies.sync_set import (
     BarrierPolicy,
@@ -46,9 +47,18 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_POLICIES)
 
 
-def make_policy(config: PolicyConfig, streams: Sequence[InputStream]) -> InputPolicy:
+_SETTLED: Final[Mapping[str, Callable[[Sequence[InputStream]], InputPolicy]]] = {
+    f"Default{_SUFFIX}": SettledPolicy.together,
+    f"Immediate{_SUFFIX}": SettledPolicy.apart,
+}
+
+
+def make_policy(config: PolicyConfig, streams: Sequence[InputStream], *, processes_bounds: bool = False) -> InputPolicy:
     """Make the policy of one node of one instance, over its input streams in the order of tags.
 
-    The configuration has been checked (``graphs.config.wiring``).
+    The configuration has been checked (``graphs.config.wiring``).  With ``processes_bounds`` the node runs without
+    packets, too, where its policy can tell when (``NodeContract``).
     """
+    if processes_bounds and streams and config.handler in _SETTLED:
+        return _SETTLED[config.handler](streams)
     return _POLICIES[config.handler](streams, config)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ovmstrio.runtimes.graphs.timestamps import DONE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.runtimes.graphs.config.graph_config import Port
     from ovmstrio.runtimes.graphs.input_streams import InputStream
@@ -27,10 +28,14 @@ CLOSE: Final = Close.CLOSE
 
 
 class NodeStep(NamedTuple):
-    """One run of the node: its timestamp and the values by port, in the order of tags."""
+    """One run of the node: its timestamp and the values by port, in the order of tags.
+
+    ``settled`` tells by port how far each input is known, where the policy looks for that.
+    """
 
     timestamp: int
     inputs: dict[Port, Any]
+    settled: Mapping[Port, int] = MappingProxyType({})
 
 
 Step = NodeStep | Literal[Close.CLOSE] | None

@@ -179,17 +179,19 @@ async def test_an_object_whose_initialize_failed_is_finalized(tmp_path: Path) ->
 
 async def test_an_initialize_that_does_not_end_is_not_finalized(tmp_path: Path) -> None:
     """Its load can be cancelled all the same, and its thread is given up."""
-    source = FINALIZED.format(initialize="import gate; gate.started.set(); gate.gate.wait()", prefix="", finalize="")
+    source = FINALIZED.format(
+        initialize="import held_up; held_up.started.set(); held_up.gate.wait()", prefix="", finalize=""
+    )
     async with nodes(tmp_path, grace_seconds=0.02) as made:
-        made.write("gate.py", "import threading\nstarted, gate = threading.Event(), threading.Event()")
+        made.write("held_up.py", "import threading\nstarted, gate = threading.Event(), threading.Event()")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.load, None, source)
-            await until(lambda: [each for each in sys.modules if each.endswith(".gate")])
-            (gate,) = [module for each, module in sys.modules.items() if each.endswith(".gate")]
-            await until(gate.started.is_set)
+            await until(lambda: [each for each in sys.modules if each.endswith(".held_up")])
+            (held_up,) = [module for each, module in sys.modules.items() if each.endswith(".held_up")]
+            await until(held_up.started.is_set)
             nursery.cancel_scope.cancel()
         assert made.threads.stuck == 1
-        gate.gate.set()
+        held_up.gate.set()
     assert not (tmp_path / "finalized").exists()
 
 

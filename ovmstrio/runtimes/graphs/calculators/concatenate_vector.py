@@ -1,0 +1,61 @@
+"""ConcatenateTensorVectorCalculator: tensors and vectors of tensors become one vector, in the order of inputs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract, NodeFailure
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, check_tags, given_options, ports_of
+from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.packets import TensorValue
+
+__all__ = ["CONCATENATE_VECTOR"]
+
+_NAME: Final = "ConcatenateTensorVectorCalculator"
+_OPTIONS: Final = "mediapipe.ConcatenateVectorCalculatorOptions"
+_OUTPUT: Final = Port("", 0)
+
+
+class _Concatenate(Stateless):
+    __slots__ = ("_needs_all",)
+
+    def __init__(self, *, needs_all: bool) -> None:
+        self._needs_all = needs_all
+
+    async def process(self, context: NodeContext) -> None:
+        """Send the vector of what has come.  Never waits.
+
+        Raises:
+            NodeFailure: something else than a tensor or a vector has come.
+        """
+        if self._needs_all and len(context.inputs) < len(context.node.inputs):
+            return
+        joined = tuple(element for port, value in context.inputs.items() for element in _elements(port, value))
+        context.emit(_OUTPUT, joined)
+
+
+def _elements(port: Port, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, TensorValue):
+        return (value,)
+    if isinstance(value, tuple):
+        return value
+    raise NodeFailure(f"input {port} is a {type(value).__name__}, and must be a tensor or a vector of tensors")
+
+
+def _contract(node: NodeConfig) -> NodeContract:
+    """Accept inputs without tags and one output without.
+
+    Raises:
+        ContractError: the node has other ports.
+    """
+    check_tags(_NAME, "input", node.inputs, [""])
+    if not node.inputs or ports_of(node.outputs) != (_OUTPUT,):
+        raise ContractError(f"{_NAME} needs at least one input and exactly one output, without tags")
+    return NodeContract(dict.fromkeys(ports_of(node.inputs), object), {_OUTPUT: tuple}, propagates_bounds=True)
+
+
+def _open(context: NodeContext) -> _Concatenate:
+    return _Concatenate(needs_all=given_options(context.node, _OPTIONS).only_emit_if_all_present)
+
+
+CONCATENATE_VECTOR: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda _: _open)
