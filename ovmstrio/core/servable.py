@@ -108,11 +108,12 @@ class GrpcServices(Service, Protocol):
 class SequenceInfo:
     """What a live sequence of requests looks like from outside.
 
-    ``requests`` counts those that succeeded.  ``lost_seconds`` is above 0 for a sequence that was restored after a
-    server had ended without a word: what succeeded in at most so many seconds before that end is not in it.
+    ``id`` is a number, or a text that its client chose.  ``requests`` counts those that succeeded.  ``lost_seconds`` is
+    above 0 for a sequence that was restored after a server had ended without a word: what succeeded in at most so many
+    seconds before that end is not in it.
     """
 
-    id: int
+    id: int | str
     age_seconds: float
     idle_seconds: float
     requests: int
@@ -124,7 +125,7 @@ class SequenceServable(Servable, Protocol):
     """A servable that keeps a state for each of many sequences of requests."""
 
     def sequences(self) -> list[SequenceInfo]:
-        """List the live sequences, by id."""
+        """List the live sequences, by id, texts behind numbers."""
         ...
 
 

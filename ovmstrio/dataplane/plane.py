@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 import trio
 
@@ -33,6 +32,7 @@ from ovmstrio.core.pending_answers import current_share
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.answer_room import AnswerRoom
+from ovmstrio.dataplane.descriptions import Description, ModelMetadata, no_streams, otherwise
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.rendering import Renderer
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
-    from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
     from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
@@ -64,34 +63,6 @@ _T = TypeVar("_T")
 
 STARTING: Final = "the listeners are not bound yet"
 DRAINING: Final = "the server is shutting down"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelMetadata:
-    """What the server tells of one servable.
-
-    ``versions`` are all that can be called, ascending; ``serving`` is the one that was asked about.  For
-    ``joined_rows`` see ``ServableMetadata``.
-    """
-
-    name: str
-    versions: list[str]
-    serving: str
-    platform: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    extra: dict[str, Any]
-    joined_rows: int
-    has_sequences: bool
-    has_streams: bool
-
-
-class Description(NamedTuple):
-    """What a caller must know to call a servable with as little as names and values."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    has_streams: bool
 
 
 class DataPlane:
@@ -331,7 +302,7 @@ class DataPlane:
         leasing = self._admitted_lease(*asked, arrival) if self.has_limits() else self._lease(*asked)
         with await leasing as lease:
             if Takes.TENSORS not in lease.takes:
-                raise NotSupported(_otherwise(lease, "tensors"))
+                raise NotSupported(otherwise(lease, "tensors"))
             share = current_share.get()
             size = 0 if share is None and arrival is None else await self._make_room(lease, arrival, share)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
@@ -436,6 +407,19 @@ class DataPlane:
             known = servable.metadata
             return Description(known.inputs, known.outputs, Takes.STREAMS in lease.takes)
 
+    async def takes_streams(self, name: str) -> bool:
+        """Tell whether a stream to a name is to be opened, rather than called for each of its messages.
+
+        So it is for what does not exist or is called in neither way: :meth:`open_stream` says why it cannot be.
+
+        Cancellation: while it is loaded; nothing is held.
+        """
+        try:
+            with await self.registry.lease(name) as lease:
+                return Takes.STREAMS in lease.takes or Takes.TENSORS not in lease.takes
+        except ServerError:
+            return True
+
     @asynccontextmanager
     async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
         """Open a stream with its first request, whose version does not matter: what can be streamed to has only one.
@@ -452,8 +436,8 @@ class DataPlane:
         """
         with await self._lease_stream(first.model_name, door) as lease:
             if Takes.STREAMS not in lease.takes:
-                missing = door.words(_no_streams(first.model_name), door.stream)
-                raise ServiceMissing(f"{missing}: {_otherwise(lease, 'streams')}")
+                missing = door.words(no_streams(first.model_name), door.stream)
+                raise ServiceMissing(f"{missing}: {otherwise(lease, 'streams')}")
             servable = cast("StreamingServable", lease.servable)
             await self._room.enter(lease.name, is_stream=True)
             event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id)
@@ -495,7 +479,7 @@ class DataPlane:
         except VersionRetired as error:
             raise door.words(error, door.stream) from None
         except NotFound:
-            raise door.words(_no_streams(name), door.stream) from None
+            raise door.words(no_streams(name), door.stream) from None
         finally:
             if place is not None:
                 place.release()
@@ -605,19 +589,3 @@ def _give_place(lease: Lease, place: Place | None) -> None:
     taken = place or current_place.get()
     if taken is not None:
         lease.waited_seconds = taken.waited_seconds
-
-
-def _no_streams(name: str) -> ServiceMissing:
-    return ServiceMissing(f'nothing that can be streamed to is served under the name "{name[:80]}"')
-
-
-def _otherwise(lease: Lease, untaken: str) -> str:
-    """Say what a service does not take, and how it is called."""
-    ways = {
-        Takes.TENSORS: "with single requests",
-        Takes.HTTP: f"at /{lease.name}",
-        Takes.GRPC: "by its own gRPC services",
-        Takes.STREAMS: "by streams",
-    }
-    named = " or ".join(way for takes, way in ways.items() if takes in lease.takes)
-    return f'the {lease.kind} "{lease.name}" takes no {untaken}; call it {named}'

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -91,6 +92,21 @@ def _ask_all(server: OvmsProcess) -> None:
 def test_each_is_called_over_its_own_protocols(server: OvmsProcess) -> None:
     """KServe's for what takes tensors, paths of their own for handlers and Ops, and Paddle Serving's gRPC."""
     _ask_all(server)
+
+
+def test_a_stream_calls_whatever_takes_tensors(server: OvmsProcess) -> None:
+    """One stream of Triton's client asks a model and a pipeline in turn, and gets the answers in that order."""
+    tensor = tritonclient.grpc.InferInput("b", ROW.shape, "FP32")
+    tensor.set_data_from_numpy(ROW)
+    answers: SimpleQueue[Any] = SimpleQueue()
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(callback=lambda result, error: answers.put(error or result))
+        for name in ("dag", "model", "dag"):
+            client.async_stream_infer(name, [tensor])
+        got = [answers.get(timeout=PATIENCE_SECONDS) for _ in range(3)]
+        client.stop_stream()
+    assert [each.get_response().model_name for each in got] == ["dag", "model", "dag"]
+    assert all((each.as_numpy("a") == ROW + 1).all() for each in got)
 
 
 def test_all_are_listed(server: OvmsProcess) -> None:

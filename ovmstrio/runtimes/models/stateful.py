@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import trio
 
-from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import SEQUENCE_ID, InferResponse
 from ovmstrio.core.tensor import Tensor
@@ -74,12 +74,14 @@ class StatefulServable:
             results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
             outputs = named_outputs(network.signature, results)
             sequence.advance(change.after)
-        outputs.append(Tensor(SEQUENCE_ID, BY_NAME["UINT64"], np.array([sequence.id], np.uint64)))
+        outputs.append(_id_tensor(sequence.id))
         return InferResponse(self.name, self.version, outputs, request.id)
 
     def sequences(self) -> list[SequenceInfo]:
-        """List the live sequences, by id."""
-        return sorted((sequence.info for sequence in self._manager), key=lambda info: info.id)
+        """List the live sequences, by id, texts behind numbers."""
+        return sorted(
+            (sequence.info for sequence in self._manager), key=lambda info: (isinstance(info.id, str), info.id)
+        )
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.
@@ -88,6 +90,12 @@ class StatefulServable:
         """
         self._network = None
         self._managers.close(self._manager)
+
+
+def _id_tensor(identity: int | str) -> Tensor:
+    if isinstance(identity, str):
+        return Tensor(SEQUENCE_ID, BYTES, np.array([identity.encode(errors="surrogatepass")], object))
+    return Tensor(SEQUENCE_ID, BY_NAME["UINT64"], np.array([identity], np.uint64))
 
 
 def _check_names(spec: ModelSpec, signature: ModelSignature) -> None:

@@ -289,24 +289,6 @@ async def test_without_a_deadline_the_request_has_none(serving: Serving) -> None
     assert serving.servable.requests[0].deadline == float("inf")
 
 
-async def test_models_cannot_be_streamed_to(serving: Serving) -> None:
-    """A stream whose first request names a model ends with NOT_FOUND, as only graphs have streams."""
-
-    def work(channel: Any) -> Any:
-        stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stream(iter([request().SerializeToString()]), timeout=TIMEOUT_SECONDS))
-        return caught.value.code(), caught.value.details()
-
-    assert await with_channel(serving.address, work) == (
-        grpc.StatusCode.NOT_FOUND,
-        (
-            'Mediapipe graph definition with requested name is not found: the model "echo" takes no streams; '
-            "call it with single requests"
-        ),
-    )
-
-
 async def test_a_stream_without_a_request_is_refused(serving: Serving) -> None:
     """A client that half-closes a stream before its first request is told what was missing."""
 

@@ -113,19 +113,15 @@ async def test_a_stream_that_cannot_begin_has_only_a_status(streaming: Streaming
     assert await _called(streaming, work) == ([], "FAILED_PRECONDITION", "Failed to start mediapipe graph")
 
 
-@pytest.mark.parametrize(
-    ("model", "further"),
-    [("echo", ': the model "echo" takes no streams; call it with single requests'), ("nothing", "")],
-)
-async def test_what_has_no_streams_is_not_found(streaming: Streaming, model: str, further: str) -> None:
-    """Models and unknown names get OVMS's words for it; of a model it is said how it is called."""
+async def test_a_stream_to_what_is_not_there_is_refused(streaming: Streaming) -> None:
+    """Unknown names get OVMS's words for it, as the status of the stream."""
 
     def work(caller: Caller) -> Any:
-        caller.send(payload(model=model))
+        caller.send(payload(model="nothing"))
         return caller.finish()
 
     text = "Mediapipe graph definition with requested name is not found"
-    assert await _called(streaming, work) == ([], "NOT_FOUND", text + further)
+    assert await _called(streaming, work) == ([], "NOT_FOUND", text)
 
 
 async def test_a_problem_with_one_request_leaves_the_stream_open(streaming: Streaming) -> None:

@@ -27,8 +27,8 @@ async def _request(manager: SequenceManager, number: int, *, start: bool = False
         sequence.advance({})
 
 
-def _ids(manager: SequenceManager) -> list[int]:
-    return sorted(sequence.id for sequence in manager)
+def _ids(manager: SequenceManager) -> list[int | str]:
+    return sorted((sequence.id for sequence in manager), key=str)
 
 
 async def test_removed_at_the_second_scan_without_a_request(autojump_clock: trio.testing.MockClock) -> None:

@@ -65,12 +65,14 @@ def _encoded(managers: SequenceManagers, *, written_at: float) -> bytes:
     return b"".join(segment.encode())
 
 
-async def _step(manager: SequenceManager, number: int, total: int, *, start: bool = False, end: bool = False) -> None:
+async def _step(
+    manager: SequenceManager, number: int | str, total: int, *, start: bool = False, end: bool = False
+) -> None:
     async with manager.turn(Control(number, start=start, end=end)) as sequence:
         sequence.advance({"total": np.array([total])})
 
 
-def _totals(managers: SequenceManagers) -> dict[tuple[int, int], int]:
+def _totals(managers: SequenceManagers) -> dict[tuple[int, int | str], int]:
     """Give what every sequence remembers, by version and id."""
     return {
         (manager.version, each.id): int(each.state["total"][0])
@@ -133,6 +135,19 @@ async def test_sequences_whose_model_is_another_one_now_are_dropped(tmp_path: Pa
     fill(restored, read_segments(content), now=0)
     newer = await load_stateful(ir.accumulator(), tmp_path, managers=restored, version=2)
     assert (await _infer(newer, x, 5)).tolist() == [[2, 2]]
+
+
+async def test_ids_that_are_texts_are_kept() -> None:
+    """A text of a client's is its sequence's id after a restart, too; an end is one."""
+    managers = SequenceManagers()
+    manager = managers.add("m", 1, ())
+    for identity in ("a-b-c", "größe", "gone"):
+        async with manager.turn(Control(identity, start=True, end=identity == "gone")) as sequence:
+            sequence.advance({})
+    restored = SequenceManagers()
+    assert fill(restored, read_segments(_encoded(managers, written_at=0)), now=0) == 2
+    (again,) = restored
+    assert sorted(each.id for each in again if isinstance(each.id, str)) == ["a-b-c", "größe"]
 
 
 async def test_ages_count_on_while_no_server_runs(autojump_clock: trio.testing.MockClock) -> None:

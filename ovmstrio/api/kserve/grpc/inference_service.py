@@ -16,6 +16,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from ovmstrio.api.admitted_calls import answer_admitted, first_text, keep_place
 from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
+from ovmstrio.api.kserve.grpc.request_streams import answer_requests
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
 from ovmstrio.api.kserve.grpc.shared_memory_calls import SharedMemoryCalls
 from ovmstrio.api.kserve.model_config import config_message
@@ -151,10 +152,10 @@ class InferenceService(SharedMemoryCalls):
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
     async def _model_stream_infer(self, call: Call) -> None:
-        """Answer a stream of inferences.
+        """Answer a stream of inferences: what takes streams is given it, all else is called once for each message.
 
-        When it fails, the client is told at once, by a message on the stream and by the status, unless it has ended
-        its requests before: then the status alone tells it.
+        When a stream of the former kind fails, the client is told at once, by a message on the stream and by the
+        status, unless it has ended its requests before: then the status alone tells it.
 
         Raises:
             InvalidRequest: the client left before its first message.
@@ -167,6 +168,9 @@ class InferenceService(SharedMemoryCalls):
         first: InferRequest | None = await call.recv_message()
         if first is None:
             raise InvalidRequest("Client disconnected during reading first streaming request")
+        if not await self._plane.takes_streams(first.model_name):
+            await answer_requests(call, self._plane, first)
+            return
         first.deadline = call.deadline
         opened = False
         try:

@@ -63,7 +63,7 @@ class Segment:
     dropped: list[tuple[str, int]] = field(default_factory=list)
     _managers: dict[SequenceManager, tuple[Index, list[Buffer]]] = field(default_factory=dict)
 
-    def add(self, manager: SequenceManager, number: int, sequence: Sequence | None) -> None:
+    def add(self, manager: SequenceManager, number: int | str, sequence: Sequence | None) -> None:
         """Write down what a manager has for an id now: a sequence, or none; one without a state is none."""
         entry, values = self.mention(manager)
         if sequence is None or sequence.state is None:
@@ -191,7 +191,7 @@ class _StoredManager:
 
     variables: tuple[TensorSpec, ...]
     next_id: int = 1
-    sequences: dict[int, _Stored] = field(default_factory=dict)
+    sequences: dict[int | str, _Stored] = field(default_factory=dict)
 
 
 def fill(managers: SequenceManagers, stored: StoredSegments, *, now: float) -> int:

@@ -66,9 +66,9 @@ class SequenceManager:
         self.next_id = 1
         self.servables = 0
         self.changes: Changes | None = None
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: dict[int | str, Sequence] = {}
 
-    def __contains__(self, number: int) -> bool:
+    def __contains__(self, number: int | str) -> bool:
         return number in self._sequences
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class SequenceManager:
         sequence.ending = control.end
         return sequence
 
-    def _start(self, number: int, *, by_default: bool) -> Sequence:
+    def _start(self, number: int | str, *, by_default: bool) -> Sequence:
         if len(self._sequences) >= self.capacity:
             raise TooManySequences(_TOO_MANY)
         if not number:
@@ -117,7 +117,7 @@ class SequenceManager:
             manager.next_id = (number + 1) % _IDS
         return number
 
-    def _taken(self, number: int, *, by_default: bool) -> Sequence | None:
+    def _taken(self, number: int | str, *, by_default: bool) -> Sequence | None:
         found = self._look_up(number, by_default=by_default)
         if found is None:
             # What follows the default version is on its way to the newest one, where its id must mean nothing else.
@@ -126,13 +126,13 @@ class SequenceManager:
             found = next((each for each in candidates if each is not None and each.by_default), None)
         return found
 
-    def _find(self, number: int, *, by_default: bool) -> Sequence:
+    def _find(self, number: int | str, *, by_default: bool) -> Sequence:
         sequence = self._look_up(number, by_default=by_default)
         if sequence is None or sequence.ending:
             raise SequenceMissing(_MISSING)
         return sequence
 
-    def _look_up(self, number: int, *, by_default: bool) -> Sequence | None:
+    def _look_up(self, number: int | str, *, by_default: bool) -> Sequence | None:
         found = self._sequences.get(number)
         if found is None and by_default:
             for other in self.relatives():
@@ -222,7 +222,7 @@ class Sequence:
     """A live sequence.
 
     Attributes:
-        id: what requests call it.
+        id: what requests call it: a number, or a text that only requests choose.
         owner: the manager that has it; another one's after it has moved to another version of the model.
         by_default: whether it was started by a request for the default version, which it follows then.
         turn: held by the request that runs; others wait in the order of their arrival.
@@ -236,7 +236,7 @@ class Sequence:
         lost_seconds: of how long, at most, steps are missing because a server ended without a word; see the store.
     """
 
-    id: int
+    id: int | str
     owner: SequenceManager
     by_default: bool = field(kw_only=True)
     turn: trio.StrictFIFOLock = field(default_factory=trio.StrictFIFOLock)
@@ -284,7 +284,7 @@ class Changes:
     __slots__ = ("dropped", "touched")
 
     def __init__(self) -> None:
-        self.touched: dict[tuple[SequenceManager, int], Sequence | None] = {}
+        self.touched: dict[tuple[SequenceManager, int | str], Sequence | None] = {}
         self.dropped: set[tuple[str, int]] = set()
 
     def __bool__(self) -> bool:

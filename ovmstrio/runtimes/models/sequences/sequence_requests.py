@@ -1,8 +1,8 @@
 """What a request says of its sequence: OVMS's two special inputs, or Triton's three parameters.
 
 The inputs are ``sequence_id`` (UINT64 [1], 0 for none) and ``sequence_control_input`` (UINT32 [1]: 0 for a step, 1 for
-the start, 2 for the end).  The parameters are ``sequence_id``, a number or a text of digits, and the flags
-``sequence_start`` and ``sequence_end``, which may both be set: that is a sequence of one request.
+the start, 2 for the end).  The parameters are ``sequence_id``, a number or a text, and the flags ``sequence_start`` and
+``sequence_end``, which may both be set: that is a sequence of one request.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _START: Final = 1
 _END: Final = 2
 _MAX_ID: Final = 2**64 - 1
 _MAX_DIGITS: Final = 20
+_MAX_CHARACTERS: Final = 256
 _SHOWN_CHARACTERS: Final = 40
 
 _CHECKS: Final = {
@@ -46,7 +47,7 @@ _BAD_CONTROL: Final = "Unexpected value of sequence control input"
 class Control:
     """Which sequence a request is for, 0 if it does not say, and whether it is its first or last one."""
 
-    id: int
+    id: int | str
     start: bool = False
     end: bool = False
 
@@ -99,24 +100,30 @@ def _with_parameters(control: Control, request: InferRequest) -> Control:
     parameters = request.parameters
     if not parameters:
         return control
-    number = _number(parameters.get("sequence_id", 0))
-    if control.id and number and control.id != number:
-        raise InvalidRequest(f"the input sequence_id is {control.id}, and the parameter sequence_id {number}")
+    given = _identity(parameters.get("sequence_id", 0))
+    if control.id and given and control.id != given:
+        raise InvalidRequest(f"the input sequence_id is {control.id}, and the parameter sequence_id {given}")
     return Control(
-        control.id or number,
+        control.id or given,
         control.start or _flag("sequence_start", parameters.get("sequence_start", False)),
         control.end or _flag("sequence_end", parameters.get("sequence_end", False)),
     )
 
 
-def _number(value: ParameterValue) -> int:
+def _identity(value: ParameterValue) -> int | str:
+    """Read an id: a number, which a text of its digits means as well, or any other text; an empty one is none."""
     text = str(value)
     if isinstance(value, int | str) and text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS:
         number = int(text)
         if number <= _MAX_ID:
             return number
+    if isinstance(value, str) and len(value) <= _MAX_CHARACTERS:
+        return value or 0
     found = f"{value!r}"[:_SHOWN_CHARACTERS]
-    raise InvalidRequest(f"the parameter sequence_id must be an integer of 0 to {_MAX_ID}, got {found}")
+    raise InvalidRequest(
+        f"the parameter sequence_id must be an integer of 0 to {_MAX_ID}, or a text of at most {_MAX_CHARACTERS} "
+        f"characters, got {found}"
+    )
 
 
 def _flag(name: str, value: ParameterValue) -> bool:

@@ -41,7 +41,7 @@ _PORTION: Final = 200
 _SMALL_BYTES: Final = 2**20
 """What may be appended to however small a file."""
 
-_Item = tuple["SequenceManager", int, "Sequence | None"]
+_Item = tuple["SequenceManager", int | str, "Sequence | None"]
 
 
 class SequenceStore:
