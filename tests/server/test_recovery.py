@@ -6,18 +6,23 @@ import json
 import socket
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.connections import GivenConnection, GivenConnections
 from ovmstrio.server.workers.journal import NO_SLOT, SLOTS, Journal, Standing, State
 from ovmstrio.server.workers.kept_stream import KeptStream
 from ovmstrio.server.workers.recovery import go_on_with
 from ovmstrio.server.workers.socket_counts import written_bytes
+from ovmstrio.wire.http.fast_lane import FastLane
+from ovmstrio.wire.http.router import Route, Router
 
 
 @pytest.fixture
@@ -239,6 +244,67 @@ async def test_a_stream_of_something_else_is_unknown(
     client.sendall(b"PRI")
     assert await kept.receive_some() == b"PRI"
     assert _standing(journal, accepted).state is State.UNKNOWN
+
+
+async def _echo(request: HttpRequest) -> HttpAnswer:
+    return HttpAnswer(200, body=request.body)
+
+
+async def _admit(*_: object) -> None:
+    return None
+
+
+class _LimitedRouter:
+    """Refuses what is posted to ``/limited`` before its body is read."""
+
+    def find(self, _method: str, path: str) -> Route:
+        """Find what answers."""
+        admit = _admit if path == "/limited" else None
+        return Route(_echo, lambda _: HttpAnswer(500), path, is_hot=True, admit=admit)
+
+    def has_limits(self) -> bool:
+        """Say that there are some."""
+        return True
+
+    async def admit(self, _route: Route, _request: HttpRequest) -> HttpAnswer:
+        """Refuse."""
+        return HttpAnswer(429, body=b"not now")
+
+    async def answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
+        """Answer."""
+        return await route.view(request)
+
+
+async def test_requests_that_were_refused_unread_are_answered(
+    journal: Journal, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    """Another process would go on behind them, and behind no more."""
+    client, accepted = pair
+    client.settimeout(10)
+    journal.give(3)
+    kept = KeptStream(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)), accepted, journal, 3, lambda: None)
+    lane = FastLane(cast("Router", _LimitedRouter()), kept, 1000)
+    sent = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lane.run)
+        for path, body in (
+            ("/echo", b"a long body"),
+            ("/limited", b"x"),
+            ("/limited", b"a longer body"),
+            ("/echo", b""),
+        ):
+            request = b"POST %b HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n%b" % (
+                path.encode(),
+                len(body),
+                body,
+            )
+            client.sendall(request)
+            sent += len(request)
+            answer = await trio.to_thread.run_sync(client.recv, 1000)
+            await trio.testing.wait_all_tasks_blocked()
+            assert answer.startswith(b"HTTP/1.1 200" if path == "/echo" else b"HTTP/1.1 429")
+            assert _standing(journal, accepted) == Standing(State.WAITING, sent, b"", 0)
+        nursery.cancel_scope.cancel()
 
 
 # The parent
