@@ -61,7 +61,8 @@ def _elements(values: Sequence[Any] | Array, spec: TensorSpec) -> Array:
     is_bits = isinstance(values, np.ndarray) and values.dtype == dtype
     if spec.datatype is _BF16 and not is_bits:
         _check_kind(values, "f", spec)
-        return to_bf16(np.asarray(values, np.float32))
+        with np.errstate(over="ignore"):
+            return to_bf16(np.asarray(values, np.float32))
     _check_kind(values, dtype.kind, spec)
     if dtype.kind in "iu":
         _check_range(values, spec)

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES, LargeData, read_large_document
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
 
 if TYPE_CHECKING:
+    from ovmstrio.api.kserve.rest.large_document import NumberKind
     from ovmstrio.core.request import Buffer
 
 __all__ = [
@@ -50,6 +52,8 @@ _INT32: Final = 2**31
 _MAX_DEPTH: Final = 100
 _DATA_DEPTH: Final = 4
 """Depth of a list ``data``: it lies in an object, in a list, in an object."""
+_DATA_LEVELS: Final = _MAX_DEPTH - _DATA_DEPTH + 2
+"""Lists that may lie in each other: that of the inputs, and those of the data."""
 _PARSER_GAVE_UP: Final = ("depth limit", "recursion limit")
 """What orjson says, in its newer and its older versions, of a document that is too deep for it."""
 _MAX_BYTES: Final = 2**63 - 1
@@ -65,6 +69,14 @@ _ELEMENT_TYPES: Final = {
     "fp32_contents": _NUMBER,
     "fp64_contents": _NUMBER,
     "bytes_contents": frozenset({str}),
+}
+_NUMBER_KINDS: Final[dict[str, NumberKind]] = {
+    "int_contents": "i",
+    "int64_contents": "i",
+    "uint_contents": "i",
+    "uint64_contents": "u",
+    "fp32_contents": "d",
+    "fp64_contents": "d",
 }
 
 
@@ -82,7 +94,9 @@ def read_infer_request(model: str, version: str, body: Buffer, head_length: str 
         InvalidRequest: anything else that the body should not be.
     """
     head, tail = _split(memoryview(body), head_length)
-    document = parse_document(head)
+    document = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
+    if document is None:
+        document = parse_document(head)
     request = InferRequest(model, version)
     request.id = read_id(document)
     request.parameters = _parameters(document)
@@ -220,6 +234,11 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
     Raises:
         InvalidRequest: they are not those of the input's datatype, or it cannot be sent as JSON.
     """
+    if isinstance(data, LargeData):
+        contents = _large_contents(read, data)
+        if contents is not None:
+            return contents
+        data = data.values()
     if not isinstance(data, list):
         raise _refuse(INPUT_UNREADABLE, f"input {read.name}: data must be a list, got {kind_of(data)}")
     values = _flatten(data)
@@ -239,6 +258,16 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
         )
         raise _refuse(INPUT_UNREADABLE, detail)
     return Contents(datatype.contents_field, values)
+
+
+def _large_contents(read: InferInput, data: LargeData) -> Contents | None:
+    """Take the numbers of a tensor of numbers; None for all else."""
+    datatype = BY_NAME.get(read.datatype)
+    kind = None if datatype is None else _NUMBER_KINDS.get(datatype.contents_field)
+    array = None if kind is None else data.array(kind)
+    if datatype is None or array is None or not array.size:
+        return None
+    return Contents(datatype.contents_field, array)
 
 
 def _flatten(data: list[Any]) -> list[Any]:
