@@ -30,6 +30,7 @@ from ovms_cli import (
     trace,
 )
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
+from ovmstrio.server.collector import collect_rarely
 
 __all__ = ["app", "main"]
 
@@ -91,6 +92,7 @@ for module in _COMMANDS:
 
 def main() -> None:
     """Run the command line; usage errors exit with 64, as OVMS's do, other failures with 1."""
+    collect_rarely()
     # The class is in a package that typer keeps to itself, and so it is found through one that it shows.
     usage_error: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError")
     usage_error.exit_code = EX_USAGE

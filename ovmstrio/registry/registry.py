@@ -30,6 +30,7 @@ from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
 from ovmstrio.registry.version_loader import VersionLoader
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.work.placement import LOADS_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -68,7 +69,7 @@ class Registry:
         lend: Callable[[LeaseServable, trio.Nursery], LoadContext] = LoadContext,
         *,
         poll_seconds: float = 1.0,
-        concurrent_loads: int = 2,
+        concurrent_loads: int = LOADS_AT_ONCE,
         load_wait_seconds: float = 10.0,
         shutdown_seconds: float = 10.0,
         ready_when_failed: bool = False,
@@ -163,6 +164,11 @@ class Registry:
         for record in self._services.values():
             for instance in {*record.serving.values()}:
                 record.kind.begin_drain(instance.servable)
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether the first :meth:`apply` has ended, whatever came of it."""
+        return self._loaded.is_set()
 
     async def wait_loaded(self) -> None:
         """Return once the first :meth:`apply` has ended, whatever came of it.

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ovmstrio.registry import Registry
 
-__all__ = ["spare_the_collector"]
+__all__ = ["collect_rarely", "spare_the_collector"]
 
 _OBJECTS_A_COLLECTION: Final = 20_000
 """How many objects may come before the youngest are looked at; a call makes a few dozen, few of them in cycles."""
+
+
+def collect_rarely() -> None:
+    """Have the collector look at new objects less often: imports make hundreds of thousands, and nearly all stay."""
+    gc.set_threshold(_OBJECTS_A_COLLECTION, 20, 20)
 
 
 async def spare_the_collector(registry: Registry) -> None:
@@ -24,4 +29,4 @@ async def spare_the_collector(registry: Registry) -> None:
     await registry.wait_loaded()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_OBJECTS_A_COLLECTION, 20, 20)
+    collect_rarely()

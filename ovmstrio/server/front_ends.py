@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
-from ovmstrio.server.memory_limit import memory_limit
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.http_server import HttpFrontEnd
 
 if TYPE_CHECKING:
+    from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["grpc_front_end", "metrics_front_end", "pending_answers", "rest_front_end"]
-
-
-_PART_OF_MEMORY: Final = 4
-
-
-def pending_answers(settings: ServerSettings, processes: int = 1) -> PendingAnswers:
-    """Make what counts the answers that wait for clients, for one of several processes that share the memory."""
-    quota = settings.grpc_memory_quota or memory_limit() // _PART_OF_MEMORY
-    return PendingAnswers(
-        quota / processes if quota else math.inf,
-        settings.max_pending_response_bytes,
-        settings.stalled_client_seconds,
-    )
+__all__ = ["grpc_front_end", "metrics_front_end", "rest_front_end"]
 
 
 def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> GrpcFrontEnd:

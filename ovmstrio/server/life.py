@@ -11,7 +11,7 @@
              ├─ pending answers  clients that take none are looked for
              ├─ gRPC             a nursery a connection, a task an RPC
              ├─ HTTP             a nursery a connection
-             ├─ first load       of what is configured, behind the sequences of an earlier run
+             ├─ first load       of what is configured, behind the sequences of an earlier run; begins before the others
              ├─ sequence cleaner removes what nobody goes on with
              └─ readiness file
 """
@@ -48,12 +48,13 @@ from ovmstrio.runtimes.models.sequences.store import SequenceStore
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, metric_families
-from ovmstrio.server.front_ends import grpc_front_end, metrics_front_end, pending_answers, rest_front_end
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
+from ovmstrio.server.memory_limit import pending_answers
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
+from ovmstrio.work.late_imports import import_aside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -199,7 +200,7 @@ class _Server:
         )
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
-        self._front_ends = self._make_front_ends()
+        self._front_ends: dict[str, FrontEnd] = {}
         self._store: SequenceStore | None = None
         self._is_serving = False
         self._is_draining = False
@@ -234,17 +235,18 @@ class _Server:
         self._registry.on_poll(source.poll)
         return source
 
-    def _make_front_ends(self) -> dict[str, FrontEnd]:
-        """Make the front end of each protocol that has an address."""
+    async def _make_front_ends(self) -> dict[str, FrontEnd]:
+        """Make the front end of each protocol that has an address, which needs much that loading does without."""
+        made = await import_aside("ovmstrio.server.front_ends")
         plan, plane = self._plan, self._plane
-        made: dict[str, FrontEnd] = {}
+        front_ends: dict[str, FrontEnd] = {}
         if plan.grpc:
-            made["gRPC"] = grpc_front_end(plane, plan, self._pending)
+            front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending)
         if plan.rest:
-            made["REST"] = rest_front_end(plane, plan, self._pending)
+            front_ends["REST"] = made.rest_front_end(plane, plan, self._pending)
         if plan.metrics:
-            made["metrics"] = metrics_front_end(plane)
-        return made
+            front_ends["metrics"] = made.metrics_front_end(plane)
+        return front_ends
 
     # Life
 
@@ -277,7 +279,14 @@ class _Server:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
             async with AsyncExitStack() as opened:
-                addresses = await self._listen(nursery, opened)
+                listeners = await self._listen(opened)
+                if not self._plan.root:
+                    self._begin_loading(nursery)
+                self._front_ends = await self._make_front_ends()
+                addresses = {
+                    name: await nursery.start(front_end.serve_listeners, listeners[name])
+                    for name, front_end in self._front_ends.items()
+                }
                 running = self._begin(nursery, addresses)
                 with self._plan.while_serving(running):
                     if not self._hosting.is_part:
@@ -293,25 +302,32 @@ class _Server:
         if errors:
             raise ConfigError(errors)
 
-    async def _listen(self, nursery: trio.Nursery, opened: AsyncExitStack) -> dict[str, list[str]]:
-        addresses: dict[str, list[str]] = {}
+    async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
+        """Open the listeners of each protocol that has an address, or take those that are given."""
+        listeners: dict[str, list[Listener]] = {}
         plan, given = self._plan, self._hosting.listeners
         for name, where, protocol in (
             ("gRPC", plan.grpc, HTTP2),
             ("REST", plan.rest, HTTP),
             ("metrics", plan.metrics, HTTP),
         ):
-            front_end = self._front_ends.get(name)
-            if front_end is None:
+            if not where:
                 continue
             if given is None:
                 tls = await trio.to_thread.run_sync(make_tls, self._settings, protocol)
                 opening = open_noted_listeners(where, tls, plan.port_options)
-                listeners = await opened.enter_async_context(opening)
+                listeners[name] = await opened.enter_async_context(opening)
             else:
-                listeners = list(given[name])
-            addresses[name] = await nursery.start(front_end.serve_listeners, listeners)
-        return addresses
+                listeners[name] = list(given[name])
+        return listeners
+
+    def _begin_loading(self, nursery: trio.Nursery) -> None:
+        """Begin the first load, which goes on while the front ends are made."""
+        if self._settings.sequence_store is not None:
+            sequences = self._registry.context.shared(SequenceManagers)
+            self._store = SequenceStore(sequences, self._settings.sequence_store, self._settings.sequence_store_seconds)
+            nursery.start_soon(self._store.run)
+        nursery.start_soon(self._first_load)
 
     def _begin(self, nursery: trio.Nursery, addresses: dict[str, list[str]]) -> Running:
         """Turn ready as soon as everything is loaded, and start what runs beside the calls."""
@@ -320,12 +336,6 @@ class _Server:
         self._readiness.show(ready=plane.readiness().ready)
         nursery.start_soon(self._readiness.follow, plane)
         sequences = self._registry.context.shared(SequenceManagers)
-        if not self._plan.root:
-            if self._settings.sequence_store is not None:
-                seconds = self._settings.sequence_store_seconds
-                self._store = SequenceStore(sequences, self._settings.sequence_store, seconds)
-                nursery.start_soon(self._store.run)
-            nursery.start_soon(self._first_load)
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
         grpc, rest, metrics = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics"))

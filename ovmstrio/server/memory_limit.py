@@ -1,20 +1,31 @@
-"""How much memory this process may have: what its control groups allow, or else what the machine has."""
+"""How much memory this process may have: what its control groups allow, or else what the machine has.
+
+A part of it is for answers that wait for clients.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.core.pending_answers import PendingAnswers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["memory_limit"]
+    from ovmstrio.server.settings import ServerSettings
+
+__all__ = ["memory_limit", "pending_answers"]
 
 _CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN: Final = Path("/proc/self/cgroup")
 _FILES: Final = {"": "memory.max", "memory": "memory.limit_in_bytes"}
 """The file that holds the limit, by controller: of version 2, which has one tree for all, and of version 1."""
+
+
+_PART_FOR_ANSWERS: Final = 4
 
 
 def memory_limit(groups: Path = _CONTROL_GROUPS, own: Path = _OWN) -> int:
@@ -58,3 +69,13 @@ def _machine() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 0
+
+
+def pending_answers(settings: ServerSettings, processes: int = 1) -> PendingAnswers:
+    """Make what counts the answers that wait for clients, for one of several processes that share the memory."""
+    quota = settings.grpc_memory_quota or memory_limit() // _PART_FOR_ANSWERS
+    return PendingAnswers(
+        quota / processes if quota else math.inf,
+        settings.max_pending_response_bytes,
+        settings.stalled_client_seconds,
+    )

@@ -7,6 +7,7 @@ time is below what leaving would add to its own latency.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -20,8 +21,8 @@ _T = TypeVar("_T")
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
 """Inferences expected to be shorter run on the event loop."""
 
-LOADS_AT_ONCE: Final = 2
-"""Reading and compiling models is heavy on every core already, so that few at a time finish sooner."""
+LOADS_AT_ONCE: Final = min(max(2, len(os.sched_getaffinity(0))), 8)
+"""A model is read and compiled on one core for the most part, and needs twice its memory meanwhile."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("load limiter")
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ovmstrio.server import front_ends
-from ovmstrio.server.front_ends import pending_answers
-from ovmstrio.server.memory_limit import memory_limit
+from ovmstrio.server import memory_limit as module
+from ovmstrio.server.memory_limit import memory_limit, pending_answers
 from ovmstrio.server.settings import ServerSettings
 
 MIB = 2**20
@@ -51,7 +50,7 @@ def test_without_groups_the_machine_is_the_limit(tmp_path: Path) -> None:
 
 def test_answers_get_a_quarter_unless_a_quota_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes of one server divide it among themselves."""
-    monkeypatch.setattr(front_ends, "memory_limit", lambda: 800 * MIB)
+    monkeypatch.setattr(module, "memory_limit", lambda: 800 * MIB)
     assert pending_answers(ServerSettings()).budget.limit == 200 * MIB
     assert pending_answers(ServerSettings(), processes=2).budget.limit == 100 * MIB
     assert pending_answers(ServerSettings(grpc_memory_quota=900 * MIB)).budget.limit == 900 * MIB

@@ -58,7 +58,7 @@ class HostedServices:
         self._pipelines: Mapping[str, Handler] = {}
         # What it takes is known when the call has found its service.
         self._handler = Handler(self._run, Cardinality.STREAM_STREAM, bytes, bytes)
-        self._has_begun = False
+        self._has_begun = plane.registry.has_loaded
         for statuses in self._registry.statuses().values():
             for status in statuses:
                 self._follow(status)

@@ -16,7 +16,8 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.servable import Servable
-from ovmstrio.openvino.compile import ModelFile, compile_model
+from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
+from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.trials import try_model
 from ovmstrio.openvino.trials.model_trial import trial_of
@@ -84,7 +85,7 @@ async def load_model(
 
 
 async def _load_network(source: ModelFile, hooks: ServableHooks, requested: Mapping[str, tuple[int, ...]]) -> Network:
-    compiled = await run_load(partial(compile_model, replace(source, requested=requested)))
+    compiled = await run_load(partial(_compile, replace(source, requested=requested)))
     timing = compiled.timing
     network = Network(compiled, hooks)
     log.debug(
@@ -96,6 +97,13 @@ async def _load_network(source: ModelFile, hooks: ServableHooks, requested: Mapp
         median_seconds=None if timing is None else timing.median_seconds,
     )
     return network
+
+
+def _compile(source: ModelFile) -> Compiled:
+    """Compile a model, and keep its weights in memory once."""
+    compiled = compile_model(source)
+    let_file_pages_go(source.file.parent)
+    return compiled
 
 
 def _find(spec: ModelSpec, directory: Path) -> ModelFile:

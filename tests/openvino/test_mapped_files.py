@@ -1,0 +1,68 @@
+"""Weights are in memory once: pages of a model's file that compiling has read are let go, and come back on demand."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as op
+import pytest
+
+from ovmstrio.openvino.mapped_files import let_file_pages_go
+
+SIZE = 8 * 2**20
+
+
+def _resident_kb(file: Path) -> int:
+    """Sum up what this process has of a file in memory."""
+    total, counts = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if " " in line and "-" in line.split()[0]:
+            counts = line.endswith(str(file))
+        elif counts and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
+
+
+def test_pages_of_mapped_files_go_and_come_back_with_the_same_bytes(tmp_path: Path) -> None:
+    """A file that was read through its mapping takes no memory afterwards, and is read again when it is looked at."""
+    file = tmp_path / "weights.bin"
+    file.write_bytes(bytes(range(256)) * (SIZE // 256))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert sum(mapped[::4096]) == 0
+        assert _resident_kb(file) >= SIZE // 1024
+
+        assert let_file_pages_go(tmp_path) >= SIZE
+
+        assert _resident_kb(file) == 0
+        assert mapped[-1] == 255
+
+
+def test_what_was_changed_in_memory_stays(tmp_path: Path) -> None:
+    """A mapping that may have been written to, whose bytes are nowhere else, is left alone."""
+    file = tmp_path / "weights.bin"
+    file.write_bytes(bytes(SIZE))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        mapped[0] = 7
+
+        assert let_file_pages_go(tmp_path) == 0
+
+        assert mapped[0] == 7
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_model_gives_the_same_numbers_afterwards(tmp_path: Path, batch: int) -> None:
+    """A model whose file's pages are gone runs as before, for a shape that it knows and for one that is new."""
+    weights = np.random.default_rng(0).random((512, 512), np.float32)
+    x = op.parameter([-1, 512], np.float32)
+    ov.save_model(ov.Model([op.matmul(x, weights, False, False)], [x]), tmp_path / "m.xml", compress_to_fp16=False)
+    compiled = ov.Core().compile_model(tmp_path / "m.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    request = compiled.create_infer_request()
+    request.infer([np.ones((1, 512), np.float32)])
+
+    assert let_file_pages_go(tmp_path) > 0
+
+    (answer,) = request.infer([np.ones((batch, 512), np.float32)]).values()
+    np.testing.assert_allclose(answer, np.repeat(weights.sum(0, keepdims=True), batch, 0), rtol=1e-4)
