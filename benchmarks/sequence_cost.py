@@ -23,7 +23,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.openvino.compile import ModelFile, compile_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.network import Network
-from ovmstrio.openvino.pool import Slot
+from ovmstrio.openvino.slot import Blocking, Slot
 from ovmstrio.runtimes.models.sequences import Control, SequenceManagers
 from tests.support import ir
 
@@ -63,7 +63,7 @@ class _Holding:
     """An infer request for each sequence, with the sequence's state in it."""
 
     def __init__(self, model: Any, network: Network, count: int) -> None:
-        self._make = partial(Slot, model, network.signature, synchronous=True)
+        self._make = partial(Slot, model, network.signature, Blocking.SYNCHRONOUS)
         self._count = count
         self._slots: list[Slot] = []
 
@@ -88,9 +88,7 @@ async def _measure(variant: str, count: int, folder: Path) -> dict[str, float]:
     spec = ModelSpec(name="lstm", base_path=folder / "lstm", stateful=True, max_sequence_number=count)
     compiled = compile_model(ModelFile(folder / "lstm" / "1" / "model.xml", spec))
     network = Network(compiled)
-    sequences: Any = (
-        _Swapping(network, spec, count) if variant == "swap" else _Holding(compiled.models[0], network, count)
-    )
+    sequences: Any = _Swapping(network, spec, count) if variant == "swap" else _Holding(compiled.model, network, count)
     await network.infer([_X])
     before = psutil.Process().memory_info().rss
     await sequences.start()

@@ -17,17 +17,18 @@ from openvino.passes import LowLatency2, Manager
 
 from ovmstrio.config.mapping import NO_MAPPING, TensorMapping
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.openvino.batch_ranges import take_batches
 from ovmstrio.openvino.model_state import read_variables
 from ovmstrio.openvino.ov_tensors import placeholder
-from ovmstrio.openvino.pool import Slot
 from ovmstrio.openvino.preprocess import preprocess
 from ovmstrio.openvino.reading import read_model
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import ModelSignature, read_signature
+from ovmstrio.openvino.slot import Blocking, Slot, marks_of
 from ovmstrio.work.placement import Placement
 
 __all__ = ["Compiled", "ModelFile", "Timing", "compile_model", "compile_read", "warm_up"]
@@ -38,7 +39,10 @@ SMALL_WEIGHT_BYTES: Final = 8 * 2**20
 SMALL_OPERATIONS: Final = 2_000
 """Models within both bounds are first compiled for one thread and timed; larger ones can never run inline."""
 
-_USER_DECIDES: Final = {"PERFORMANCE_HINT", "INFERENCE_NUM_THREADS", "NUM_STREAMS"}
+_USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
+LATENCY: Final = "LATENCY"
+_SPARE: Final = 2
+"""Requests for each that OpenVINO can run at once: one more waits in its queue, so that the device never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +59,53 @@ class ModelFile:
 class Compiled:
     """A compiled model with what is known of it.
 
-    ``may_fail`` tells that shapes inside are found out at run time only, so that a valid request may fail.  Then
-    ``models`` are as many as there are streams, of one stream each, and each may run one request at a time: in
-    OpenVINO 2026.4 a failure leaves a stream in a state in which others' requests fail or get wrong numbers, until it
-    is mended, so nothing may run on it before that.  Otherwise there is one model, for ``nireq`` requests.
-    ``variables`` is what a stateful model remembers, empty for others.
-    ``compile_again`` makes another like them; ``synchronous`` is as in :class:`~ovmstrio.openvino.pool.Slot`.
+    ``may_fail`` tells that shapes inside are found out at run time only, so that a valid request may fail, which
+    spoils a stream for others until it is mended (``docs/openvino_defects.md``).  ``compile_again`` makes another one,
+    of one stream if the model may fail; ``isolated`` as many of one stream as this has.  Requests of the pool are
+    ``nireq``, of which ``side_by_side`` run at once.  ``blocking`` is how the event loop infers, ``variables`` what a
+    stateful model remembers, empty for others.
     """
 
-    models: tuple[ov.CompiledModel, ...]
+    model: ov.CompiledModel
     compile_again: Callable[[], ov.CompiledModel]
+    isolated: Callable[[], tuple[ov.CompiledModel, ...]]
     signature: ModelSignature
     placement: Placement
     timing: Timing | None
     nireq: int
+    side_by_side: int
     streams: int
     may_fail: bool
-    synchronous: bool
+    blocking: Blocking
     variables: tuple[TensorSpec, ...] = ()
 
-    def make_slot(self, number: int = 0) -> Slot:
-        """Make an infer request of one of the models."""
-        return Slot(self.models[number], self.signature, synchronous=self.synchronous)
+    def make_slot(self) -> Slot:
+        """Make an infer request that any thread may use."""
+        return Slot(self.model, self.signature, for_threads(self.blocking))
 
-    def make_slots(self) -> list[Slot]:
-        """Make as many infer requests as may run at once."""
-        return [self.make_slot(number if self.may_fail else 0) for number in range(self.nireq)]
+    def make_inline_slot(self) -> Slot:
+        """Make the one infer request that the event loop runs itself."""
+        return Slot(self.model, self.signature, self.blocking)
+
+    def make_isolated_slots(self) -> list[Slot]:
+        """Make as many infer requests as may run at once, none of which another one's failure can hurt."""
+        if not self.may_fail:
+            return [self.make_slot() for _ in range(self.nireq)]
+        models = self.isolated() if self.streams > 1 else (self.model,)
+        return [Slot(model, self.signature, Blocking.QUEUED) for model in models]
+
+
+def for_threads(blocking: Blocking) -> Blocking:
+    """Give the way to infer on threads that come and go, where that of the event loop is for one thread only."""
+    return Blocking.QUEUED if blocking is Blocking.MARKED else blocking
 
 
 def compile_model(source: ModelFile) -> Compiled:
     """Load and compile a model and time its first inferences.  Blocks for as long as that takes.
 
-    A small model whose user chose no threads, streams or hint is compiled for latency on one thread, if all shapes
-    inside are known.  It stays so if its inferences are then short enough for the event loop; otherwise it is
-    compiled again like a large one.
+    A small model whose user chose no threads or streams, and no other hint than latency, is compiled for latency on one
+    thread.  It stays so if its inferences are then short enough for the event loop; otherwise it is compiled again like
+    a large one.
 
     Raises:
         ConfigError: the file cannot be read, a setting does not fit it, or the device cannot compile it; the
@@ -110,8 +127,8 @@ def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
     variables = read_variables(model, file) if spec.stateful else ()
     config = _config(source)
     build = partial(_build, model, source, signature, variables)
-    if _is_small(model) and not model.is_dynamic() and not _USER_DECIDES & config.keys():
-        compiled = build({**config, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": "1"})
+    if _is_small(model) and not _USER_DECIDES & config.keys() and config.get("PERFORMANCE_HINT", LATENCY) == LATENCY:
+        compiled = build({**config, "PERFORMANCE_HINT": LATENCY, "INFERENCE_NUM_THREADS": "1"})
         if compiled.placement.is_inline(0):
             return compiled
     return build(config)
@@ -147,7 +164,7 @@ def _config(source: ModelFile) -> dict[str, str]:
 
 def _compile(model: ov.Model, source: ModelFile, config: dict[str, str]) -> ov.CompiledModel:
     if not {"NUM_STREAMS", "PERFORMANCE_HINT"} & config.keys():
-        config = {**config, "PERFORMANCE_HINT": "LATENCY"}
+        config = {**config, "PERFORMANCE_HINT": LATENCY}
     try:
         return core().compile_model(model, source.spec.target_device, config)
     except OPENVINO_ERRORS as error:
@@ -177,34 +194,52 @@ def _build(
     config: dict[str, str],
 ) -> Compiled:
     compile_again = partial(_compile, model, source, config)
-    models = (compile_again(),)
-    streams = _property(models[0], "NUM_STREAMS", 1)
+    compiled = compile_again()
+    streams = _property(compiled, "NUM_STREAMS", 1)
+    threads = _property(compiled, "INFERENCE_NUM_THREADS", 1)
     may_fail = bool(model.is_dynamic())
-    if may_fail and streams > 1 and source.spec.target_device == "CPU":
-        threads = _property(models[0], "INFERENCE_NUM_THREADS", streams)
-        compile_again = partial(_compile, model, source, _one_stream(config, max(1, threads // streams)))
-        models = tuple(compile_again() for _ in range(streams))
-    synchronous = not may_fail or _property(models[0], "INFERENCE_NUM_THREADS", 1) > 1
-    timing = warm_up(models[0], signature, synchronous=synchronous)
+    if may_fail and streams > 1:
+        compile_again = partial(_compile, model, source, _one_stream(config, threads))
+    isolated = partial(_isolated, model, source, _one_stream(config, max(1, threads // max(1, streams))), streams)
+    blocking = Blocking.SYNCHRONOUS
+    if may_fail and threads <= 1:
+        is_told = source.spec.target_device == "CPU" and marks_of(signature) is not None
+        blocking = Blocking.MARKED if is_told else Blocking.QUEUED
+    if any(spec.datatype is BYTES for spec in signature.outputs):
+        blocking = Blocking.QUEUED  # The synchronous call reads outputs; of strings it cannot read an empty tensor.
+    timing = warm_up(compiled, signature, blocking)
     if timing is None:
-        models = (compile_again(), *models[1:])
+        compiled = compile_again()
     placement = Placement.away()
     grows = any(not dim.is_fixed for variable in variables for dim in variable.shape) or signature.depends_on_values
-    if timing is not None and synchronous and _is_small(model) and not grows:
+    if timing is not None and _is_small(model) and not grows:
         fixed = signature.has_fixed_inputs
         placement = Placement.measured(timing.median_seconds, timing.input_bytes, fixed_shape=fixed)
-    nireq = source.spec.nireq or _property(models[0], "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
-    if may_fail:
-        nireq = len(models)
+    side_by_side = source.spec.nireq or _property(compiled, "OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1)
     return Compiled(
-        models, compile_again, signature, placement, timing, nireq, streams, may_fail, synchronous, variables
+        model=compiled,
+        compile_again=compile_again,
+        isolated=isolated,
+        signature=signature,
+        placement=placement,
+        timing=timing,
+        nireq=source.spec.nireq or _SPARE * side_by_side,
+        side_by_side=side_by_side,
+        streams=streams,
+        may_fail=may_fail,
+        blocking=blocking,
+        variables=variables,
     )
 
 
 def _one_stream(config: dict[str, str], threads: int) -> dict[str, str]:
-    """Give the settings for a model that has one of several streams to itself; pinned, they would share cores."""
+    """Give the settings for a model that has one stream; several that are pinned would share cores."""
     ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), "ENABLE_CPU_PINNING": "NO"}
     return {name: value for name, value in config.items() if not name.startswith("PERFORMANCE_HINT")} | ours
+
+
+def _isolated(model: ov.Model, source: ModelFile, config: dict[str, str], count: int) -> tuple[ov.CompiledModel, ...]:
+    return tuple(_compile(model, source, config) for _ in range(count))
 
 
 def _property(model: ov.CompiledModel, name: str, default: int) -> int:
@@ -226,24 +261,28 @@ class Timing:
     input_bytes: int
 
 
-def warm_up(model: ov.CompiledModel, signature: ModelSignature, *, synchronous: bool) -> Timing | None:
+def warm_up(model: ov.CompiledModel, signature: ModelSignature, blocking: Blocking) -> Timing | None:
     """Time inferences on ones, dynamic dimensions being 1.
 
     Gives None if the model cannot run on such inputs; it is then not fit for use any more.  The first run is not
-    counted, as it allocates; a model for which one run is long is run twice only.  ``synchronous`` is as in
-    :class:`~ovmstrio.openvino.pool.Slot`.
+    counted, as it allocates, and tells failures; a model for which one run is long is run twice only.
     """
     arrays = [placeholder(spec) for spec in signature.inputs]
-    slot = Slot(model, signature, synchronous=synchronous)
     times: list[float] = []
+    slot = Slot(model, signature, for_threads(blocking))
     try:
         slot.bind(arrays)
         slot.infer()
+        if blocking is not for_threads(blocking):
+            slot = Slot(model, signature, blocking)
+            slot.bind(arrays)
+            slot.infer()
         while len(times) < _TIMED_RUNS and sum(times) < _LONG_ENOUGH_SECONDS:
             begin = time.perf_counter()
             slot.infer()
             times.append(time.perf_counter() - begin)
     except ModelFailure as error:
+        slot.keep_if_stuck()
         log.info("warm-up skipped: the model does not run on ones", reason=error.message)
         return None
     return Timing(statistics.median(times), sum(array.nbytes for array in arrays))

@@ -6,12 +6,11 @@ not called back in good time is waited for by a worker thread as well, and learn
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
-from queue import SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -20,11 +19,13 @@ from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
-from ovmstrio.openvino.pool import RequestPool, Slot
+from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.openvino.slot import LostFailure, Slot
 
-__all__ = ["BlockingNetwork", "Network"]
+__all__ = ["Network"]
 
 _LEAST_PATIENCE_SECONDS: Final = 0.02
 _PATIENCE_FACTOR: Final = 3
@@ -36,25 +37,43 @@ _COPIED_AT_ONCE: Final = 2 * 2**20
 """Bytes whose copy takes about a millisecond, page faults included."""
 
 
+class _Call(NamedTuple):
+    """What :meth:`Network.infer` was given, and when."""
+
+    begin: float
+    arrays: Sequence[Array]
+    change: StateChange | None
+    event: CallEvent | None
+    most_bytes: float
+
+
 class Network:
-    """A compiled model with its infer requests; made on the event loop, out of what :func:`compile_model` gives."""
+    """A compiled model with its infer requests; made on the event loop, out of what :func:`compile_model` gives.
+
+    Attributes:
+        side_by_side: how many inferences OpenVINO runs at once; what is beyond that waits in its queue.
+    """
 
     def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS) -> None:
         self.signature = compiled.signature
         self.variables = compiled.variables
+        self.side_by_side = compiled.side_by_side
         self._timing = compiled.timing
         self._placement = compiled.placement
         self._away_until = 0.0
         self._hooks = hooks
         self._compile_again = compiled.compile_again
         self._may_fail = compiled.may_fail
-        self.pool = RequestPool(compiled.make_slots())
-        # A model that may fail runs one request at a time, so that its inline runs take their turn in the pool.
-        self._inline_slot = None if compiled.may_fail else compiled.make_slot()
+        self._streams = compiled.streams
+        self._slots = [compiled.make_slot() for _ in range(compiled.nireq)]
+        self.pool = RequestPool(self._slots)
+        self._inline_slot = compiled.make_inline_slot()
+        self._runs = Runs(may_fail=compiled.may_fail)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
         # Requests that run side by side share the device, and each takes so much longer.
         self._usual_seconds = median * self.pool.size
+        self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
         hooks.set_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
 
@@ -84,47 +103,46 @@ class Network:
         Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
         is asked to stop, and this returns when it has.  A short inference on the event loop has no checkpoint.
         """
-        inline = self._placement.is_inline(sum([array.nbytes for array in arrays])) and not self._is_kept_away()
-        if inline and self._inline_slot is not None:
-            return self._infer_inline(self._inline_slot, arrays, change, event, most_bytes)
-        begin = time.perf_counter()
-        slot = await self.pool.acquire()
-        try:
-            self._hooks.set_pool(self.pool.size, self.pool.active)
-            start = time.perf_counter()
-            self._hooks.wait_time(start - begin)
-            await self._run(slot, arrays, change, inline=inline)
-            outputs = slot.outputs(most_bytes) if inline else await self._copied(slot, most_bytes)
-            if change is not None:
-                change.leave(slot.request)
-            taken = time.perf_counter() - start
-            # Inputs of open shapes may take far longer than the ones that the model was first run on.
-            self._usual_seconds += _WEIGHT_OF_LAST * (taken - self._usual_seconds)
-            self._hooks.inference_time(taken)
-            if event is not None:
-                event.queue_seconds += start - begin
-                event.compute_seconds += taken
-            return outputs
-        finally:
-            slot.unbind()
-            self.pool.release(slot)
-            self._hooks.set_pool(self.pool.size, self.pool.active)
+        size = sum([array.nbytes for array in arrays])
+        if self._placement.is_inline(size) and self._loop_may_run():
+            try:
+                return self._infer_inline(arrays, change, event, most_bytes)
+            except ModelFailure as error:
+                if self._may_fail:
+                    await self._mend(None)
+                if not isinstance(error, LostFailure):
+                    raise
+        call = _Call(time.perf_counter(), arrays, change, event, most_bytes)
+        while True:
+            slot = await self._acquire()
+            try:
+                return await self._infer_away(slot, call)
+            except SuspectRunError:
+                continue
+            finally:
+                slot.unbind()
+                self.pool.release(slot)
+                self._hooks.set_pool(self.pool.size, self.pool.active)
 
-    async def _copied(self, slot: Slot, most_bytes: float) -> list[Array]:
-        """Copy the outputs, in a thread where that takes long."""
-        if slot.output_bytes <= _COPIED_AT_ONCE:
-            return slot.outputs(most_bytes)
-        return await trio.to_thread.run_sync(slot.outputs, most_bytes, limiter=self._threads)
+    def _loop_may_run(self) -> bool:
+        """Tell whether the event loop may infer now.
+
+        It may not beside requests that may fail: it would learn of that too late.
+        """
+        if self._away_until:
+            if time.perf_counter() <= self._away_until:
+                return False
+            self._away_until = 0.0
+        return not self._may_fail or (not self.pool.active and self._runs.is_sound)
 
     def _infer_inline(
         self,
-        slot: Slot,
         arrays: Sequence[Array],
         change: StateChange | None,
         event: CallEvent | None,
         most_bytes: float,
     ) -> list[Array]:
-        self._hooks.wait_time(0.0)
+        slot = self._inline_slot
         begin, begin_of_work = time.perf_counter(), time.thread_time()
         try:
             slot.bind(arrays)
@@ -140,45 +158,82 @@ class Network:
         # A thread that others keep from the processor has not worked.
         if taken > _LONG_INLINE_SECONDS and time.thread_time() - begin_of_work > _LONG_INLINE_SECONDS:
             self._away_until = begin + _AWAY_FACTOR * taken
+        self._hooks.wait_time(0.0)
         self._hooks.inference_time(taken)
         if event is not None:
             event.compute_seconds += taken
         return outputs
 
-    def _is_kept_away(self) -> bool:
-        """Tell whether an inference on the event loop has lately held that up."""
-        if self._away_until and time.perf_counter() > self._away_until:
-            self._away_until = 0.0
-        return bool(self._away_until)
+    async def _acquire(self) -> Slot:
+        """Take a request of the pool of a model that is sound."""
+        while True:
+            await self._runs.wait_sound()
+            slot = await self.pool.acquire()
+            if self._runs.is_sound:
+                return slot
+            self.pool.release(slot)
 
-    async def _run(self, slot: Slot, arrays: Sequence[Array], change: StateChange | None, *, inline: bool) -> None:
+    async def _infer_away(self, slot: Slot, call: _Call) -> list[Array]:
+        self._hooks.set_pool(self.pool.size, self.pool.active)
+        start = time.perf_counter()
         try:
-            slot.bind(arrays)
-            if change is not None:
-                change.enter(slot.request)
-            if inline:
-                slot.infer()
-            else:
-                await self._run_on_device(slot)
-        except (ModelFailure, trio.Cancelled):
-            slot.request.cancel()
-            with trio.CancelScope(shield=True):
-                await self._settle(slot)
+            slot.bind(call.arrays)
+        except ModelFailure:
+            if slot.broken:
+                await self._mend(slot)
             raise
+        if call.change is not None:
+            call.change.enter(slot.request)
+        await self._run(slot)
+        # It ran from when it was started, or the device was done with an earlier one.
+        ended = slot.ended_at or time.perf_counter()
+        started = max(start, min(self._ends[0], ended))
+        self._ends.append(ended)
+        outputs = await self._copied(slot, call.most_bytes)
+        if call.change is not None:
+            call.change.leave(slot.request)
+        # Inputs of open shapes may take far longer than the ones that the model was first run on.
+        self._usual_seconds += _WEIGHT_OF_LAST * (ended - start - self._usual_seconds)
+        self._hooks.wait_time(started - call.begin)
+        self._hooks.inference_time(ended - started)
+        if call.event is not None:
+            call.event.queue_seconds += started - call.begin
+            call.event.compute_seconds += ended - started
+        return outputs
 
-    async def _run_on_device(self, slot: Slot) -> None:
-        done = slot.start()
+    async def _copied(self, slot: Slot, most_bytes: float) -> list[Array]:
+        """Copy the outputs, in a thread where that takes long."""
+        if slot.output_bytes <= _COPIED_AT_ONCE:
+            return slot.outputs(most_bytes)
+        return await trio.to_thread.run_sync(slot.outputs, most_bytes, limiter=self._threads)
+
+    async def _run(self, slot: Slot) -> None:
+        """Infer on OpenVINO's threads.
+
+        Raises:
+            ModelFailure: it failed, and would have done so alone.
+            SuspectRunError: it ran behind one that failed.
+        """
+        run = self._runs.start(slot)
+        try:
+            await self._wait(run)
+            self._runs.check(run)
+        except ModelFailure:
+            if self._may_fail:
+                self._runs.check(run)
+                await self._mend(slot, run)
+            raise
+        except trio.Cancelled:
+            await self._abandon(run)
+            raise
+        finally:
+            self._runs.end(run)
+
+    async def _wait(self, run: Run) -> None:
         with trio.move_on_after(max(_PATIENCE_FACTOR * self._usual_seconds, _LEAST_PATIENCE_SECONDS)):
-            await done.wait()
-        if not done.is_set():
-            await self._wait_in_thread(slot)
-
-    async def _settle(self, slot: Slot) -> None:
-        """Wait until OpenVINO has let go of a run that failed or was cancelled, and mend the model."""
-        with contextlib.suppress(ModelFailure):
-            await self._wait_in_thread(slot)
-        if self._may_fail:
-            await trio.to_thread.run_sync(slot.recover, self._compile_again, limiter=self._threads)
+            await run.done.wait()
+        if not run.slot.ended_at:
+            await self._wait_in_thread(run.slot)
 
     async def _wait_in_thread(self, slot: Slot) -> None:
         try:
@@ -186,32 +241,48 @@ class Network:
         except OPENVINO_ERRORS as error:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
 
+    async def _abandon(self, run: Run) -> None:
+        """Wait until OpenVINO has let go of a run that nobody wants, and stop it if that costs nobody else a run."""
+        if not self._may_fail or self._runs.alone:
+            run.slot.request.cancel()
+        with trio.CancelScope(shield=True):
+            try:
+                await self._wait_in_thread(run.slot)
+            except ModelFailure:
+                if not self._may_fail:
+                    return
+                try:
+                    self._runs.check(run)
+                except SuspectRunError:
+                    return
+                await self._mend(run.slot, run)
 
-class BlockingNetwork:
-    """A compiled model with its infer requests, which threads take in turn."""
+    async def _mend(self, slot: Slot | None, run: Run | None = None) -> None:
+        """Make the model as good as new after a failure, once nothing runs on it; ``slot`` is one that the caller has.
 
-    def __init__(self, compiled: Compiled) -> None:
-        self.signature = compiled.signature
-        self._compiled = compiled
-        self._idle: SimpleQueue[Slot] = SimpleQueue()
-        for slot in compiled.make_slots():
-            self._idle.put(slot)
-
-    def infer(self, arrays: Sequence[Array]) -> list[Array]:
-        """Infer on ``arrays``, in the order of the signature's inputs; waits for an idle request first.
-
-        Raises:
-            ModelFailure: OpenVINO failed on these inputs.
+        Cancellation: never; it takes as long as the runs that have begun, and some short ones or loading the model.
         """
-        slot = self._idle.get()
-        try:
-            slot.bind(arrays)
-            slot.infer()
-            return slot.outputs()
-        except ModelFailure:
-            if self._compiled.may_fail:
-                slot.recover(self._compiled.compile_again)
-            raise
-        finally:
-            slot.unbind()
-            self._idle.put(slot)
+        self._runs.spoil(run)
+        held: list[Slot] = []
+        with trio.CancelScope(shield=True):
+            try:
+                while len(held) < self.pool.size - (slot is not None):
+                    held.append(await self.pool.acquire())
+                if not await self._runs_again(slot):
+                    every = [*self._slots, self._inline_slot]
+                    await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
+                    self._streams = 1
+                    self._hooks.set_streams(1)
+            finally:
+                for each in held:
+                    self.pool.release(each)
+                self._runs.mended()
+
+    async def _runs_again(self, slot: Slot | None) -> bool:
+        """Have the stream that failed run something else; of several streams nobody knows which one that was."""
+        if slot is None:
+            # The failure may still wait in a queue that this thread alone works off.
+            return self._inline_slot.mends()
+        if self._streams > 1 or slot.broken:
+            return False
+        return await trio.to_thread.run_sync(slot.mends, limiter=self._threads)

@@ -20,7 +20,8 @@ __all__ = ["ModelSignature", "dims_of", "port_names", "read_signature", "to_part
 class ModelSignature:
     """Inputs and outputs sorted by name, each with the position of its port in the model.
 
-    ``extra`` is what the model's file says of itself (``rt_info``), fit for JSON.
+    ``extra`` is what the model's file says of itself (``rt_info``), fit for JSON; ``unranked_outputs`` are the
+    positions of outputs of which not even the number of dimensions is known.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -28,6 +29,7 @@ class ModelSignature:
     outputs: tuple[TensorSpec, ...]
     output_ports: tuple[int, ...]
     extra: dict[str, Any]
+    unranked_outputs: frozenset[int] = frozenset()
 
     @property
     def has_fixed_inputs(self) -> bool:
@@ -83,7 +85,8 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelS
     outputs, output_ports = _side(model.outputs, mapping.outputs, file, problems, is_input=False)
     if problems:
         raise ConfigError(problems)
-    return ModelSignature(inputs, input_ports, outputs, output_ports, _extra(model))
+    unranked = frozenset(index for index, port in enumerate(model.outputs) if port.get_partial_shape().rank.is_dynamic)
+    return ModelSignature(inputs, input_ports, outputs, output_ports, _extra(model), unranked)
 
 
 def _side(

@@ -178,7 +178,7 @@ async def test_precision_mean_scale_and_colours(tmp_path: Path) -> None:
 def test_small_models_run_inline_on_one_thread(tmp_path: Path) -> None:
     """A model of microseconds is compiled for one thread and stays on the event loop."""
     made = compiled(ir.dummy(), tmp_path)
-    assert made.models[0].get_property("INFERENCE_NUM_THREADS") == 1
+    assert made.model.get_property("INFERENCE_NUM_THREADS") == 1
     assert made.placement.is_inline(40)
     assert made.timing is not None
     assert made.timing.input_bytes == 40
@@ -187,22 +187,23 @@ def test_small_models_run_inline_on_one_thread(tmp_path: Path) -> None:
 def test_user_settings_win_over_ours(tmp_path: Path) -> None:
     """Threads that the user chose are kept for small models, too."""
     made = compiled(ir.dummy(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "2", "NUM_STREAMS": "2"})
-    assert made.models[0].get_property("INFERENCE_NUM_THREADS") == 2
+    assert made.model.get_property("INFERENCE_NUM_THREADS") == 2
     assert made.streams == 2
 
 
 def test_slow_models_go_through_the_pool(tmp_path: Path) -> None:
     """A model of many milliseconds is compiled for latency, without our limit of threads, and never runs inline."""
     made = compiled(ir.slow(256, 40), tmp_path)
-    assert made.models[0].get_property("PERFORMANCE_HINT") == "LATENCY"
+    assert made.model.get_property("PERFORMANCE_HINT") == "LATENCY"
     assert not made.placement.is_inline(0)
 
 
 def test_number_of_requests(tmp_path: Path) -> None:
-    """Nireq is the number asked for, or what OpenVINO thinks best."""
+    """Nireq is the number asked for, or twice what runs at once, so that the device never waits for the next one."""
     assert compiled(ir.dummy(), tmp_path, nireq=7).nireq == 7
     made = compiled(ir.dummy(), tmp_path)
-    assert made.nireq == made.models[0].get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+    assert made.side_by_side == made.model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+    assert made.nireq == 2 * made.side_by_side
 
 
 def test_cache_is_written_and_not_for_auto(tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import numpy as np
 import openvino as ov
 import pytest
 import trio
+import trio.testing
 
 from ovmstrio.core.errors import ConfigError, ModelFailure, PayloadTooLarge, Problem
+from ovmstrio.openvino import compile as compile_module
 from ovmstrio.openvino import network as network_module
-from ovmstrio.openvino import pool as pool_module
+from ovmstrio.openvino import slot as slot_module
 from ovmstrio.openvino.network import Network
 from ovmstrio.openvino.ov_tensors import from_tensor
-from ovmstrio.openvino.pool import Slot
+from ovmstrio.openvino.slot import Slot
 from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.servables import RecordingHooks, network
@@ -179,10 +181,30 @@ async def test_requests_beside_failing_ones_are_answered(
     assert running.pool.active == 0
 
 
-def test_models_that_may_fail_have_streams_of_their_own(tmp_path: Path) -> None:
-    """Where a failure may spoil a stream, each request of the pool has one to itself."""
-    assert network(ir.dynamic(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, nireq=8).pool.size == 2
-    assert network(ir.dummy(), tmp_path, plugin_config={"NUM_STREAMS": "2"}, nireq=8).pool.size == 8
+@pytest.mark.parametrize("config", [{"INFERENCE_NUM_THREADS": "1"}, {"NUM_STREAMS": "2"}])
+async def test_models_that_may_fail_are_compiled_once_until_they_do(
+    config: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many streams and requests they have; a failure on one of several streams leaves a model of one."""
+    compiled: list[int] = []
+    build = compile_module._compile
+
+    def count(*args: Any) -> ov.CompiledModel:
+        compiled.append(1)
+        return build(*args)
+
+    monkeypatch.setattr(compile_module, "_compile", count)
+    hooks = RecordingHooks()
+    running = send_away(network(ir.matmul(), tmp_path, plugin_config=config, nireq=8, hooks=hooks))
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(multiplies, running, number % 3 + 1, 3, 2)
+    assert (running.pool.size, len(compiled)) == (8, 1)
+    several = hooks.streams > 1
+    for _ in range(3):
+        await refuses(running, (2, 3), (5, 2))
+        await multiplies(running, 2, 3, 2)
+    assert (hooks.streams, len(compiled)) == (1, 2 if several else 1)
 
 
 async def test_models_that_fail_on_ones_recover_by_loading_again(tmp_path: Path) -> None:
@@ -218,11 +240,72 @@ async def test_model_that_cannot_be_mended_refuses_until_it_can(tmp_path: Path) 
     np.testing.assert_array_equal((await running.infer(good))[0], numbers.reshape(2, 2))
 
 
-def test_models_that_may_fail_never_run_synchronously_on_one_thread(tmp_path: Path) -> None:
-    """OpenVINO's synchronous call on one thread loses failures, so it is left to models that have none."""
-    assert network(ir.dummy(), tmp_path).runs_inline
-    assert network(ir.dynamic(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "2"}).runs_inline
-    assert not network(ir.dynamic(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"}).runs_inline
+@pytest.mark.parametrize("threads", ["1", "2"])
+async def test_short_models_that_may_fail_run_on_the_loop(
+    threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with one thread, where OpenVINO's synchronous call loses failures: what failed goes through the pool."""
+    running = network(ir.matmul(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": threads})
+    away: list[int] = []
+    infer = Network._infer_away
+
+    def note(*args: Any) -> Any:
+        away.append(len(away))
+        return infer(*args)
+
+    monkeypatch.setattr(Network, "_infer_away", note)
+    assert running.runs_inline
+    for rows in (1, 2, 3):
+        await multiplies(running, rows, 1, 2)
+    assert away == []
+    await refuses(running, (2, 1), (2, 2))
+    assert len(away) == (1 if threads == "1" else 0)
+    for rows in (1, 2, 3):
+        await multiplies(running, rows, 1, 2)
+    assert len(away) == (1 if threads == "1" else 0)
+
+
+async def test_outputs_without_elements_are_answered(tmp_path: Path) -> None:
+    """An output of no elements looks like one that was not made, and is no failure."""
+    running = network(ir.dynamic(1), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"})
+    assert running.runs_inline
+    for size in (3, 0, 0, 3, 2):
+        (answer,) = await running.infer([np.ones(size, np.float32)])
+        np.testing.assert_array_equal(answer, np.full(size, 2))
+
+
+async def test_nothing_runs_on_the_loop_beside_requests_that_may_fail(tmp_path: Path) -> None:
+    """The loop would not know yet that one of them has spoiled the model."""
+    running = network(ir.matmul(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"})
+    assert running._loop_may_run()
+    slot = await running.pool.acquire()
+    assert not running._loop_may_run()
+    running.pool.release(slot)
+    assert running._loop_may_run()
+    assert (await send_away(network(ir.dummy(), tmp_path, nireq=1)).pool.acquire()) is not None
+
+
+async def test_who_leaves_does_not_make_others_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled request of a model that may fail is stopped if it is alone, and else left to end."""
+    running = send_away(network(ir.matmul(), tmp_path, nireq=4))
+    mended: list[int] = []
+    mend = Network._mend
+
+    async def note(*args: Any) -> None:
+        mended.append(1)
+        await mend(*args)
+
+    monkeypatch.setattr(Network, "_mend", note)
+    large = [np.ones((700, 700), np.float32), np.ones((700, 700), np.float32)]
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(running.infer, large)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(0) as scope:
+            await running.infer(large)
+    assert scope.cancelled_caught
+    assert (running.pool.active, mended) == (0, [])
+    await multiplies(running, 2, 3, 2)
 
 
 async def test_cancelled_inference_gives_its_request_back(tmp_path: Path) -> None:
@@ -323,7 +406,7 @@ async def test_outputs_that_are_too_large_are_refused_before_they_are_copied(
     running = place(network(ir.dynamic(), tmp_path))
     await running.infer([ONES], most_bytes=40)
     with monkeypatch.context() as patched:
-        patched.setattr(pool_module, "from_tensor", None)
+        patched.setattr(slot_module, "from_tensor", None)
         for _ in range(2 * running.pool.size):
             with pytest.raises(PayloadTooLarge, match=r"outputs have 80 bytes, the limit is 79 \(--max_message_size\)"):
                 await running.infer([np.ones((2, 10), np.float32)], most_bytes=79)
@@ -341,7 +424,7 @@ async def test_large_outputs_are_copied_in_a_thread(tmp_path: Path, monkeypatch:
         threads.append(threading.get_ident())
         return copy(*args)
 
-    monkeypatch.setattr(pool_module, "from_tensor", note)
+    monkeypatch.setattr(slot_module, "from_tensor", note)
     running = send_away(network(ir.dynamic(), tmp_path))
     (small,), (large,) = await running.infer([ONES]), await running.infer([np.ones((2, 10), np.float32)])
     np.testing.assert_array_equal(small, ONES + 1)

@@ -69,7 +69,7 @@ class BatchedServable:
         )
         # A batch that had to wait for the pool could not grow any more, so no more run than there is room for.
         self._batcher: Batcher[_Joinable, list[Array]] = Batcher(
-            self._run, options, concurrency=network.pool.size, retry_singly=True, hooks=hooks
+            self._run, options, concurrency=network.side_by_side, retry_singly=True, hooks=hooks
         )
 
     @property

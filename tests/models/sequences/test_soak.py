@@ -19,6 +19,7 @@ from ovmstrio.openvino.network import Network
 from ovmstrio.runtimes.models.sequences import Sequence, SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import scan
 from ovmstrio.runtimes.models.stateful import StatefulServable
+from ovmstrio.work.placement import Placement
 from tests.support import ir
 from tests.support.servables import load_stateful, sequence_request
 
@@ -39,7 +40,7 @@ class YieldingNetwork:
 
     def __init__(self, real: Network) -> None:
         self._real = real
-        real._inline_slot = None
+        real._placement = Placement.away()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)

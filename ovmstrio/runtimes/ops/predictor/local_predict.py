@@ -11,7 +11,7 @@ import structlog
 
 from ovmstrio.core.errors import FailedPrecondition
 from ovmstrio.core.tensor import Array
-from ovmstrio.openvino.network import BlockingNetwork
+from ovmstrio.openvino.blocking import BlockingNetwork
 from ovmstrio.openvino.trials import try_model_from_thread
 from ovmstrio.runtimes.ops.config.op_settings import LocalServiceConf
 from ovmstrio.runtimes.ops.predictor.devices import device_for, plugin_config

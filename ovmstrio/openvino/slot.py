@@ -1,0 +1,215 @@
+"""One infer request: its inputs, its run, its outputs, and how it is mended after a failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Final
+
+import openvino as ov
+import trio
+
+from ovmstrio.core.datatypes import BYTES
+from ovmstrio.core.errors import ModelFailure, PayloadTooLarge
+from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.completions import Completion
+from ovmstrio.openvino.ov_tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
+from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
+from ovmstrio.openvino.signature import ModelSignature
+
+__all__ = ["Blocking", "LostFailure", "Slot", "marks_of"]
+
+_UNLIKELY: Final = 7919
+_kept: Final[list[ov.InferRequest]] = []
+"""Requests that OpenVINO may still run from a queue of its own, and that therefore must never be freed."""
+
+
+class Blocking(Enum):
+    """How a slot infers on the calling thread; ``docs/openvino_defects.md`` says why there are three ways."""
+
+    SYNCHRONOUS = auto()
+    """By OpenVINO's synchronous call, which reports failures, or cannot have any."""
+    MARKED = auto()
+    """By the same where it loses failures, which the shapes of the outputs tell; on one thread only, ever."""
+    QUEUED = auto()
+    """By a thread of OpenVINO's, which is waited for."""
+
+
+class LostFailure(ModelFailure):
+    """The inference failed, and OpenVINO does not tell why; it does when it is asked the other way."""
+
+
+def marks_of(signature: ModelSignature) -> list[tuple[int, list[int]]] | None:
+    """Give shapes without elements that no output has behind a success, by port; None if that cannot be told.
+
+    OpenVINO sets the shapes of open outputs after all operations have run.  An output that has the shape all the same
+    is taken for a failure, and answered the other way.
+    """
+    marks = []
+    for port, spec in zip(signature.output_ports, signature.outputs, strict=True):
+        if spec.datatype is BYTES or port in signature.unranked_outputs:
+            return None
+        if not all(dim.is_fixed for dim in spec.shape):
+            marks.append((port, [0] + [0 if dim.is_fixed else _UNLIKELY for dim in spec.shape[1:]]))
+    return marks or None
+
+
+class Slot:
+    """One infer request.
+
+    Between inferences it holds tensors of its own, so that no caller's memory is held longer than its call.
+
+    Args:
+        model: the compiled model, which may have other slots.
+        signature: its inputs and outputs.
+        blocking: how :meth:`infer` runs.
+
+    Attributes:
+        request: OpenVINO's.
+        broken: why nothing may run, or an empty text.
+    """
+
+    __slots__ = ("_arrays", "_blocking", "_completion", "_idle", "_marks", "_signature", "_stuck", "broken", "request")
+
+    def __init__(self, model: ov.CompiledModel, signature: ModelSignature, blocking: Blocking) -> None:
+        self._blocking = blocking
+        self._marks = marks_of(signature) if blocking is Blocking.MARKED else None
+        self._stuck = False
+        self.broken = ""
+        self._signature = signature
+        self._idle = [idle_tensor(spec) for spec in signature.inputs]
+        self._arrays: Sequence[Array] = ()
+        self._completion = Completion()
+        self._create(model)
+
+    def attach(self, model: ov.CompiledModel) -> None:
+        """Become a request of this model; nothing may run."""
+        self.keep_if_stuck()
+        self._create(model)
+
+    def _create(self, model: ov.CompiledModel) -> None:
+        self.request: ov.InferRequest = model.create_infer_request()
+        self.request.set_callback(self._completion, None)
+
+    def keep_if_stuck(self) -> None:
+        """See to it that OpenVINO finds a request that it would still run."""
+        if self._stuck:
+            _kept.append(self.request)
+            self._stuck = False
+
+    def bind(self, arrays: Sequence[Array]) -> None:
+        """Set the inputs, which are kept alive until :meth:`unbind`.
+
+        Raises:
+            ModelFailure: OpenVINO refuses them, or the model is broken.
+        """
+        if self.broken:
+            raise ModelFailure(f"The model failed and cannot be loaded again: {self.broken}")
+        self._arrays = arrays
+        signature = self._signature
+        try:
+            tensors = [to_tensor(array, spec) for array, spec in zip(arrays, signature.inputs, strict=True)]
+            set_inputs(self.request, signature.input_ports, tensors)
+        except OPENVINO_ERRORS as error:
+            raise ModelFailure(f"OpenVINO refuses the inputs: {reason(error)}") from error
+
+    def unbind(self) -> None:
+        """Let go of the inputs."""
+        set_inputs(self.request, self._signature.input_ports, self._idle)
+        self._arrays = ()
+
+    def infer(self) -> None:
+        """Infer on the calling thread, other threads running meanwhile.
+
+        Raises:
+            ModelFailure: the inference failed.
+        """
+        request = self.request
+        try:
+            if self._blocking is Blocking.QUEUED:
+                request.start_async()
+                request.wait()
+                return
+            for port, shape in self._marks or ():
+                request.get_output_tensor(port).set_shape(shape)
+            request.infer(share_inputs=True, share_outputs=True, decode_strings=False)
+        except OPENVINO_ERRORS as error:
+            raise ModelFailure(f"Inference failed: {reason(error)}") from error
+        if self._marks is not None:
+            self._stuck = any(list(request.get_output_tensor(port).get_shape()) == mark for port, mark in self._marks)
+            if self._stuck:
+                raise LostFailure("Inference failed")
+
+    def mends(self) -> bool:
+        """Run twice on small inputs, of different shapes; gives whether the stream that ran them is sound again.
+
+        What a failure leaves behind is gone once every operation has seen another shape (and so is the run that failed,
+        which a thread's own queue keeps until the next one succeeds).
+        """
+        self.broken = ""
+        sound = not self._signature.has_fixed_inputs and [self._runs_on_ones(more) for more in (0, 1, 0)][1:] == [
+            True,
+            True,
+        ]
+        self.unbind()
+        return sound
+
+    def _runs_on_ones(self, more: int) -> bool:
+        try:
+            self.bind([placeholder(spec, more) for spec in self._signature.inputs])
+            self.infer()
+        except ModelFailure:
+            return False
+        return True
+
+    def start(self) -> trio.Event:
+        """Start an inference on OpenVINO's threads; the event is set when it has succeeded, and only then.
+
+        Raises:
+            ModelFailure: it could not be started.
+        """
+        done = self._completion.expect()
+        try:
+            self.request.start_async()
+        except OPENVINO_ERRORS as error:
+            raise ModelFailure(f"Inference failed: {reason(error)}") from error
+        return done
+
+    @property
+    def ended_at(self) -> float:
+        """When the inference that was started last succeeded, by ``perf_counter``; 0 if it has not."""
+        return self._completion.at
+
+    def has_failed(self) -> bool:
+        """Tell whether the inference that was started last has failed; at once."""
+        if self._completion.at:
+            return False
+        try:
+            self.request.wait_for(0)
+        except OPENVINO_ERRORS:
+            return True
+        return False
+
+    def outputs(self, most_bytes: float = math.inf) -> list[Array]:
+        """Copy the outputs, in the order of the signature; blocking, for as long as that takes.
+
+        Raises:
+            PayloadTooLarge: they are larger than that together.
+        """
+        tensors = self._output_tensors()
+        if most_bytes != math.inf and (size := _size_of(tensors)) > most_bytes:
+            raise PayloadTooLarge.of_outputs(size, most_bytes)
+        return [from_tensor(tensor, spec) for tensor, spec in zip(tensors, self._signature.outputs, strict=True)]
+
+    @property
+    def output_bytes(self) -> int:
+        """How much there is to copy; of strings only their number is known."""
+        return _size_of(self._output_tensors())
+
+    def _output_tensors(self) -> list[ov.Tensor]:
+        return [self.request.get_output_tensor(port) for port in self._signature.output_ports]
+
+
+def _size_of(tensors: Sequence[ov.Tensor]) -> int:
+    return sum([tensor.byte_size for tensor in tensors])
