@@ -53,7 +53,7 @@ SURFACE = {
     "ovmstrio.errors": """
         AlreadyExists ConfigError CustomNodeFailure DeadlineExceeded FailedPrecondition GraphFailure
         InvalidRequest MalformedJson MalformedPayload MethodNotAllowed ModelFailure NotFound NotReady NotSupported
-        NothingToGather Overloaded PayloadTooLarge PermissionDenied PipelineFailure Problem RequestTooSlow
+        NothingToGather Overloaded PayloadTooLarge PermissionDenied PipelineFailure Problem QueueTimeout RequestTooSlow
         SequenceEnding SequenceExists SequenceMissing ServerError ServiceLoading ServiceMissing StorageFailure
         TooManyRequests TooManySequences UserCodeError VersionLoading VersionMissing VersionRetired
     """,

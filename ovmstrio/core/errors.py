@@ -226,6 +226,16 @@ class TooManyRequests(Overloaded):
     """As many requests as the ``max_concurrency`` of a handler's project allows are in flight."""
 
 
+class QueueTimeout(Overloaded):
+    """A call waited for a thread or a process for as long as it may."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"nothing was free to run the call within {seconds:g} s (--queue_timeout); try again later",
+            retry_after_seconds=seconds,
+        )
+
+
 class PermissionDenied(ServerError, PermissionError):
     """Who asks may not do that, or not from there."""
 

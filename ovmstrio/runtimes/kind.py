@@ -78,6 +78,7 @@ class LoadContext:
         isolates_nodes: whether custom nodes in shared libraries run in processes of their own.
         is_trial: whether what is loaded is closed again without a call, as a check does.
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
+        queue_timeout: for how many seconds calls of handlers wait for a thread; 0 for any time.
         make_limit: makes what counts the requests of a service that may have so many in flight.
         remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
     """
@@ -91,6 +92,7 @@ class LoadContext:
     isolates_nodes: bool = False
     is_trial: bool = False
     is_alone: bool = False
+    queue_timeout: float = 0
     make_limit: Callable[[int], ConcurrencyLimit] = LocalLimit
     remark: Callable[[Problem], None] = ignore_remark
     _shared: dict[Any, Any] = field(default_factory=dict)

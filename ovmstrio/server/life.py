@@ -215,6 +215,7 @@ class _Server:
             python_memory_limit=settings.python_memory_limit,
             isolates_nodes=settings.custom_node_isolation == "process",
             is_alone=bool(self._plan.root),
+            queue_timeout=settings.queue_timeout,
         )
         return Registry(
             self._plan.kinds,

@@ -144,6 +144,9 @@ class ServerSettings(BaseModel):
     max_queue: Annotated[int, Field(ge=0)] = _setting(
         1000, LIMITS, "Calls that may wait for --max_concurrency; those beyond are refused."
     )
+    queue_timeout: Annotated[float, Field(ge=0)] = _setting(
+        0, LIMITS, "Seconds that a call of a handler may wait for a thread before it is refused; 0 for any time."
+    )
     drain_delay: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Time between turning not ready and closing the listeners."
     )

@@ -52,6 +52,7 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.StorageFailure: StatusPair(Status.UNAVAILABLE, 503),
     errors.Overloaded: StatusPair(Status.RESOURCE_EXHAUSTED, 429),
     errors.TooManyRequests: StatusPair(Status.UNAVAILABLE, 503),
+    errors.QueueTimeout: StatusPair(Status.UNAVAILABLE, 503),
     errors.PermissionDenied: StatusPair(Status.PERMISSION_DENIED, 403),
     errors.DeadlineExceeded: StatusPair(Status.DEADLINE_EXCEEDED, 504),
     errors.NotSupported: StatusPair(Status.UNIMPLEMENTED, 501),

@@ -8,18 +8,18 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from structlog.contextvars import bound_contextvars, get_contextvars
 
 from ovmstrio.core.begun import BeginTold, telling_begin
-from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching
+from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from ovmstrio.runtimes.handlers.http.responses import HTTPError
 from ovmstrio.work.batching import BatchOptions
 
-__all__ = ["BatchItem", "BatchedMethod", "batch_options", "current_request_id", "in_log", "request_id_for"]
+__all__ = ["BatchItem", "BatchedMethod", "Patience", "batch_options", "current_request_id", "in_log", "request_id_for"]
 
 _KEY: Final = "request_id"
 _BYTES: Final = 8
@@ -58,6 +58,20 @@ class BatchItem:
     arguments: Arguments
     request_id: str = ""
     told: BeginTold | None = None
+
+
+class Patience(NamedTuple):
+    """For how many seconds calls wait for a thread, and for a batch that runs."""
+
+    thread: float = math.inf
+    batch: float = math.inf
+
+    @classmethod
+    def of(cls, project: ProjectSpec, seconds: float) -> Patience:
+        """Give that of a project: batches may take their time to fill, too.  0 seconds is any time."""
+        if not seconds:
+            return cls()
+        return cls(seconds, seconds + (0.0 if project.batching is None else project.batching.interval_seconds))
 
 
 def batch_options(batching: ProjectBatching) -> BatchOptions:

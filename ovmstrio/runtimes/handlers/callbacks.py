@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
@@ -94,13 +96,22 @@ def _handler_call() -> Iterator[None]:
         yield
 
 
-async def call_handler_code(threads: WorkerThreads, function: Callable[..., Any], /, **arguments: Any) -> Any:
+async def call_handler_code(
+    threads: WorkerThreads,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    start_within: float = math.inf,
+) -> Any:
     """Call a function of the user's, which holds its models for as long as it runs, though its caller may have left.
 
     Raises:
         UserCodeRaisedError: it raised.
+        QueueTimeout: a plain function waited for a thread for ``start_within`` seconds.
 
     Cancellation: a plain function that waits for a thread is not called; one that runs keeps its thread until it ends,
     and its result is dropped; a coroutine is cancelled where it waits.
     """
-    return await call_user_code(threads, function, (), arguments, around=_handler_call, may_leave=True)
+    return await call_user_code(
+        threads, function, (), arguments, around=_handler_call, may_leave=True, start_within=start_within
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from ovmstrio.core.begun import told_of_begin, user_code_begins
 from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
-from ovmstrio.runtimes.handlers.batches import Arguments, BatchItem, current_request_id
+from ovmstrio.runtimes.handlers.batches import Arguments, BatchItem, Patience, current_request_id
 from ovmstrio.runtimes.handlers.callbacks import Callbacks, call_handler_code
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
 from ovmstrio.runtimes.handlers.handler_code import HandlerCode
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["LoadedHandler"]
 
 _T = TypeVar("_T")
+_UNTIL_THE_END: Final = Patience()
 
 
 class LoadedHandler:
@@ -39,6 +41,7 @@ class LoadedHandler:
         callbacks: where what comes after an answer runs.
         code: whose code it is.
         batcher: joins the calls of the method that is batched.
+        patience: for how long calls wait.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class LoadedHandler:
         *,
         code: HandlerCode,
         batcher: Batcher[BatchItem, Any] | None = None,
+        patience: Patience = _UNTIL_THE_END,
     ) -> None:
         self.instance = instance
         self.methods = methods
@@ -57,6 +61,7 @@ class LoadedHandler:
         self._callbacks = callbacks
         self._code = code
         self._batcher = batcher
+        self._patience = patience
 
     @property
     def obstacle(self) -> str:
@@ -95,6 +100,7 @@ class LoadedHandler:
             UserCodeError: it raised, which has been logged.
             HTTPError: it raised this, or Starlette's ``HTTPException``.
             ServerError: it raised this.
+            QueueTimeout: it waited too long for a thread.
             KeyError: there is no such method.
 
         Cancellation: while it waits for a thread or a batch, it is not called; once a plain method runs it keeps its
@@ -103,10 +109,11 @@ class LoadedHandler:
         method = self.methods[name]
         given = {each: arguments[each] for each in method.wanted}
         if method.is_batched and self._batcher is not None:
-            return await self._batcher.submit(BatchItem(given, current_request_id(), told_of_begin()))
+            item = BatchItem(given, current_request_id(), told_of_begin())
+            return await self._batcher.submit(item, start_within=self._patience.batch)
         if method.is_generator:
             return method.call(**given)
-        return await invoke(self._threads, self._code, method, given)
+        return await invoke(self._threads, self._code, method, given, self._patience.thread)
 
     async def iterate(self, name: str, convert: Callable[[Any], _T], /, **arguments: Any) -> UserStream[_T]:
         """Call a method that gives many values: a generator, an iterator, or anything that can be iterated.
@@ -168,17 +175,24 @@ class LoadedHandler:
         self._callbacks.start(callbacks)
 
 
-async def invoke(threads: WorkerThreads, code: HandlerCode, method: HandlerMethod, given: Arguments) -> Any:
+async def invoke(
+    threads: WorkerThreads,
+    code: HandlerCode,
+    method: HandlerMethod,
+    given: Arguments,
+    start_within: float = math.inf,
+) -> Any:
     """Call a method with its arguments.
 
     Raises:
+        QueueTimeout: it waited for a thread for ``start_within`` seconds.
         UserCodeError: it raised, which has been logged.
         Exception: it raised an error that passes.
 
     Cancellation: as :func:`call_handler_code`.
     """
     try:
-        return await call_handler_code(threads, method.call, **given)
+        return await call_handler_code(threads, method.call, given, start_within=start_within)
     except UserCodeRaisedError as raised:
         raise code.failure(raised.error, method.name) from None
 

@@ -167,7 +167,9 @@ async def _isolated(
 ) -> AsyncIterator[HandlerServable]:
     """Host a project whose code runs in processes of its own, until the block ends."""
     limit, hooks = context.make_limit(project.max_concurrency), context.meters.batches(project.name, "1")
-    opening = open_isolated_handler(project, isolation, mounted_as=mounted_as, batch_hooks=hooks)
+    opening = open_isolated_handler(
+        project, isolation, mounted_as=mounted_as, batch_hooks=hooks, queue_timeout=context.queue_timeout
+    )
     if project.protobuf_path is None:
         async with opening as handler:
             yield HandlerServable(project.name, handler, limit, None, IsolatedModels(handler))
@@ -182,15 +184,17 @@ async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[H
     """Host a project until the block ends."""
     _export(project)
     limit, is_alone = context.make_limit(project.max_concurrency), context.is_alone
+    seconds = context.queue_timeout
     batch_hooks = context.meters.batches(project.name, "1")
     async with open_clients(project) as models:
         if project.protobuf_path is not None:
-            loading = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone)
-            async with proto_of(project) as proto, loading(project, proto) as rpc_handler:
+            loading_rpc = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
+            async with proto_of(project) as proto, loading_rpc(project, proto) as rpc_handler:
                 grpc = GrpcProject(proto, rpc_handler, limit)
                 yield HandlerServable(project.name, rpc_handler, limit, grpc, models)
             return
-        async with open_handler(project, clients=models.clients, batch_hooks=batch_hooks, is_alone=is_alone) as handler:
+        loading = partial(open_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
+        async with loading(project, batch_hooks=batch_hooks) as handler:
             yield HandlerServable(project.name, handler, limit, None, models)
 
 

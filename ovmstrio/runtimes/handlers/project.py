@@ -13,7 +13,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
-from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, batch_options
+from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, Patience, batch_options
 from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching, ProjectSpec
@@ -43,6 +43,7 @@ async def open_handler(
     is_alone: bool = False,
     code: HandlerCode | None = None,
     gathers: bool = True,
+    queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
     """Import a project's handler, make its object, and run it while the block lasts.
 
@@ -59,6 +60,7 @@ async def open_handler(
         is_alone: whether nothing else is served in this process, so that its folders may be on ``sys.path``.
         code: whose code it is, and what becomes of its errors; logged here, by default.
         gathers: whether requests are gathered here where the project has batches; else whoever calls has done so.
+        queue_timeout: for how many seconds a call waits for a thread; 0 for any time.
 
     Raises:
         ConfigError: the handler cannot be loaded; every problem of its class is told at once.
@@ -84,7 +86,10 @@ async def open_handler(
                 batcher = await _start_own_batcher(
                     nursery, project if gathers else None, methods, threads=threads, code=code, hooks=batch_hooks
                 )
-                yield LoadedHandler(instance, methods, threads, callbacks, code=code, batcher=batcher)
+                patience = Patience.of(project, queue_timeout)
+                yield LoadedHandler(
+                    instance, methods, threads, callbacks, code=code, batcher=batcher, patience=patience
+                )
                 await drain_batcher(batcher, nursery.cancel_scope)
             except ConfigError as error:
                 # Raised outside, so that it does not come in a group.

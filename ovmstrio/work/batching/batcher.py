@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 import trio
 
-from ovmstrio.core.errors import DeadlineExceeded, ModelFailure
+from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, QueueTimeout
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.texts import text_of
 from ovmstrio.work.batching.batch_calls import BatchedCall, BatchRun
@@ -86,7 +86,15 @@ class Batcher(Generic[_T, _R]):
         finally:
             self._ended.set()
 
-    async def submit(self, item: _T, *, key: Hashable = None, size: int = 1, deadline: float = math.inf) -> _R:
+    async def submit(
+        self,
+        item: _T,
+        *,
+        key: Hashable = None,
+        size: int = 1,
+        deadline: float = math.inf,
+        start_within: float = math.inf,
+    ) -> _R:
         """Run an item in a batch with others of the same key, and return its result.
 
         After this has ended the item is only touched if it was in a batch with items whose callers still wait.
@@ -96,9 +104,11 @@ class Batcher(Generic[_T, _R]):
             key: items of different keys never share a batch.
             size: how much of a batch it takes.
             deadline: when, on trio's clock, the caller does not want it any more.
+            start_within: for how many seconds it may wait for a batch that runs.
 
         Raises:
             Overloaded: too many items wait.
+            QueueTimeout: no batch has run it in time, and none will.
             DeadlineExceeded: the deadline passed first.
             NotReady: the batcher was cancelled first.
             trio.ClosedResourceError: it has been closed.
@@ -115,6 +125,8 @@ class Batcher(Generic[_T, _R]):
         self._dispatch()
         with trio.move_on_at(deadline) as scope:
             try:
+                if start_within < math.inf:
+                    await self._begin_within(start_within, call)
                 await call.done.wait()
             except trio.Cancelled:
                 await self._leave(call)
@@ -174,6 +186,14 @@ class Batcher(Generic[_T, _R]):
         self._closing = True
         for call in self._policy.clear():
             call.abandon()
+
+    async def _begin_within(self, seconds: float, call: BatchedCall[_T, _R]) -> None:
+        with trio.move_on_after(seconds) as scope:
+            await call.done.wait()
+        if scope.cancelled_caught and call.run is None and not call.done.is_set():
+            call.is_left = True
+            self._policy.leave(call)
+            raise QueueTimeout(seconds)
 
     async def _leave(self, call: BatchedCall[_T, _R]) -> None:
         call.is_left = True

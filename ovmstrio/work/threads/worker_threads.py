@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast
 import structlog
 import trio
 
+from ovmstrio.core.errors import QueueTimeout
 from ovmstrio.work.threads.lending import Places, PoolThread, running_as
 
 __all__ = ["GRACE_SECONDS", "Refusal", "ThreadCall", "WorkerThreads"]
@@ -236,6 +237,7 @@ class WorkerThreads:
         context: contextvars.Context | None = None,
         may_leave: bool = False,
         discard: Callable[[_T], object] | None = None,
+        start_within: float = math.inf,
     ) -> _T:
         """Call ``fn`` in a thread and give what it returns.
 
@@ -246,9 +248,11 @@ class WorkerThreads:
             may_leave: whether a caller that is cancelled leaves ``fn`` running in its thread, and its result to nobody.
             discard: gets what a call gives whose caller has left it, once: in its thread, or here if that is done.
             context: the context that ``fn`` runs in, a copy of the caller's by default.
+            start_within: for how many seconds the call may wait for a thread.
 
         Raises:
             BaseException: whatever ``fn`` raises; or what the pool's ``refusal`` gives.
+            QueueTimeout: no thread has begun the call in time, and none will.
             RuntimeError: the pool does not run.
 
         Ownership: the call; it has ended, or its thread was given up, when this returns, unless it ``may_leave``.
@@ -261,6 +265,8 @@ class WorkerThreads:
             raise refused
         job = self.start(fn, *args, context=context, discard=discard)
         try:
+            if start_within < math.inf and self.is_crowded:
+                await self._begin_within(start_within, job)
             await self._wait(job)
         except BaseException:
             if not self._withdraw(job):
@@ -337,6 +343,17 @@ class WorkerThreads:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    async def _begin_within(self, seconds: float, job: ThreadCall) -> None:
+        """Wait for a call until it is done, or has begun and the time is over.
+
+        Raises:
+            QueueTimeout: it has not begun in time, and will not.
+        """
+        with trio.move_on_after(seconds) as scope:
+            await self._wait(job)
+        if scope.cancelled_caught and self._withdraw(job):
+            raise QueueTimeout(seconds)
+
     def _run_finished(self) -> None:
         # A thread that still sees the flag has put its callback into the queue before, so that it is found below.
         self._is_waking = False
@@ -359,6 +376,8 @@ class WorkerThreads:
 
     def _withdraw(self, job: ThreadCall) -> bool:
         """Take back a call that no thread has begun; it stays in the queue, and whoever finds it there drops it."""
+        if job.is_abandoned:
+            return True
         if not job.claim.acquire(blocking=False):
             return False
         job.is_abandoned = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
@@ -59,6 +60,7 @@ async def call_user_code(
     context: Context | None = None,
     on_cancel: Callable[[], None] | None = None,
     may_leave: bool = False,
+    start_within: float = math.inf,
 ) -> Any:
     """Call a function where it belongs: in a thread, or on the event loop if it is ``async def`` or gives an awaitable.
 
@@ -71,8 +73,10 @@ async def call_user_code(
         context: stands for ``around`` in a thread: the contextvars of which a plain function sees a copy.
         on_cancel: as :meth:`WorkerThreads.call`, as the next.
         may_leave: whether a plain function that runs is left when the caller is cancelled.
+        start_within: for how many seconds a plain function may wait for a thread.
 
     Raises:
+        QueueTimeout: it has waited for so long.
         UserCodeRaisedError: it raised.
 
     Cancellation: of a plain function as :meth:`WorkerThreads.call`; other code is cancelled where it waits.
@@ -83,8 +87,9 @@ async def call_user_code(
     inside = around if context is None else nullcontext
     own = None if context is None else context.copy()
     result = await threads.call(
-        call_here, function, args, keywords, inside, on_cancel=on_cancel, context=own, may_leave=may_leave
-    )
+        call_here, function, args, keywords, inside,
+        on_cancel=on_cancel, context=own, may_leave=may_leave, start_within=start_within,
+    )  # fmt: skip
     if isinstance(result, UserCodeRaisedError):
         raise result
     if inspect.isawaitable(result):

@@ -54,6 +54,7 @@ async def open_rpc_handler(
     clients: Mapping[str, Any] | None = None,
     is_alone: bool = False,
     code: HandlerCode | None = None,
+    queue_timeout: float = 0,
 ) -> AsyncIterator[LoadedHandler]:
     """Load a project's handler, which has a method for each RPC of its services; see ``open_handler``.
 
@@ -72,6 +73,7 @@ async def open_rpc_handler(
         passing=PASSING,
         is_alone=is_alone,
         code=code,
+        queue_timeout=queue_timeout,
     ) as handler:
         yield handler
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import trio
 
 from ovmstrio.core.begun import BeginTold, telling_begin, told_of_begin, user_code_begins
-from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, UserCodeError
+from ovmstrio.core.errors import ConfigError, ModelFailure, Problem, QueueTimeout, UserCodeError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
-from ovmstrio.runtimes.handlers.batches import current_request_id
+from ovmstrio.runtimes.handlers.batches import Patience, current_request_id
 from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IsolatedHandler", "IsolatedModels", "open_isolated_handler"]
 
+_UNTIL_THE_END: Final = Patience()
 _HOSTED: Final = "ovmstrio.runtimes.handlers.isolated.hosted_handler:host_handler"
 
 
@@ -48,6 +49,23 @@ class _BatchedRequest:
     told: BeginTold | None
 
 
+@asynccontextmanager
+async def _taken(places: trio.Semaphore, within: float) -> AsyncIterator[None]:
+    """Hold a place in a process.
+
+    Raises:
+        QueueTimeout: none became free in time.
+    """
+    with trio.move_on_after(within) as scope:
+        await places.acquire()
+    if scope.cancelled_caught:
+        raise QueueTimeout(within)
+    try:
+        yield
+    finally:
+        places.release()
+
+
 class IsolatedHandler:
     """See :class:`HttpHandler`; the object is in each process.
 
@@ -55,9 +73,12 @@ class IsolatedHandler:
         project: whose handler.
         isolation: how many processes, and their limits.
         mounted_as: the name that it is served by beside others, empty if it is served alone.
+        patience: for how long calls wait.
     """
 
-    def __init__(self, project: ProjectSpec, isolation: Isolation, mounted_as: str) -> None:
+    def __init__(
+        self, project: ProjectSpec, isolation: Isolation, mounted_as: str, patience: Patience = _UNTIL_THE_END
+    ) -> None:
         self.methods: Mapping[str, HandlerMethod] = {}
         self._project = project
         self._code = HandlerCode(project.name, project.directory)
@@ -69,6 +90,7 @@ class IsolatedHandler:
         # A call that waits for a storage lends its place in the process, where all others have to be then.
         is_lending = project.models is not None and project.models.is_cached
         count = project.threads_per_process * isolation.processes
+        self._patience = patience
         self._places: trio.Semaphore | None = None if is_lending else trio.Semaphore(count)
 
     # Life
@@ -120,7 +142,8 @@ class IsolatedHandler:
         """Have a method answer a request; see :class:`HttpHandler`."""
         row, request_id = request_row(request), current_request_id()
         if self.methods[name].is_batched and self._batcher is not None:
-            answer: HttpAnswer = await self._batcher.submit(_BatchedRequest(row, request_id, told_of_begin()))
+            item = _BatchedRequest(row, request_id, told_of_begin())
+            answer: HttpAnswer = await self._batcher.submit(item, start_within=self._patience.batch)
             return answer
         async with self._place(name):
             user_code_begins()
@@ -145,7 +168,9 @@ class IsolatedHandler:
             await remote.run(worker, told)
 
     def _place(self, name: str) -> AbstractAsyncContextManager[Any]:
-        return nullcontext() if self._places is None or name in self._async else self._places
+        if self._places is None or name in self._async:
+            return nullcontext()
+        return _taken(self._places, self._patience.thread)
 
     async def _call(self, method: str, name: str, value: Any) -> tuple[CodeWorker, Any]:
         try:
@@ -281,7 +306,12 @@ def _elsewhere(**_: Any) -> Any:
 
 @asynccontextmanager
 async def open_isolated_handler(
-    project: ProjectSpec, isolation: Isolation, *, mounted_as: str, batch_hooks: BatchHooks = NULL_BATCH_HOOKS
+    project: ProjectSpec,
+    isolation: Isolation,
+    *,
+    mounted_as: str,
+    batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
+    queue_timeout: float = 0,
 ) -> AsyncIterator[IsolatedHandler]:
     """Run a project's handler in worker processes while the block lasts.
 
@@ -290,6 +320,7 @@ async def open_isolated_handler(
         isolation: how many processes, and their limits.
         mounted_as: the name that it is served by beside others, empty if it is served alone.
         batch_hooks: are told of batches.
+        queue_timeout: for how many seconds a call waits for a place in a process; 0 for any time.
 
     Raises:
         ConfigError: the handler cannot be loaded.
@@ -301,7 +332,7 @@ async def open_isolated_handler(
     Cancellation: while it loads, and at the end while batches and processes end.
     """
     _check(project, isolation)
-    handler = IsolatedHandler(project, isolation, mounted_as)
+    handler = IsolatedHandler(project, isolation, mounted_as, Patience.of(project, queue_timeout))
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
         try:
