@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovms_cli.console import fail, stderr, stdout
-from ovms_cli.problems import count, count_problems, safe, show_problems
+from ovms_cli.problems import Strict, as_errors, count, count_problems, safe, show_problems
 from ovms_cli.script import let_scripts_import
 
 if TYPE_CHECKING:
@@ -33,9 +33,15 @@ def check(
     ],
     *,
     no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers")] = False,
+    strict: Strict = False,
     as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
 ) -> None:
-    """Load everything without serving, and tell every problem of every file: exits with 1 if there is an error."""
+    """Load everything without serving, and tell every problem of every file: exits with 1 if there is an error.
+
+    What is configured and will never be ready as it is, such as a model without a version, is a warning; with --strict
+    warnings are errors.
+    """
+    from dataclasses import replace
     from functools import partial
 
     import trio
@@ -49,6 +55,8 @@ def check(
     let_scripts_import()
     with stderr().status(f"checking {config} ..."):
         report = trio.run(partial(check_config, config, imports=not no_import))
+    if strict:
+        report = replace(report, problems=tuple(as_errors(report.problems)))
     if as_json:
         _print_json(report)
     else:

@@ -9,7 +9,7 @@ import typer
 
 from ovms_cli.console import file_of
 from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render, write_picture
-from ovms_cli.problems import conclude, count, point_to, problem_facts, show_problems
+from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.graphs.examining import Examination
@@ -29,12 +29,18 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="graph")
 
 
-def check(path: _GraphPath, *, as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False) -> None:
+def check(
+    path: _GraphPath,
+    *,
+    strict: Strict = False,
+    as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+) -> None:
     """Tell every problem of a graph file with its line and the way out: exits with 1 if there is an error."""
     examined = _examine(path)
     nodes = 0 if examined.config is None else len(examined.config.nodes)
-    facts = problem_facts(examined.problems) if as_json else None
-    conclude(examined.problems, f"{count(nodes, 'node')}, no problem found", facts)
+    problems = as_errors(examined.problems) if strict else examined.problems
+    facts = problem_facts(problems) if as_json else None
+    conclude(problems, f"{count(nodes, 'node')}, no problem found", facts)
 
 
 def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: OutputOption = None) -> None:

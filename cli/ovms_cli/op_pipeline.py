@@ -12,7 +12,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, fail
 from ovms_cli.pictures import PictureFormat, render, write_picture
-from ovms_cli.problems import conclude, count, problem_facts, safe
+from ovms_cli.problems import as_errors, conclude, count, problem_facts, safe
 from ovms_cli.script import call_script
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _draw(config: Path, script: Path) -> Drawing:
     return draw(service.graph(), examined.settings)
 
 
-def check_service(config: Path, service: Path | None, *, load: bool, as_json: bool) -> NoReturn:
+def check_service(config: Path, service: Path | None, *, load: bool, strict: bool, as_json: bool) -> NoReturn:
     """Tell every problem of a pipeline of Ops; exits with 1 if there is an error.
 
     Without a script only the configuration is looked at.
@@ -133,6 +133,7 @@ def check_service(config: Path, service: Path | None, *, load: bool, as_json: bo
     except ConfigError as error:
         found.problems += error.problems
     placed = [each if each.file else replace(each, file=str(script or config)) for each in found.problems]
+    placed = as_errors(placed) if strict else placed
     first = str(config)
     problems = sorted(placed, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
     facts = {"pipelines": found.names, **problem_facts(problems), "without_effect": dict(found.without_effect)}

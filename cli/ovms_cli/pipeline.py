@@ -9,7 +9,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, fail, file_of, stderr
 from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render, write_picture
-from ovms_cli.problems import conclude, count, point_to, problem_facts, show_problems
+from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import PipelineSpec
@@ -51,6 +51,7 @@ def check(
     no_models: Annotated[
         bool, typer.Option("--no-models", help="load no models and open no custom nodes: check the structure alone")
     ] = False,
+    strict: Strict = False,
     as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
     service: _Service = None,
 ) -> None:
@@ -64,16 +65,17 @@ def check(
     if (of_ops := _find_ops(config, service, name)) is not None:
         from ovms_cli.op_pipeline import check_service
 
-        check_service(of_ops, service, load=not no_models, as_json=as_json)
+        check_service(of_ops, service, load=not no_models, strict=strict, as_json=as_json)
     file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     with stderr().status(f"checking {file} ..."):
         report = trio.run(lambda: check_pipelines(file, [name] if name else [], load=not no_models))
     if not pipelines and not problems:
         fail(f"{file}: there are no pipelines; they are in pipeline_config_list")
-    facts = {"pipelines": [pipeline.name for pipeline in pipelines], **problem_facts(report.problems)}
+    found = as_errors(report.problems) if strict else report.problems
+    facts = {"pipelines": [pipeline.name for pipeline in pipelines], **problem_facts(found)}
     sound = f"{count(len(pipelines), 'pipeline')}, no problem found"
-    conclude(report.problems, sound, facts if as_json else None)
+    conclude(found, sound, facts if as_json else None)
 
 
 def show(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -16,7 +16,25 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.errors import Problem
 
-__all__ = ["conclude", "count", "count_problems", "point_to", "problem_facts", "safe", "show_problems"]
+__all__ = [
+    "Strict",
+    "as_errors",
+    "conclude",
+    "count",
+    "count_problems",
+    "point_to",
+    "problem_facts",
+    "safe",
+    "show_problems",
+]
+
+
+Strict = Annotated[bool, typer.Option("--strict", help="Take warnings for errors.")]
+
+
+def as_errors(problems: Iterable[Problem]) -> list[Problem]:
+    """Make errors of warnings."""
+    return [replace(problem, severity="error") for problem in problems]
 
 
 def show_problems(problems: Sequence[Problem]) -> None:

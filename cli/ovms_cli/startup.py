@@ -51,6 +51,7 @@ def _progress(running: Running) -> RenderableType:
 def _panel(running: Running) -> RenderableType:
     from rich import box
     from rich.console import Group
+    from rich.markup import escape
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -58,14 +59,17 @@ def _panel(running: Running) -> RenderableType:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for column in ("servable", "version", "state", "load time", ""):
         table.add_column(column, overflow="fold")
-    for statuses in running.plane.statuses().values():
+    registry = running.plane.registry
+    for name, statuses in running.plane.statuses().items():
         for status in statuses:
             table.add_row(*_row(status))
+        if not statuses:
+            table.add_row(escape(name), "", "[red]NOT READY[/]", "", escape(registry.why_not(name)))
     readiness = running.plane.readiness()
     where = Text()
     for protocol, addresses in (("gRPC", running.grpc), ("REST", running.rest)):
         where.append(f"{protocol:5} {', '.join(addresses) or 'off'}\n")
-    state = "[green]ready[/]" if readiness.ready else f"[red]not ready[/] {readiness.reason}"
+    state = "[green]ready[/]" if readiness.ready else f"[red]not ready[/]: {escape(readiness.reason)};"
     content = Group(table, where, Text.from_markup(f"{state} after {running.seconds:.2f} s"))
     return Panel(content, title="ovms", title_align="left", border_style="green" if readiness.ready else "red")
 

@@ -153,12 +153,15 @@ class _Output(Schema):
 
 
 def read_node(node: Located, findings: Findings) -> PipelineNode | None:
-    """Read one node; None if its form is wrong, which is noted."""
+    """Read one node; None if its form is wrong, which is noted.
+
+    A node of an unknown type, or without what it calls, is given all the same: it shows how the others are connected.
+    """
     members = check_members(node, _Node, findings)
     inputs = read_sources(items_of(members, "inputs"), findings)
     outputs = _all(items_of(members, "outputs"), lambda item: _read_output(item, findings))
-    is_good = _check_type(node, members, findings)
-    if not is_good or inputs is None or outputs is None or not is_whole(node, members, _Node):
+    _check_type(node, members, findings)
+    if inputs is None or outputs is None or not is_whole(node, members, _Node):
         return None
     given = {key: member.plain() for key, member in members.items()}
     return PipelineNode(
@@ -211,10 +214,10 @@ def _read_output(item: Located, findings: Findings) -> NodeOutput | None:
     return NodeOutput(data_item=members["data_item"].value, alias=members["alias"].value)
 
 
-def _check_type(node: Located, members: Mapping[str, Located], findings: Findings) -> bool:
+def _check_type(node: Located, members: Mapping[str, Located], findings: Findings) -> None:
     """Check that a node says what it calls, in the way of its type."""
     if "type" not in members:
-        return False
+        return
     kind = members["type"].value
     if kind not in _CALLS:
         expected = " or ".join(map(repr, _CALLS))
@@ -222,19 +225,16 @@ def _check_type(node: Located, members: Mapping[str, Located], findings: Finding
         findings.refuse(
             members["type"], "unknown type of a node", expected=expected, found=shown(kind), suggestion=hint
         )
-        return False
+        return
     wanted, other = _CALLS[kind], next(key for each, key in _CALLS.items() if each != kind)
-    is_good = other not in node.value
-    if not is_good:
+    if other in node.value:
         hint = f"remove it, or the node is of another type than {kind!r}"
         findings.refuse(node.find(other), f"{other!r} is not for a node of type {kind!r}", suggestion=hint)
     if wanted not in node.value:
         findings.refuse(node, f"the key {wanted!r} is missing", suggestion=f"add it: a node of type {kind!r} needs it")
-        is_good = False
     for key, owner in _ONLY_FOR.items():
         if key in members and owner != kind:
             findings.warn(members[key], f"{key!r} has no effect on a node of type {kind!r}", "remove it")
-    return is_good
 
 
 def _all(items: Iterable[Located], read: Callable[[Located], _Read | None]) -> tuple[_Read, ...] | None:
@@ -266,6 +266,7 @@ def read_pipelines(file: ConfigFile) -> list[PipelineSpec]:
 
 def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> PipelineSpec | None:
     findings = file.findings
+    told = len(findings.problems)
     members = check_members(entry, _PipelineEntry, findings)
     located = items_of(members, "nodes")
     nodes = [node for node in (read_node(each, findings) for each in located) if node is not None]
@@ -276,6 +277,8 @@ def _read_entry(entry: Located, file: ConfigFile, libraries: NodeLibraries) -> P
     paths, problems = _find_libraries(zip(nodes, located, strict=True), libraries, findings)
     place = file.place(entry)
     problems += [place.of(problem) for problem in check_name(members["name"].value)]
+    # With these nothing of the file is served; they go along so that a check tells what else is wrong here.
+    problems += [problem for problem in findings.problems[told:] if problem.severity == "error"]
     return PipelineSpec(
         name=members["name"].value,
         base_path=file.directory,

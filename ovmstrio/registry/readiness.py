@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.registry.records import ServiceRecord
 
-__all__ = ["readiness_at_start", "readiness_of"]
+__all__ = ["readiness_at_start", "readiness_of", "why_not"]
 
 
 def readiness_at_start(services: Collection[ServiceRecord], kinds: Iterable[str]) -> Readiness:
@@ -36,7 +36,8 @@ def readiness_of(services: Collection[ServiceRecord], *, when_empty: bool, when_
         return Readiness(ready=False, reason="no model is configured")
     failed = [record for record in configured if record.settled and not record.serving]
     if failed and not when_failed:
-        return Readiness(ready=False, reason="; ".join(_why(record) for record in failed))
+        reasons = (f'{record.kind.name} "{record.name}": {why_not(record)}' for record in failed)
+        return Readiness(ready=False, reason="; ".join(reasons))
     obstacles = [text for record in configured for text in _obstacles(record)]
     return Readiness(ready=not obstacles, reason="; ".join(obstacles))
 
@@ -51,9 +52,9 @@ def _kinds(services: Collection[ServiceRecord], kinds: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _why(record: ServiceRecord) -> str:
+def why_not(record: ServiceRecord) -> str:
+    """Tell why no version of a service can be called."""
     reasons = [
         f"version {each.version}: {each.reason}" for each in record.versions.values() if each.failure is not None
     ]
-    why = record.problem or "; ".join(reasons) or "no version is available"
-    return f'{record.kind.name} "{record.name}": {why}'
+    return record.problem or "; ".join(reasons) or "; ".join(record.warnings) or "no version is available"

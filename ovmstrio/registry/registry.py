@@ -23,7 +23,7 @@ from ovmstrio.core.limits import NO_LIMIT, Limit
 from ovmstrio.registry.instances import Instance, Lease, RetiredInstances
 from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.order import Marks, callers_before, find_calls, in_order
-from ovmstrio.registry.readiness import readiness_at_start, readiness_of
+from ovmstrio.registry.readiness import readiness_at_start, readiness_of, why_not
 from ovmstrio.registry.reconcile import Reconciler
 from ovmstrio.registry.records import DEFAULT_VERSION, ServiceRecord
 from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
@@ -276,6 +276,10 @@ class Registry:
     def findings(self) -> list[Problem]:
         """Tell everything that is wrong with what is configured, with the places where it can be mended."""
         return [problem for record in self._services.values() if record.spec for problem in record.findings]
+
+    def why_not(self, name: str) -> str:
+        """Tell why nothing of a name that is configured can be called; what it tells of one that can has no meaning."""
+        return why_not(self._known(name))
 
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the state of every version ever seen, by name."""

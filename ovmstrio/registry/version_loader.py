@@ -107,7 +107,7 @@ class VersionLoader:
             log.info("loading", kind=spec.kind, name=service.name, version=version, path=str(directory))
             started = perf_counter()
             try:
-                if spec.errors:
+                if spec.errors and not self._tells_all(service):
                     raise ConfigError(spec.errors)  # noqa: TRY301 - a failure of the version like any other
                 # What a service takes is known to those who call it.
                 servable = cast("Servable", await self._load(service, spec, version, directory, remarks))
@@ -125,13 +125,19 @@ class VersionLoader:
             instance = Instance(spec, str(version), servable, files, calls, takes, odd)
             return service.load_succeeds(record, instance, seconds)
 
+    def _tells_all(self, service: ServiceRecord) -> bool:
+        """Tell whether loading what cannot be served would tell what else is wrong with it, which a check asks for."""
+        context = self._context()
+        return service.kind.tells_all and service.circle is None and context is not None and context.is_trial
+
     async def _load(
         self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path, remarks: list[Problem]
     ) -> Service:
         context = self._context()
         if context is None:
             raise NotReady("the server is not running")
-        return await service.kind.load(spec, version, directory, replace(context, remark=remarks.append))
+        lent = replace(context, remark=remarks.append, names=tuple(self._marks.services))
+        return await service.kind.load(spec, version, directory, lent)
 
     async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
         """Close what brings a gRPC service that something else has; no checkpoint for what does not."""

@@ -19,7 +19,7 @@ from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     import trio
@@ -80,6 +80,7 @@ class LoadContext:
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
         queue_timeout: for how many seconds calls of handlers wait for a thread; 0 for any time.
         make_limit: makes what counts the requests of a service that may have so many in flight.
+        names: what else is configured, for those that miss something by its name.
         remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
     """
 
@@ -94,6 +95,7 @@ class LoadContext:
     is_alone: bool = False
     queue_timeout: float = 0
     make_limit: Callable[[int], ConcurrencyLimit] = LocalLimit
+    names: Collection[str] = ()
     remark: Callable[[Problem], None] = ignore_remark
     _shared: dict[Any, Any] = field(default_factory=dict)
 
@@ -126,6 +128,8 @@ class Kind(ABC, Generic[SpecT]):
         imports: whether loading runs a program of the user's, which a check does in another process or not at all.
         section: the key of ``config.json`` that lists services of this kind, empty if there is none.
         further_sections: the keys of other lists that it reads.
+        tells_all: whether loading what has errors in its settings, which a check does, tells all else that is wrong as
+            well, and then fails.
         occupied: what is said of a service whose name another kind has taken.
     """
 
@@ -136,6 +140,7 @@ class Kind(ABC, Generic[SpecT]):
     imports: ClassVar[bool] = False
     section: ClassVar[str] = ""
     further_sections: ClassVar[tuple[str, ...]] = ()
+    tells_all: ClassVar[bool] = False
     occupied: ClassVar[str] = "The name is taken"
 
     def read(self, file: ConfigFile) -> Sequence[SpecT]:

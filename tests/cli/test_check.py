@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -110,3 +111,83 @@ def test_a_path_that_does_not_exist_is_one_clear_line(run: Run) -> None:
         "error: nowhere.json: no such file or directory; "
         "give a config.json or nucleus.yaml, or the directory of a model, graph or handler\n"
     )
+
+
+def test_a_model_without_versions_is_a_warning_that_strict_makes_an_error(run: Run, tmp_path: Path) -> None:
+    """It will never be ready as it is; whoever asks for the exit code alone can have it told by that."""
+    (tmp_path / "empty").mkdir()
+    Path("config.json").write_text('{"model_config_list": [{"config": {"name": "e", "base_path": "empty"}}]}')
+    result = run("config.json")
+    assert (result.exit_code, "warning  no version directory found" in result.stdout) == (0, True), result.output
+    result = run("config.json", "--strict")
+    assert (result.exit_code, "error  no version directory found" in result.stdout) == (1, True), result.output
+    assert run("config.json", "--strict", "--json").exit_code == 1
+
+
+PIPELINE = """{
+  "model_config_list": [{"config": {"name": "dummy", "base_path": "models/dummy"}}],
+  "pipeline_config_list": [{"name": "p", "inputs": ["x"], "nodes": [
+    {"name": "a", "type": "DL modle", "model_name": "dummy",
+     "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
+     "outputs": [{"data_item": "aa", "alias": "out"}]},
+    {"name": "n", "type": "DL model", "model_name": "dumy",
+     "inputs": [{"b": {"node_name": "a", "data_item": "out"}}],
+     "outputs": [{"data_item": "a", "alias": "out"}]},
+    {"name": "c", "type": "custom", "library_name": "none",
+     "inputs": [{"b": {"node_name": "n", "data_item": "ouut"}}],
+     "outputs": [{"data_item": "a", "alias": "out"}]}
+  ], "outputs": [{"y": {"node_name": "c", "data_item": "out"}}]}]
+}
+"""
+
+
+def test_all_that_is_wrong_with_a_pipeline_is_told_in_one_round(run: Run, tmp_path: Path) -> None:
+    """A node's type, a library, a misspelt model, a misspelt source and an output that a model does not have."""
+    ir.save(ir.dummy(), tmp_path / "models", "dummy")
+    Path("config.json").write_text(PIPELINE)
+    result = run("config.json", "--json")
+    told = {(each["line"], each["message"].partition(":")[0], each["suggestion"]) for each in json_of(result)}
+    assert told == {
+        (4, "unknown type of a node", "did you mean 'DL model'?"),
+        (4, "PIPELINE_NODE_REFERING_TO_MISSING_MODEL_OUTPUT", "did you mean 'a'?"),
+        (7, "PIPELINE_NODE_REFERING_TO_MISSING_MODEL", "did you mean 'dummy'?"),
+        (7, "PIPELINE_CONTAINS_UNCONNECTED_NODES", told_of(told, 7, "PIPELINE_CONTAINS_UNCONNECTED_NODES")),
+        (4, "PIPELINE_CONTAINS_UNCONNECTED_NODES", told_of(told, 4, "PIPELINE_CONTAINS_UNCONNECTED_NODES")),
+        (10, "there is no custom node library 'none'", ""),
+        (10, "PIPELINE_NODE_REFERING_TO_MISSING_DATA_SOURCE", "did you mean 'out'?"),
+    }
+
+
+def json_of(result: Result) -> list[dict[str, Any]]:
+    """Give the problems of an answer in JSON."""
+    problems: list[dict[str, Any]] = json.loads(result.stdout)["problems"]
+    return problems
+
+
+def told_of(told: set[tuple[int, str, str]], line: int, message: str) -> str:
+    """Give the way out that a problem tells, whatever it is."""
+    return next((fix for at, text, fix in told if (at, text) == (line, message)), "")
+
+
+GRAPH = """
+input_stream: "OVMS_PY_TENSOR:x"
+output_stream: "OVMS_PY_TENSOR:y"
+node {
+  name: "n"
+  calculator: "PythonExecutorCalculatr"
+  input_side_packet: "PYTHON_NODE_RESOURCES:py"
+  input_stream: "IN:x"
+  output_stream: "OUT:y"
+  node_options: { [type.googleapis.com / mediapipe.PythonExecutorCalculatorOptions]: { handler_pathh: "h.py" } }
+}
+"""
+
+
+def test_a_misspelt_calculator_is_told_together_with_its_wrong_options(run: Run, tmp_path: Path) -> None:
+    """Neither hides the other."""
+    (tmp_path / "g").mkdir()
+    Path("g/graph.pbtxt").write_text(GRAPH)
+    result = run("g", "--json")
+    suggestions = [each["suggestion"] for each in json_of(result)]
+    assert "did you mean 'PythonExecutorCalculator'?" in suggestions
+    assert "did you mean 'handler_path'?" in suggestions

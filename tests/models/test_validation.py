@@ -332,3 +332,23 @@ def test_a_request_may_have_both_styles_where_its_protocol_lets_it() -> None:
     assert (found["x"].sum(), found["y"].sum()) == (0, 20)
     both = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed - input name: y"
     assert refusal(TWO, InferRequest("m", inputs=inputs, raw_inputs=[RAW, RAW])) == both
+
+
+def test_a_wrong_number_of_inputs_is_told_with_all_else_that_is_wrong() -> None:
+    """Which are missing, which nobody asked for, and which do not fit; the number comes first, as OVMS says it."""
+    specs = [TensorSpec(name, BY_NAME["FP32"], (Dim.fixed(1), Dim.fixed(2))) for name in ("left", "right")]
+    wrong = InferInput("left", "INT8", (1, 2))
+    stranger = InferInput("rihgt", "FP32", (1, 2))
+    with pytest.raises(InvalidRequest) as raised:
+        Validator(specs)(InferRequest("m", "", inputs=[wrong]))
+    assert raised.value.message.split(". Also: ") == [
+        "Invalid number of inputs - Expected: 2; Actual: 1",
+        "Invalid input precision - Expected: FP32; Actual: INT8; input name: left",
+        "Missing input with specific name - Required input: right",
+    ]
+    with pytest.raises(InvalidRequest) as raised:
+        Validator(specs)(InferRequest("m", "", inputs=[wrong, stranger]))
+    assert raised.value.message.split(". Also: ")[1:] == [
+        "Missing input with specific name - Required input: right",
+        "Unexpected input - rihgt; did you mean 'right'?",
+    ]

@@ -60,7 +60,8 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
     problems = list(reading.problems)
     if reading.config is not None:
         certain = [node for node in reading.config.nodes if node.canonical_name not in reading.doubtful]
-        contracts = {node.canonical_name: contract for node in certain if (contract := _contract(node)) is not None}
+        asked = ((node, _contract(node) if node in certain else _unknown(node)) for node in reading.config.nodes)
+        contracts = {node.canonical_name: contract for node, contract in asked if contract is not None}
         problems += check_wiring(reading.config, contracts, policy_names())
         problems += _check_python_nodes(reading.config, certain, directory or graph_path.parent)
     return Examination(reading.config, by_line(problems))
@@ -78,13 +79,20 @@ def _contract(node: NodeConfig) -> NodeContract | ContractError | None:
     except ConfigError as error:
         return ContractError(error.message, code="NOT_FOUND")
     if kind is None:
-        names = known_names()
-        fix = did_you_mean(node.calculator, names, otherwise=f"there are: {', '.join(names)}")
-        return ContractError(f'Unable to find Calculator "{node.calculator}"', fix=fix, code="NOT_FOUND")
+        return _unknown(node)
     try:
         return kind.contract(node)
     except ContractError as error:
         return None if error.message.startswith(_TOLD_OTHERWISE) else error
+
+
+def _unknown(node: NodeConfig) -> ContractError | None:
+    """Say that there is no calculator of a node's name; None if there is, whatever else is wrong with the node."""
+    names = known_names()
+    if node.calculator in names:
+        return None
+    fix = did_you_mean(node.calculator, names, otherwise=f"there are: {', '.join(names)}")
+    return ContractError(f'Unable to find Calculator "{node.calculator}"', fix=fix, code="NOT_FOUND")
 
 
 def _check_python_nodes(graph: GraphConfig, certain: Sequence[NodeConfig], directory: Path) -> list[Problem]:

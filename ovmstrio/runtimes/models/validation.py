@@ -8,10 +8,11 @@ fit are named behind the first one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import prod
 from typing import Final
 
+from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
@@ -121,7 +122,10 @@ class Validator:
         """
         inputs, raws = request.inputs, request.raw_inputs
         if len(inputs) != len(self._inputs):
-            raise refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
+            number = refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
+            # What is sent with as many buffers as inputs can be looked at, so that all is told at once.
+            others = self._check(inputs, raws)[1] if len(raws) in {0, len(inputs)} else []
+            raise combined([number, *others])
         if raws:
             check_style(inputs, raws)
         if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
@@ -129,6 +133,15 @@ class Validator:
         return self._by_name(inputs, raws)
 
     def _by_name(self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> dict[str, Array]:
+        arrays, errors = self._check(inputs, raws)
+        if errors:
+            raise combined(errors)
+        return arrays
+
+    def _check(
+        self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]
+    ) -> tuple[dict[str, Array], list[InvalidRequest]]:
+        """Give the arrays that can be made, by name, and everything that is wrong."""
         positions = {given.name: position for position, given in reversed(list(enumerate(inputs)))}
         arrays: dict[str, Array] = {}
         errors: list[InvalidRequest] = []
@@ -142,9 +155,15 @@ class Validator:
                 arrays[name] = check(inputs[position], raws[position] if raws else None)
             except InvalidRequest as error:
                 errors.append(error)
-        if errors:
-            raise combined(errors)
-        return arrays
+        known = {check.spec.name for check in self._inputs}
+        if errors or len(inputs) != len(known):
+            errors += [_unknown(name, known) for name in positions if name not in known]
+        return arrays, errors
+
+
+def _unknown(name: str, known: Collection[str]) -> InvalidRequest:
+    hint = did_you_mean(name, known, otherwise=f"the inputs are: {', '.join(sorted(known)) or 'none'}")
+    return refused("Unexpected input", f"{name[:80]}; {hint}")
 
 
 def check_style(inputs: Sequence[InferInput], raws: Sequence[Buffer | None], counts: str = _COUNTS) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.errors import ConfigError, NotFound, NotReady, Problem
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.runtimes.models.model import ModelServable
@@ -26,6 +27,8 @@ from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
 from ovmstrio.runtimes.pipelines.structure import examine_structure
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ovmstrio.config.specs import PipelineNode, PipelineSpec
     from ovmstrio.core.servable import LeaseServable, Servable
 
@@ -41,6 +44,7 @@ async def load_pipeline(
     *,
     lease: LeaseServable,
     tasks: trio.Nursery,
+    configured: Collection[str] = (),
     hide_errors: bool = False,
     is_isolated: bool = False,
 ) -> DagServable:
@@ -50,6 +54,7 @@ async def load_pipeline(
         spec: how it was configured.
         lease: how nodes call what else is served; what they call must be there by now.
         tasks: hosts threads and processes of custom nodes; must outlive the servable.
+        configured: names of what is served, one of which a node may mean that calls something else.
         hide_errors: tell clients only the type of what user code raises.
         is_isolated: whether shared libraries run in processes of their own.
 
@@ -59,11 +64,12 @@ async def load_pipeline(
     Cancellation: while custom nodes are opened and models waited for; nodes that were opened are closed.
     """
     structure, problems = examine_structure(spec)
+    problems = [*spec.errors, *problems]
     if structure is None:
         raise ConfigError(problems)
     async with AsyncExitStack() as opened:
         open_node = partial(open_custom_node, tasks=tasks, hide_errors=hide_errors, is_isolated=is_isolated)
-        nodes = _Nodes(spec, lease, open_node, opened)
+        nodes = _Nodes(spec, lease, open_node, opened, configured)
         for node in structure.nodes.values():
             await nodes.add(node)
         problems += nodes.problems + check_nodes(structure, nodes.signatures)
@@ -87,7 +93,14 @@ def _raise_errors(name: str, problems: list[Problem]) -> None:
 class _Nodes:
     """What is found out of one node after the other."""
 
-    def __init__(self, spec: PipelineSpec, lease: LeaseServable, open_node: OpenNode, opened: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        lease: LeaseServable,
+        open_node: OpenNode,
+        opened: AsyncExitStack,
+        configured: Collection[str],
+    ) -> None:
         self.signatures: dict[str, NodeSignature] = {}
         self.calls: dict[str, NodeCall] = {}
         self.custom: list[CustomNode] = []
@@ -96,12 +109,13 @@ class _Nodes:
         self._lease = lease
         self._open = open_node
         self._opened = opened
+        self._others = [name for name in configured if name != spec.name]
 
     async def add(self, node: PipelineNode) -> None:
         """Note signature and call of a node, or what is wrong with it."""
         if node.model_name:
             await self._add_servable(node)
-        elif node.library:
+        elif node.library in self._spec.libraries:
             await self._add_custom(node, self._spec.libraries[node.library])
 
     async def _add_servable(self, node: PipelineNode) -> None:
@@ -115,7 +129,10 @@ class _Nodes:
         except (NotFound, NotReady) as error:
             version = f" version {node.version}" if node.version else ""
             message = f"{node.model_name!r}{version} cannot be called: {error.message}"
-            fix = "configure it, or see why it is not loaded"
+            fix = "see why it is not loaded"
+            if node.model_name not in self._others:
+                known = f"configure it; known are {', '.join(self._others) or 'none'}"
+                fix = did_you_mean(node.model_name, self._others, otherwise=known)
             self.problems.append(problem_of(node, Code.MODEL_MISSING, message, fix))
 
     async def _add_custom(self, node: PipelineNode, library: Path) -> None:

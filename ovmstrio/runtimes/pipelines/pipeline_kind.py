@@ -30,6 +30,7 @@ class PipelineKind(Kind[PipelineSpec]):
     takes = frozenset({Takes.TENSORS})
     section = PIPELINES
     further_sections = (NODE_LIBRARIES,)
+    tells_all = True
     occupied = "Pipeline has the same name as model"
 
     def read(self, file: ConfigFile) -> list[PipelineSpec]:
@@ -70,6 +71,7 @@ class PipelineKind(Kind[PipelineSpec]):
             spec,
             lease=context.lease,
             tasks=context.tasks,
+            configured=context.names,
             hide_errors=context.hide_errors,
             is_isolated=context.isolates_nodes,
         )

@@ -109,17 +109,18 @@ async def test_a_filter_chooses_outputs(server: Server) -> None:
         (
             predict_request("dummy", {}),
             "INVALID_ARGUMENT",
-            "Invalid number of inputs - Expected: 1; Actual: 0",
+            "Invalid number of inputs - Expected: 1; Actual: 0. Also: "
+            "Missing input with specific name - Required input: b",
         ),
         (
             predict_request("dummy", {"b": ONES, "c": ONES}),
             "INVALID_ARGUMENT",
-            "Invalid number of inputs - Expected: 1; Actual: 2",
+            "Invalid number of inputs - Expected: 1; Actual: 2. Also: Unexpected input - c; the inputs are: b",
         ),
         (
             predict_request("dummy", {"c": ONES}),
             "INVALID_ARGUMENT",
-            "Missing input with specific name - Required input: b",
+            "Missing input with specific name - Required input: b. Also: Unexpected input - c; the inputs are: b",
         ),
         (
             predict_request("dummy", {"b": content("DT_FLOAT", np.ones((2, 10), "f4"))}),
