@@ -109,8 +109,10 @@ async def test_a_filter_chooses_outputs(server: Server) -> None:
         (
             predict_request("dummy", {}),
             "INVALID_ARGUMENT",
-            "Invalid number of inputs - Expected: 1; Actual: 0. Also: "
-            "Missing input with specific name - Required input: b",
+            (
+                "Invalid number of inputs - Expected: 1; Actual: 0. Also: "
+                "Missing input with specific name - Required input: b"
+            ),
         ),
         (
             predict_request("dummy", {"b": ONES, "c": ONES}),
