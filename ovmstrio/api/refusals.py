@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import trio
 
 from ovmstrio.api.doors import KSERVE_REST
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, ServerError
+from ovmstrio.core.inflation import (
+    DEFLATE_BITS,
+    GZIP_BITS,
+    Inflation,
+    InflationError,
+    InflationTooLargeError,
+    in_inflating_thread,
+)
 from ovmstrio.wire.http.answers import error_answer, size_refusal
 
 if TYPE_CHECKING:
@@ -32,10 +38,8 @@ __all__ = [
 
 _AT_ONCE_BYTES: Final = 2048
 """Of a body that becomes a thousand times as large at most."""
-_INFLATED_TOGETHER: Final = 2
-_limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("bodies that are inflated")
 
-_WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_BITS: Final = {"gzip": GZIP_BITS, "x-gzip": GZIP_BITS, "deflate": DEFLATE_BITS}
 
 
 def admits(plane: DataPlane, door: Door) -> Callable[..., Awaitable[Place | None]]:
@@ -80,36 +84,27 @@ async def inflated_body(request: HttpRequest, limit: int) -> bytes:
     encoding = said.strip().lower()
     if len(body) <= _AT_ONCE_BYTES:
         return _inflated(body, encoding, limit)
-    return await trio.to_thread.run_sync(_inflated, body, encoding, limit, limiter=_inflating())
-
-
-def _inflating() -> trio.CapacityLimiter:
-    """Give the limiter of this run, so that no more than a few bodies grow at a time."""
-    try:
-        return _limiter.get()
-    except LookupError:
-        limiter = trio.CapacityLimiter(_INFLATED_TOGETHER)
-        _limiter.set(limiter)
-        return limiter
+    return await in_inflating_thread(partial(_inflated, body, encoding, limit))
 
 
 def _inflated(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding in {"", "identity"}:
         return body
-    bits = _WINDOW_BITS.get(encoding)
+    bits = _BITS.get(encoding)
     if bits is None:
         raise InvalidRequest(f"Content-Encoding {encoding[:40]!r} is not supported; use gzip, deflate or none")
-    inflater = zlib.decompressobj(bits)
+    inflation = Inflation(body, bits, limit)
+    # The errors below lead to this frame, and may live longer than the request.
+    del body
     try:
-        inflated = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
+        inflated = inflation.finish()
+    except InflationTooLargeError:
+        raise size_refusal(f"more than {limit}", limit) from None
+    except InflationError as error:
         raise InvalidRequest(f"the body is not {encoding}: {error}") from None
-    if len(inflated) > limit:
-        # The error leads to this frame, and may live longer than the request.
-        del inflated, inflater, body
-        raise size_refusal(f"more than {limit}", limit)
-    if not inflater.eof or inflater.unused_data:
-        raise InvalidRequest(f"the body is not {encoding}: it {'goes on' if inflater.eof else 'ends too early'}")
+    if inflation.has_more:
+        del inflated, inflation
+        raise InvalidRequest(f"the body is not {encoding}: it goes on")
     return inflated
 
 

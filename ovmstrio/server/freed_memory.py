@@ -1,25 +1,134 @@
-"""What becomes of the memory that tensors leave behind."""
+"""What becomes of the memory that requests leave behind: kept for the next ones, and given back once none come."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+import gc
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-__all__ = ["KEPT_BYTES", "keep_freed_memory"]
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["KEPT_BYTES", "Growth", "give_back_freed_memory", "keep_freed_memory"]
+
+log = structlog.get_logger(__name__)
 
 KEPT_BYTES: Final = 128 * 2**20
 _LARGEST_FROM_HEAP: Final = 32 * 2**20
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+
+_LOOK_SECONDS: Final = 2.0
+_BUSY_SECONDS: Final = _LOOK_SECONDS / 10
+_LONGEST_PAUSE_SECONDS: Final = 600.0
+_WORTH_BYTES: Final = 8 * 2**20
+_STILL_BYTES: Final = 2**20
+_RESIDENT: Final = Path("/proc/self/statm")
 
 
 def keep_freed_memory() -> bool:
     """Have the C library keep what this process lets go, up to ``KEPT_BYTES``; False where it knows no such thing.
 
     By itself, glibc gives the end of its heap back to the system whenever some megabytes are free, so that the tensors
-    of each request are put into pages that the kernel has to find and clear anew.
+    of each request are put into pages that the kernel has to find and clear anew.  It also has a heap for each few
+    threads, each of which would keep as much, and never gives back the ends of those; hence there is one heap only.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
+    done = [
+        mallopt(_M_ARENA_MAX, 1),
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP),
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES),
+    ]
+    return all(done)
+
+
+class Growth:
+    """Tells when memory is worth giving back: it has grown, and does not grow any more.
+
+    A process with little to do gives back at once.  One that is busy may need it again: pauses between two times double
+    as long as memory grows back within a few of them.
+
+    Args:
+        size: bytes that the process has now.
+        now: the time, in seconds.
+    """
+
+    __slots__ = ("_before", "_floor", "_last_at", "_pause")
+
+    def __init__(self, size: int, now: float) -> None:
+        self._floor = self._before = size
+        self._last_at = now - _LONGEST_PAUSE_SECONDS
+        self._pause = _LOOK_SECONDS
+
+    def is_over(self, size: int, now: float, *, is_busy: bool) -> bool:
+        """Look at the size, which is to be done at a steady pace; whether now is a time to give back."""
+        rests = size <= self._before + _STILL_BYTES
+        self._before = size
+        self._floor = min(self._floor, size)
+        return rests and size >= self._floor + _WORTH_BYTES and not (is_busy and now < self._last_at + self._pause)
+
+    def given_back(self, size: int, now: float, *, is_busy: bool) -> None:
+        """Note that memory was given back, and how much there is now."""
+        soon = is_busy and now < self._last_at + 4 * self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS) if soon else _LOOK_SECONDS
+        self._last_at = now
+        self._floor = self._before = size
+
+
+async def give_back_freed_memory(
+    resident: Callable[[], int] | None = None,
+    trim: Callable[[], object] | None = None,
+    worked: Callable[[], float] = time.process_time,
+) -> None:
+    """Give memory back to the system when requests have left much of it and come no more, for ever.
+
+    Returns at once where that is not possible.
+
+    Args:
+        resident: tells the bytes that the process has; by default those that the system says.
+        trim: gives back what is free; runs in a thread, by default the C library's.
+        worked: tells the seconds for which the process has worked.
+
+    Cancellation: at any time; a thread that is giving back is waited for, which takes milliseconds.
+    """
+    resident, trim = resident or _resident_bytes, trim or _malloc_trim()
+    if trim is None or not resident():
+        return
+    growth, before = Growth(resident(), trio.current_time()), worked()
+    while True:
+        await trio.sleep(_LOOK_SECONDS)
+        now, size, work = trio.current_time(), resident(), worked()
+        is_busy, before = work - before > _BUSY_SECONDS, work
+        if growth.is_over(size, now, is_busy=is_busy):
+            await trio.to_thread.run_sync(_give_back, trim)
+            left = resident()
+            growth.given_back(left, now, is_busy=is_busy)
+            log.debug("gave memory back", before=size, after=left)
+
+
+def _give_back(trim: Callable[[], object]) -> None:
+    # Errors keep the frames that they went through, and those keep the requests, until cycles are looked for.
+    gc.collect()
+    trim()
+
+
+def _malloc_trim() -> Callable[[], object] | None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return None if trim is None else partial(trim, 0)
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

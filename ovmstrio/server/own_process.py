@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from ovmstrio.server.collector import spare_the_collector
-from ovmstrio.server.freed_memory import keep_freed_memory
+from ovmstrio.server.freed_memory import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.life import serve_plan
 from ovmstrio.server.workers import serve_with_workers
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ovmstrio.server.running import Running
 
 __all__ = ["serve_in_own_process"]
+
+_SWITCH_SECONDS: Final = 0.001
+"""How long a thread that runs Python keeps the event loop waiting for the interpreter's lock; 0.005 by default."""
 
 Show = Callable[["Running"], Awaitable[None]]
 
@@ -55,12 +59,14 @@ async def serve_in_own_process(
     Cancellation: ends everything at once, without drain.
     """
     keep_freed_memory()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     if plan.processes > 1 and hosting is None:
         return await serve_with_workers(plan, handle_signals=handle_signals)
     async with trio.open_nursery() as nursery:
 
         def begin(running: Running) -> None:
             nursery.start_soon(spare_the_collector, running.plane.registry)
+            nursery.start_soon(give_back_freed_memory)
             if show is not None:
                 nursery.start_soon(show, running)
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import psutil
 
+from benchmarks.requests import framed_infer_request
 from tests.attacks.attacks import ATTACKS
 from tests.attacks.ports import Ports
-from tests.attacks.served import write_attacked
+from tests.attacks.served import BIG, write_attacked
+from tests.support.bare_http2 import BareConnection
 from tests.support.processes import serving
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ WARM_SECONDS: Final = 1.0
 QUIET_SECONDS: Final = 5.0
 SHORTEST_SECONDS: Final = 3.0
 ATTACK_SECONDS: Final = 180.0
-SETTLE_SECONDS: Final = 10.0
+SETTLE_SECONDS: Final = 30.0
+REQUESTS: Final = 4
+INFER: Final = "/inference.GRPCInferenceService/ModelInfer"
 SAMPLE_SECONDS: Final = 0.05
 GROWTH: Final = 1.1
 """How much memory a server may have after an attack, in multiples of what it had before."""
@@ -156,6 +160,16 @@ def _listen(ports: Ports, seconds: float) -> Latencies:
     return Latencies.of(latencies)
 
 
+def _use_all_requests(ports: Ports) -> None:
+    """Have every request of the big model's pool make its buffers, which stay for as long as the model is loaded."""
+    body = framed_infer_request(BIG, "x", np.ones(1, np.float32))
+    with BareConnection(ports.grpc) as connection:
+        streams = [connection.begin(INFER, body) for _ in range(REQUESTS)]
+        connection.send(b"".join(data for _, data in streams))
+        for stream, _ in streams:
+            assert connection.wait(stream).status == "0"
+
+
 def _attack(name: str, ports: Ports) -> tuple[str, float]:
     """Make an attack; gives what came of it, and its seconds."""
     command = ["nice", sys.executable, "-m", "tests.attacks.attacks", name, *map(str, ports)]
@@ -175,6 +189,7 @@ def measure(name: str, folder: Path, *, quiet_seconds: float = QUIET_SECONDS) ->
     with serving(*options, log=folder / "log") as server:
         ports = Ports(int(server.grpc.rpartition(":")[2]), int(server.rest.rpartition(":")[2]))
         _listen(ports, WARM_SECONDS)
+        _use_all_requests(ports)
         quiet = _listen(ports, quiet_seconds)
         watch = Watch(server.process.pid)
         before, cpu = watch.resident_mb, watch.cpu_seconds

@@ -23,6 +23,7 @@ from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.closing import transport_of
 from ovmstrio.wire.grpc.core import Http2Core
+from ovmstrio.wire.grpc.endings import Endings
 from ovmstrio.wire.grpc.events import (
     DataReceived,
     Event,
@@ -89,6 +90,7 @@ class Connection:
         limits: TransportLimits,
         failures: FailureTranslator,
         faults: RepeatedFaults,
+        endings: Endings,
         share: PendingShare,
         peer: Peer,
     ) -> None:
@@ -100,6 +102,7 @@ class Connection:
         self.peer = peer
         self.calls: dict[int, Call] = {}
         self.faults = faults
+        self._endings = endings
         self._stream = stream
         self._routes = routes
         self._further = further
@@ -142,6 +145,7 @@ class Connection:
                         await self._written.wait()
                         if not self._is_faulty:
                             await self._linger()
+                await self._endings.cancel(self.calls.values())
                 nursery.cancel_scope.cancel()
                 # Before the calls have unwound, because a handler in a thread may take its time.
                 await close_stream(self._stream)

@@ -50,6 +50,8 @@ _LENGTH_BYTES: Final = 3
 _TURN: Final = 1_024
 """Frames that are handled before others get their turn.  A header block counts as many as it has bytes: its fields may
 have one byte each, and those cost more than a frame."""
+_TURN_OF_REQUEST: Final = _TURN // 16
+"""What a request counts more once it is whole: handlers of short calls run before others get their turn."""
 _WHOLE_FRAME_BYTES: Final = 1_024
 """Size from which on a DATA frame was not cut down by the peer's windows, and pays for their updates."""
 _VIEWED_FROM_BYTES: Final = 8 * 1024
@@ -246,6 +248,7 @@ class Http2Core:
             self._reset_unknown(stream_id, ErrorCode.STREAM_CLOSED)
 
     def _end_request(self, stream: StreamState) -> None:
+        self._turn_left -= _TURN_OF_REQUEST
         stream.remote_closed = True
         if stream.content_left:
             self._stream_error(stream, ErrorCode.PROTOCOL_ERROR)

@@ -18,6 +18,7 @@ from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.direct_stream import direct
 from ovmstrio.wire.grpc.connection import NO_ROUTES, Connection, Routes, close_stream
+from ovmstrio.wire.grpc.endings import Endings
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import ErrorMapper, FailureTranslator
 from ovmstrio.wire.listeners import Listener, address_of, peer_of
@@ -95,6 +96,7 @@ class GrpcServer:
         self._pending = pending or PendingAnswers()
         self._failures = FailureTranslator(map_error)
         self._faults = RepeatedFaults(log)
+        self._endings = Endings()
         self._connections: set[Connection] = set()
         self._accepting = Accepting()
         self._is_running = False
@@ -189,6 +191,7 @@ class GrpcServer:
             limits=self._limits,
             failures=self._failures,
             faults=self._faults,
+            endings=self._endings,
             share=self._pending.share(),
             peer=peer_of(stream),
         )

@@ -197,6 +197,11 @@ class Call:
             self.failure = failure or GRPCError(Status.CANCELLED, "the call was cancelled by the server")
         self.scope.cancel()
 
+    def forsake(self) -> None:
+        """Cancel the handler, whose client is gone: nothing is said to it any more."""
+        self.state.local_closed = self.state.remote_closed = True
+        self.cancel()
+
     # -- receiving -----------------------------------------------------------------------------------------------
 
     async def recv_message(self) -> Any:

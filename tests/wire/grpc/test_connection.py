@@ -7,6 +7,7 @@ import gzip
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import h2.events
@@ -98,6 +99,25 @@ async def test_a_lost_connection_cancels_its_calls_only(autojump_clock: MockCloc
         await service.wait_cancelled()
         await trio.testing.wait_all_tasks_blocked()
         assert (len(server.connections), server.active_calls, len(service.cancelled_at)) == (1, 1, 1)
+
+
+async def test_calls_of_a_lost_connection_end_a_few_at_a_time() -> None:
+    """Others get their turns between them, however many there are, and whatever their ends take."""
+    count = 100
+    async with memory_server() as (server, service, connect):
+        peer = await connect().start()
+        for _ in range(count):
+            await peer.request("Wait")
+        await service.wait_started(count)
+        ended = [0]
+        await peer.stream.aclose()
+        with trio.fail_after(20):
+            while server.active_calls:
+                await trio.lowlevel.checkpoint()
+                ended.append(len(service.cancelled_at))
+        at_once = [after - before for before, after in pairwise(ended)]
+        assert sum(at_once) == count
+        assert max(at_once) < count / 2
 
 
 @pytest.mark.parametrize(

@@ -363,3 +363,16 @@ def test_pings_that_measure_our_data_are_no_flood() -> None:
         core.send_data(core.streams[1], b"\0\0\0\0\1", b"x")
         core.receive(frames.ping(bytes(8), ack=False))
     assert core.outbound.count(frames.ping(bytes(8), ack=True)) == 200
+
+
+def test_requests_that_come_together_get_their_turns() -> None:
+    """Only as many are handed over at once as run within some milliseconds, and all of them in the end."""
+    pairs = request_headers("/test.Echo/Unary")
+    script = b"".join(headers(n, pairs) + data(n, message(b"x"), end=True) for n in range(1, 201, 2))
+    core = Http2Core(TransportLimits(), lambda: 0.0)
+    turns = [core.receive(HELLO + script)]
+    while core.more:
+        turns.append(core.go_on())
+    begun = [sum(isinstance(event, RequestStarted) for event in turn) for turn in turns]
+    assert sum(begun) == 100
+    assert max(begun) <= 16

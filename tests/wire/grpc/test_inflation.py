@@ -16,8 +16,9 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.core.inflation import GZIP_BITS, Inflation, InflationError
 from ovmstrio.wire.grpc import Call, GrpcServer, TransportLimits
-from ovmstrio.wire.grpc.inflation import Inflater, Inflation
+from ovmstrio.wire.grpc.inflation import Inflater
 from tests.support.kept_by_errors import bytes_kept_by
 from tests.wire.grpc.bytes_client import HELLO, data, headers, message, request_headers
 from tests.wire.grpc.echo import BytesCodec
@@ -30,7 +31,7 @@ MIB = 2**20
 def test_messages_come_out_whole_however_they_are_made(unit: bytes, times: int, step: int) -> None:
     """A piece at a time or at once, up to exactly what they may become."""
     whole = unit * times
-    inflation = Inflation(gzip.compress(whole), len(whole))
+    inflation = Inflation(gzip.compress(whole), GZIP_BITS, len(whole))
     reached = 0
     while not inflation.go_on(reached):
         reached += step * 1_000
@@ -73,8 +74,8 @@ def most_memory() -> Iterator[list[int]]:
 def test_a_bomb_costs_no_more_than_a_message() -> None:
     """Neither of what it would become nor of what it is made of are there copies."""
     bomb = gzip.compress(bytes(100 * MIB), 9)
-    with most_memory() as most, pytest.raises(GRPCError):
-        Inflation(bomb, 4 * MIB).finish()
+    with most_memory() as most, pytest.raises(InflationError):
+        Inflation(bomb, GZIP_BITS, 4 * MIB).finish()
     assert most[0] < 6 * MIB
 
 
@@ -82,7 +83,7 @@ def test_a_large_message_is_held_once() -> None:
     """It is made in one place, and that place is the message."""
     packed = gzip.compress(bytes(8 * MIB))
     with most_memory() as most:
-        assert len(Inflation(packed, 8 * MIB).finish()) == 8 * MIB
+        assert len(Inflation(packed, GZIP_BITS, 8 * MIB).finish()) == 8 * MIB
     assert most[0] < 12 * MIB
 
 
@@ -172,8 +173,8 @@ def test_an_error_does_not_keep_what_was_made(packed: bytes) -> None:
     """It leads to the frames that it went through, and may be held for long."""
 
     def refused() -> BaseException:
-        with pytest.raises(GRPCError) as caught:
-            Inflation(packed, 4 * MIB).finish()
+        with pytest.raises(InflationError) as caught:
+            Inflation(packed, GZIP_BITS, 4 * MIB).finish()
         return caught.value
 
     assert bytes_kept_by(refused) < MIB // 2
