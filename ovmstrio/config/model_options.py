@@ -31,6 +31,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 
 __all__ = [
     "LAYOUT_DEPENDENT",
+    "MODEL_OPTIONS",
     "STATEFUL_ONLY",
     "check_base_path",
     "check_local_path",
@@ -322,6 +323,9 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "sequence_migration": ("sequence_migration", _flag("sequence_migration")),
 }
 """For each option the field of ``ModelSpec`` that it sets, and what reads it."""
+
+MODEL_OPTIONS: Final = frozenset(_READERS)
+"""The options of a model, by OVMS's names."""
 
 
 def _contradictions(options: Mapping[str, Any], fields: dict[str, Any]) -> list[Problem]:

@@ -125,7 +125,7 @@ class ServableSpec(_Spec):
     ``origin`` says where it was configured, for messages.  ``problems`` are faults of the settings: a servable that
     has any is known by name and fails to load with them, while everything else is served.  ``place`` is where it is
     written, if that is a file.  ``max_concurrency`` calls of it may be under way, 0 for any number, and ``max_queue``
-    more wait.
+    more wait.  ``load_number`` grows when it is to be loaded again from the same settings.
     """
 
     kind: ClassVar[str]
@@ -138,6 +138,7 @@ class ServableSpec(_Spec):
     problems: tuple[Problem, ...] = ()
     max_concurrency: Annotated[int, Field(ge=0)] = 0
     max_queue: Annotated[int, Field(ge=0)] = 100
+    load_number: int = 0
     place: Place | None = Field(default=None, exclude=True, repr=False)
 
     @property

@@ -55,12 +55,13 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
     from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
-    from ovmstrio.registry import Lease, Registry, VersionStatus
+    from ovmstrio.registry import Lease, ModelControl, Registry, VersionStatus
 
 __all__ = ["DataPlane", "Description", "ModelMetadata"]
 
 _T = TypeVar("_T")
 
+SERVER_NAME: Final = "OpenVINO Model Server"
 STARTING: Final = "the listeners are not bound yet"
 DRAINING: Final = "the server is shutting down"
 
@@ -78,6 +79,8 @@ class DataPlane:
         most_answer_bytes: how large the outputs of an answer, or of a reply of a stream, may be together.
         admission: says how many calls there may be at once; by default as the services are configured.
         regions: those of shared memory that clients register; none may be unless given.
+        server_name: what clients are told that it is called; those of OVMS look at it, and some of Triton's insist.
+        control: loads and unloads by name; None where that is not how things are loaded.
     """
 
     def __init__(
@@ -91,8 +94,12 @@ class DataPlane:
         most_answer_bytes: float = math.inf,
         admission: Admission | None = None,
         regions: ClientRegions | None = None,
+        control: ModelControl | None = None,
+        server_name: str = SERVER_NAME,
     ) -> None:
         self.registry = registry
+        self.server_name = server_name
+        self.control = control
         self.regions = regions or ClientRegions()
         self._renderer = Renderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)

@@ -8,14 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
-from ovmstrio.config.specs import ServerSpec
+from ovmstrio.config.specs import ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, ModelFailure, Problem, ServerError, VersionsFailure
 from ovmstrio.repository.fingerprints import content_mark
 
@@ -29,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 ParseConfig = Callable[[bytes, Path], ServerSpec]
 """Makes a validated configuration of a file's content; the path is for messages and for relative paths in it."""
+
+ApplySpecs = Callable[[Sequence[ServableSpec]], Awaitable["ApplyResult"]]
+"""Brings what is served in line with what is configured."""
 
 _READ_ATTEMPTS: Final = 3
 _READ_PAUSE_SECONDS: Final = 0.01
@@ -55,12 +58,14 @@ class ConfigSource:
         path: the file.
         registry: what is kept in line.
         parse: reads the file's content.
+        apply: takes over what is configured; the registry itself unless given.
     """
 
-    def __init__(self, path: Path, registry: Registry, parse: ParseConfig) -> None:
+    def __init__(self, path: Path, registry: Registry, parse: ParseConfig, apply: ApplySpecs | None = None) -> None:
         self._path = path
         self._registry = registry
         self._parse = parse
+        self._apply_specs = apply or registry.apply
         self._lock = trio.Lock()
         self._mark = ""
         self._further: dict[Path, bytes | None] = {}
@@ -107,7 +112,7 @@ class ConfigSource:
         except ConfigError as error:
             raise FailedPrecondition(error.message) from error
         self._further = spec.further_files
-        result = await self._registry.apply(spec.services)
+        result = await self._apply_specs(spec.services)
         kinds = self._registry.kinds.values()
         counts = {f"{kind.name.replace(' ', '_')}s": len(spec.of(kind.spec)) for kind in kinds}
         log.info("config applied", path=str(self._path), **counts, failures=len(result.failures))

@@ -39,8 +39,8 @@ from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.openvino.trials import trials_folder, trying_models
-from ovmstrio.registry import Registry
-from ovmstrio.registry.source import ConfigSource, reload_versions
+from ovmstrio.registry import ModelControl, Registry
+from ovmstrio.registry.source import ApplySpecs, ConfigSource, reload_versions
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
@@ -186,6 +186,7 @@ class _Server:
         self._registry = self._make_registry()
         limit = Limit(plan.settings.max_concurrency, plan.settings.max_queue)
         self._admission = Admission(limit, self._registry.limit_of)
+        self._control = self._make_control()
         self._source = self._make_source()
         reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self._registry)
         self._plane = DataPlane(
@@ -197,6 +198,8 @@ class _Server:
             most_answer_bytes=plan.settings.max_message_size,
             admission=self._admission,
             regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
+            control=self._control,
+            server_name=plan.settings.server_name,
         )
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
@@ -220,9 +223,21 @@ class _Server:
         return Registry(
             self._plan.kinds,
             lend,
-            poll_seconds=settings.file_system_poll_wait_seconds,
-            ready_when_empty=settings.allow_empty,
+            # Where names are loaded when somebody asks for them, nothing happens by itself.
+            poll_seconds=0 if self._is_explicit else settings.file_system_poll_wait_seconds,
+            ready_when_empty=settings.allow_empty or self._is_explicit,
         )
+
+    @property
+    def _is_explicit(self) -> bool:
+        return self._settings.model_control == "explicit"
+
+    def _make_control(self) -> ModelControl | None:
+        """Make what loads by name, where that is how things are loaded."""
+        if not self._is_explicit:
+            return None
+        first = [name.strip() for name in (self._settings.load_model or "").split(",") if name.strip()]
+        return ModelControl(self._registry, cache_dir=cache_directory(self._settings), first=first)
 
     def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
         return self._hosting.lend(self._admission.around(lease), tasks, **lent)
@@ -232,9 +247,14 @@ class _Server:
         if path is None:
             return None
         parse = partial(parse_config, self._plan.kinds.values(), cache_dir=cache_directory(self._settings))
-        source = ConfigSource(path, self._registry, parse)
+        source = ConfigSource(path, self._registry, parse, self._apply)
         self._registry.on_poll(source.poll)
         return source
+
+    @property
+    def _apply(self) -> ApplySpecs:
+        """What takes over a configuration."""
+        return self._registry.apply if self._control is None else self._control.apply
 
     async def _make_front_ends(self) -> dict[str, FrontEnd]:
         """Make the front end of each protocol that has an address, which needs much that loading does without."""
@@ -262,7 +282,7 @@ class _Server:
         Ownership: everything that the server opens.
         Cancellation: ends everything at once.
         """
-        with self._locked_store():
+        with self._locked_store(), self._control or nullcontext():
             await self._serve(task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
@@ -350,7 +370,7 @@ class _Server:
             if self._source is not None:
                 await self._source.reload(force=True)
             else:
-                await self._registry.apply(self._plan.spec.services)
+                await self._apply(self._plan.spec.services)
         except ServerError as error:
             log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
 

@@ -62,6 +62,18 @@ class ServerSettings(BaseModel):
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0)] = _setting(
         1, SERVER, "How often the configuration and version directories are looked at; 0 never."
     )
+    model_control: Literal["none", "explicit"] = _setting(
+        "none",
+        SERVER,
+        "explicit: nothing of what is configured is loaded before a client asks for it by name (KServe's repository "
+        "extension), and nothing changes unless it is asked for.",
+    )
+    load_model: str | None = _setting(
+        None, SERVER, "Names that --model_control explicit loads at the start, comma separated; * for all."
+    )
+    server_name: str = _setting(
+        "OpenVINO Model Server", SERVER, "Name that clients are told; some of those for Triton insist on triton."
+    )
     cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
     trial_load: Literal["auto", "off", "again"] = _setting(
         "auto",

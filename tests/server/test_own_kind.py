@@ -12,6 +12,7 @@ import pytest
 from ovmstrio import KINDS, Kinds, table_of
 from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.errors import ConfigError, Problem, ServiceLoading
 from ovmstrio.kinds import (
     ONLY_VERSION,
@@ -127,7 +128,7 @@ async def test_it_is_loaded_listed_called_and_reloaded(tmp_path: Path) -> None:
     source = ConfigSource(config, registry, partial(parse_config, TABLE.values()))
     async with running(registry):
         await source.reload()
-        listed = [(entry.name, entry.version, entry.state) for entry in repository_index(registry.statuses())]
+        listed = [(entry.name, entry.version, entry.state) for entry in repository_index(DataPlane(registry))]
         assert sorted(listed) == [("a", "1", "READY"), ("b", "1", "READY")]
         assert registry.names_of("echo") == {"a", "b"}
         assert [status.kind for status in registry.statuses()["a"]] == ["echo"]

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.registry import VersionState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.registry import VersionStatus
 
-__all__ = ["SERVER_NAME", "IndexEntry", "extensions_of", "repository_index", "server_version"]
+__all__ = ["IndexEntry", "extensions_of", "repository_index", "server_version"]
 
-SERVER_NAME: Final = "OpenVINO Model Server"
-"""The name that clients of OVMS see and some of them check."""
 _EXTENSIONS: Final = ("binary_tensor_data", "generate", "model_configuration", "statistics")
 
 
 def extensions_of(plane: DataPlane) -> list[str]:
     """Tell which extensions of KServe v2 the server has, as it was started."""
-    allowed = {"system_shared_memory": plane.regions.is_allowed}
+    allowed = {
+        "model_repository": plane.control is not None,
+        "model_repository(unload_dependents)": plane.control is not None,
+        "system_shared_memory": plane.regions.is_allowed,
+    }
     return sorted([*_EXTENSIONS, *(name for name, is_allowed in allowed.items() if is_allowed)])
 
 
@@ -51,11 +50,20 @@ class IndexEntry:
     reason: str
 
 
-def repository_index(statuses: Mapping[str, Sequence[VersionStatus]], *, only_ready: bool = False) -> list[IndexEntry]:
-    """List every version, or only those that can be called, by name and then by number."""
-    return [
+def repository_index(plane: DataPlane, *, only_ready: bool = False) -> list[IndexEntry]:
+    """List every version, or only those that can be called, by name and then by number.
+
+    What was never loaded, where that is for clients to ask for, has no version yet.
+    """
+    statuses = plane.statuses()
+    names = [] if only_ready or plane.control is None else plane.control.names
+    unloaded = [name for name in names if name not in statuses]
+    entries = [
         IndexEntry(name, str(status.version), _STATES[status.state], status.reason)
         for name, versions in sorted(statuses.items())
         for status in sorted(versions, key=lambda status: status.version)
         if status.state is VersionState.AVAILABLE or not only_ready
     ]
+    return sorted(
+        [*entries, *(IndexEntry(name, "", "UNAVAILABLE", "") for name in unloaded)], key=lambda each: each.name
+    )

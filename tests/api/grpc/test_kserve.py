@@ -259,13 +259,21 @@ async def test_a_malformed_message_is_refused_and_the_connection_lives(serving: 
 
 
 async def test_a_call_that_is_not_offered_is_unimplemented(serving: Serving) -> None:
-    """Calls of Triton's that this server has not, such as model control, say so."""
+    """Calls that this server has not say so."""
+    with pytest.raises(grpc.RpcError) as caught:
+        await call(serving.address, f"{SERVICE}/ModelTrain", b"", "inference.ServerLiveResponse")
+
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_models_are_not_loaded_by_name_unless_the_server_is_told_so(serving: Serving) -> None:
+    """Clients of Triton's learn which option lets them do it."""
     from tritonclient.utils import InferenceServerException
 
-    with pytest.raises(InferenceServerException) as caught:
-        await with_triton(serving.address, lambda client: client.load_model("echo"))
-
-    assert caught.value.status() == "StatusCode.UNIMPLEMENTED"
+    for verb in ("load_model", "unload_model"):
+        with pytest.raises(InferenceServerException, match="--model_control explicit") as caught:
+            await with_triton(serving.address, lambda client, verb=verb: getattr(client, verb)("echo"))  # type: ignore[misc]
+        assert caught.value.status() == "StatusCode.FAILED_PRECONDITION"
 
 
 async def test_the_deadline_reaches_the_servable_and_ends_the_call(serving: Serving) -> None:

@@ -15,14 +15,15 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.admitted_calls import answer_admitted, first_text, keep_place
 from ovmstrio.api.doors import KSERVE_GRPC
+from ovmstrio.api.kserve.grpc.repository_calls import RepositoryCalls
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
 from ovmstrio.api.kserve.grpc.request_streams import answer_requests
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
 from ovmstrio.api.kserve.grpc.shared_memory_calls import SharedMemoryCalls
 from ovmstrio.api.kserve.model_config import config_message
 from ovmstrio.api.kserve.model_statistics import statistics_message
-from ovmstrio.api.kserve.repository_index import SERVER_NAME, extensions_of, repository_index, server_version
-from ovmstrio.core.errors import InvalidRequest, PayloadTooLarge, ServerError
+from ovmstrio.api.kserve.repository_index import extensions_of, server_version
+from ovmstrio.core.errors import InvalidRequest, NotFound, PayloadTooLarge, ServerError
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import InferRequest, StreamProblem
 from ovmstrio.protocol.generated import inference as pb
@@ -110,7 +111,7 @@ async def _send_replies(call: Call, stream: OpenStream) -> None:
 _SERVICE: Final = "/inference.GRPCInferenceService"
 
 
-class InferenceService(SharedMemoryCalls):
+class InferenceService(RepositoryCalls, SharedMemoryCalls):
     """The service, hosted by a transport that maps the domain's errors to statuses.
 
     Args:
@@ -197,15 +198,23 @@ class InferenceService(SharedMemoryCalls):
     async def model_ready(self, message: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
         """Tell whether a version, or the default one, can be called.  Does not block.
 
+        What could be loaded and is not is not ready, as Triton says it, where that is for clients to ask for.
+
         Raises:
             NotFound: the name or version is unknown.
             InvalidRequest: the version is not a number.
         """
-        return pb.ModelReadyResponse(ready=self._plane.model_ready(message.name, message.version, KSERVE_GRPC))
+        try:
+            ready = self._plane.model_ready(message.name, message.version, KSERVE_GRPC)
+        except NotFound:
+            if self._plane.control is None or message.name not in self._plane.control.names:
+                raise
+            ready = False
+        return pb.ModelReadyResponse(ready=ready)
 
     async def server_metadata(self, _: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         """Tell the server's name, version and extensions.  Does not block."""
-        return pb.ServerMetadataResponse(SERVER_NAME, server_version(), extensions_of(self._plane))
+        return pb.ServerMetadataResponse(self._plane.server_name, server_version(), extensions_of(self._plane))
 
     async def model_metadata(self, message: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Tell the inputs, the outputs and the callable versions of a servable.  Does not block.
@@ -247,24 +256,6 @@ class InferenceService(SharedMemoryCalls):
         """
         counted = self._plane.statistics(message.name, message.version, KSERVE_GRPC)
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
-
-    async def repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        """List every version that the server knows of.  Does not block.
-
-        Raises:
-            InvalidRequest: one of several repositories is asked for.
-        """
-        if message.repository_name:
-            raise InvalidRequest(
-                f'repository_name: expected none, as this server has one repository, got "{message.repository_name}"'
-            )
-        entries = repository_index(self._plane.statuses(), only_ready=message.ready)
-        return pb.RepositoryIndexResponse(
-            [
-                pb.RepositoryIndexResponseModelIndex(entry.name, entry.version, entry.state, entry.reason)
-                for entry in entries
-            ]
-        )
 
 
 def _render(response: InferResponse) -> tuple[bytes, int]:

@@ -1,20 +1,17 @@
-"""KServe v2's paths: health, metadata, readiness, the repository index, and inferences that the fast lane left."""
+"""KServe v2's paths: health, metadata, readiness, and inferences that the fast lane left."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from ovmstrio.api.doors import KSERVE_REST, NOT_LOADED
 from ovmstrio.api.kserve.model_config import config_document
 from ovmstrio.api.kserve.model_statistics import statistics_document
-from ovmstrio.api.kserve.repository_index import SERVER_NAME, extensions_of, repository_index, server_version
+from ovmstrio.api.kserve.repository_index import extensions_of, server_version
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, answer_infer, check_version
 from ovmstrio.api.refusals import admits, body_of_call
-from ovmstrio.core.errors import MalformedJson, NotReady, VersionLoading
+from ovmstrio.core.errors import NotReady, VersionLoading
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
@@ -58,7 +55,7 @@ def model_paths(suffix: str) -> tuple[str, str]:
 
 def _server_rules(plane: DataPlane) -> list[Rule]:
     async def metadata(_: HttpRequest) -> HttpAnswer:
-        return json_answer({"name": SERVER_NAME, "version": server_version(), "extensions": extensions_of(plane)})
+        return json_answer({"name": plane.server_name, "version": server_version(), "extensions": extensions_of(plane)})
 
     async def live(request: HttpRequest) -> HttpAnswer:
         if not plane.is_live():
@@ -74,26 +71,12 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
     async def statistics(_: HttpRequest) -> HttpAnswer:
         return _statistics(plane, "", "")
 
-    async def models(_: HttpRequest) -> HttpAnswer:
-        return json_answer({"models": _index(plane, only_ready=False)})
-
     return [
         rule("/v2", "GET", metadata, is_hot=True),
         rule("/v2/health/live", "GET", live, is_hot=True),
         rule("/v2/health/ready", "GET", ready, is_hot=True),
-        rule("/v2/models", "GET", models, is_hot=True),
         rule("/v2/models/stats", "GET", statistics, is_hot=True),
-        rule("/v2/repository/index", "POST", partial(_repository_index, plane), is_hot=True),
     ]
-
-
-async def _repository_index(plane: DataPlane, request: HttpRequest) -> HttpAnswer:
-    try:
-        asked = orjson.loads(request.body) if request.body else {}
-    except orjson.JSONDecodeError as error:
-        raise MalformedJson(f"The file is not valid json - {error}") from None
-    only_ready = isinstance(asked, dict) and asked.get("ready") is True
-    return json_answer(_index(plane, only_ready=only_ready))
 
 
 def _model_rules(plane: DataPlane) -> list[Rule]:
@@ -132,15 +115,6 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
 def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
     """Answer as KServe's clients read it; ``HEAD`` gets no body."""
     return HttpAnswer(200) if request.method == "HEAD" else json_answer({state: True})
-
-
-def _index(plane: DataPlane, *, only_ready: bool) -> list[dict[str, str]]:
-    entries = repository_index(plane.statuses(), only_ready=only_ready)
-    # OVMS's benchmark client takes an entry for exactly three values.
-    return [
-        {"name": e.name, "version": e.version, "state": e.state} | ({"reason": e.reason} if e.reason else {})
-        for e in entries
-    ]
 
 
 def _statistics(plane: DataPlane, model: str, version: str) -> HttpAnswer:
