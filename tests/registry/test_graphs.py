@@ -15,6 +15,7 @@ from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.errors import InvalidRequest, ModelFailure, NotFound, Problem, ServiceLoading, VersionRetired
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from ovmstrio.runtimes.table import KINDS
@@ -107,7 +108,7 @@ async def test_a_graph_that_fails_says_why_and_is_no_reason_to_wait(tmp_path: Pa
         assert registry.is_ready("g") is False
         assert registry.is_ready("other")
         assert registry.readiness.reason == 'graph "g": version 1: the stub was told to fail'
-        assert [(entry.name, entry.version, entry.state) for entry in repository_index(registry.statuses())] == [
+        assert [(entry.name, entry.version, entry.state) for entry in repository_index(DataPlane(registry))] == [
             ("g", "1", "LOADING"),
             ("other", "1", "READY"),
         ]

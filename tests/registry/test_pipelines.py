@@ -23,6 +23,7 @@ from ovmstrio.config.specs import (
     ServableSpec,
 )
 from ovmstrio.core.errors import ModelFailure, NotFound, Problem, ServiceLoading, VersionRetired
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.registry import Registry, VersionState
 from ovmstrio.registry.source import ConfigSource
 from ovmstrio.runtimes.table import KINDS
@@ -109,7 +110,7 @@ async def test_a_pipeline_that_fails_says_why(tmp_path: Path) -> None:
             await registry.lease("p", "4")
         assert caught.value.message == 'pipeline "p" is not loaded yet: its last load failed: the stub was told to fail'
         assert registry.readiness.reason == 'pipeline "p": version 1: the stub was told to fail'
-        assert [(entry.name, entry.state) for entry in repository_index(registry.statuses())] == [("p", "LOADING")]
+        assert [(entry.name, entry.state) for entry in repository_index(DataPlane(registry))] == [("p", "LOADING")]
 
 
 async def test_a_call_waits_for_a_pipeline_that_is_being_loaded(
