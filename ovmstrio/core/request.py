@@ -85,6 +85,7 @@ class InferRequest:
     of outputs would make them strings: the caller is no client.  ``received`` is how many bytes it came in; ``event``
     is what observers see of the call that it belongs to, for whoever works on it to tell times.  ``arrival`` is its
     place among those of its connection, where several of one may be under way.
+    With ``wants_all_packets`` a graph answers with every packet of its outputs, an output each, and not with the first.
     ``most_bytes`` is how large the outputs may be together, of a call whose answer goes to a client.
     """
 
@@ -101,6 +102,7 @@ class InferRequest:
     event: CallEvent | None = None
     arrival: Arrival | None = None
     most_bytes: float = math.inf
+    wants_all_packets: bool = False
 
 
 @dataclass(slots=True)

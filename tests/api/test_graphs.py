@@ -206,6 +206,16 @@ async def test_a_failing_node_is_the_callers_error_over_rest(both: Both) -> None
     assert answer.json()["error"].startswith("Mediapipe execution failed. MP status - ")
 
 
+async def test_one_answer_has_all_that_a_graph_streams(both: Both) -> None:
+    """Texts are joined; the first piece alone would look like the whole answer."""
+    answer = await both.http("POST", "/v2/models/words/generate", json={"in": "one two three"})
+    assert (answer.status_code, answer.json()["out"]) == (200, "onetwothree")
+    answer = await both.http("POST", "/v2/models/words/generate", json={"in": "one bad"})
+    assert (answer.status_code, "no such word" in answer.json()["error"]) == (400, True)
+    first = await both.infer("words", "one two")
+    assert len(first.json()["outputs"]) == 1
+
+
 async def test_graphs_generate(both: Both) -> None:
     """Texts go in as they are; one answer, and one event for each that a generator makes."""
     answer = await both.http("POST", "/v2/models/upper/generate", json={"in": "größe"})

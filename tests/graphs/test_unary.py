@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.errors import GraphFailure, InvalidRequest
+from ovmstrio.core.errors import GraphFailure, InvalidRequest, PayloadTooLarge
 from ovmstrio.core.request import Contents, InferInput, InferRequest
 from ovmstrio.core.tensor import RawTensor
 from tests.support.graphs import GRAPH, LOOPBACK, ask, graph_text, loaded, python_node, texts
@@ -316,3 +316,26 @@ async def test_metadata_names_streams_in_order(tmp_path: Path) -> None:
         ("b", "INVALID", ()),
     ]
     assert [spec.name for spec in known.outputs] == ["out"]
+
+
+async def test_a_call_may_want_every_packet_as_far_as_an_answer_may_be_large(tmp_path: Path) -> None:
+    """An endless generator ends when all together would be too large, and the next call is served."""
+    endless = """
+class OvmsPythonModel:
+    def execute(self, inputs):
+        count = int(np.array(inputs[0])[0])
+        for number in range(count) if count else iter(int, 1):
+            yield [Tensor("out", np.array([number]))]
+"""
+    text = graph_text(python_node("endless.py", more=LOOPBACK))
+    async with loaded(tmp_path / "g", text, endless="import numpy as np\n" + endless) as graph:
+        for count, sizes in ((3, [0, 1, 2]), (1, [0])):
+            request = ask({"in": np.array([count])})
+            request.wants_all_packets, request.most_bytes = True, 80
+            response = await graph.infer(request)
+            assert [int.from_bytes(each.data, "little") for each in response.outputs if hasattr(each, "data")] == sizes
+        request = ask({"in": np.array([0])})
+        request.wants_all_packets, request.most_bytes = True, 80
+        with pytest.raises(PayloadTooLarge, match="the outputs have 88 bytes, the limit is 80"):
+            await graph.infer(request)
+        assert len((await graph.infer(ask({"in": np.array([5])}))).outputs) == 1

@@ -16,7 +16,7 @@ from ovmstrio.runtimes.graphs.calculator import InstanceContext
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
 from ovmstrio.runtimes.graphs.graph_stream import REPLIES_BUFFERED, GraphStream
-from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, FirstPackets, Replies, to_output
+from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, AllPackets, FirstPackets, Replies, to_output
 from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class GraphServable:
     # Calls
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer one call with the first packet of each output.
+        """Answer one call with the first packet of each output, or with all of them where the request wants them.
 
         The caller owns the request, whose buffers must stay unchanged until this returns.
 
@@ -68,12 +68,14 @@ class GraphServable:
             InvalidRequest: the request does not fit the graph's inputs.
             FailedPrecondition: the run cannot start.
             GraphFailure: a node failed, or an output got nothing.
+            PayloadTooLarge: all packets are larger than an answer may be.
             ServerError: what user code raised of its own.
 
         Cancellation: at any checkpoint; everything that runs for the call is stopped before this returns.
         """
-        sink = FirstPackets(len(self._plan.outputs))
-        instance = self._make_instance(request, sink)
+        first = FirstPackets(len(self._plan.outputs))
+        every = AllPackets(self._plan.outputs, request.most_bytes) if request.wants_all_packets else None
+        instance = self._make_instance(request, every or first)
         with _Observed(self._hooks, "ModelInfer", instance):
             if self._plan.is_chain:
                 await self._run_alone(instance, request)
@@ -81,7 +83,7 @@ class GraphServable:
                 async with running(instance):
                     await self._feed(instance, request)
                     await instance.finish()
-        return self._answer(request, sink.packets)
+        return self._answer(request, every.packets if every else [[each] if each else [] for each in first.packets])
 
     async def _run_alone(self, instance: GraphInstance, request: InferRequest) -> None:
         """Run a call in this task."""
@@ -106,17 +108,20 @@ class GraphServable:
             missing = self._plan.inputs.keys() - {tensor.name for tensor in request.inputs}
             raise InvalidRequest(f"{_NOT_ALL_INPUTS}; missing: {', '.join(sorted(missing))}")
 
-    def _answer(self, request: InferRequest, packets: Sequence[Packet | None]) -> InferResponse:
+    def _answer(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
+        """Make an answer of the packets of each output; its timestamp is that of the last output's first."""
         response = InferResponse(self.name, GRAPH_VERSION, [], request.id)
-        for name, packet in zip(self._plan.outputs, packets, strict=True):
-            if packet is None:
+        for name, given in zip(self._plan.outputs, packets, strict=True):
+            if not given:
                 raise GraphFailure(f'{_NO_OUTPUT}: nothing came out of "{name}"')
-            made = to_output(name, packet.value)
-            if isinstance(made, InferResponse):
-                response.outputs, response.parameters = made.outputs, made.parameters
-            else:
-                response.outputs.append(made)
-            response.parameters["OVMS_MP_TIMESTAMP"] = packet.timestamp
+            for packet in given:
+                made = to_output(name, packet.value)
+                if isinstance(made, InferResponse):
+                    response.outputs += made.outputs
+                    response.parameters |= made.parameters
+                else:
+                    response.outputs.append(made)
+            response.parameters["OVMS_MP_TIMESTAMP"] = given[0].timestamp
         return response
 
     # Streams

@@ -1,4 +1,4 @@
-"""Where the outputs of an instance go: the first packet of each for a call, every packet at once for a stream.
+"""Where the outputs of an instance go: the first packet of each, or all, for a call; every one at once for a stream.
 
 On the way packets become what a response carries.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.request import InferResponse, StreamReply
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.runtimes.graphs.graph_failures import graph_failure
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.runtimes.graphs.packets import Packet
 
-__all__ = ["GRAPH_VERSION", "FirstPackets", "Replies", "to_output"]
+__all__ = ["GRAPH_VERSION", "AllPackets", "FirstPackets", "Replies", "to_output"]
 
 GRAPH_VERSION: Final = "1"
 """The version that every graph has."""
@@ -40,6 +41,36 @@ class FirstPackets:
         """Keep a packet, if it is the first of its output."""
         if self.packets[output] is None:
             self.packets[output] = packet
+        return True
+
+    async def wait_room(self) -> None:
+        """There is always room.  Never waits."""
+
+
+class AllPackets:
+    """Keeps every packet of each output, as far as an answer may be large.
+
+    Attributes:
+        packets: what came, by the numbers of outputs.
+    """
+
+    def __init__(self, outputs: Sequence[str], most_bytes: float) -> None:
+        self.packets: list[list[Packet]] = [[] for _ in outputs]
+        self._outputs = outputs
+        self._most_bytes = most_bytes
+        self._size = 0
+
+    def put(self, output: int, packet: Packet) -> bool:
+        """Keep a packet.
+
+        Raises:
+            PayloadTooLarge: all together are larger than an answer may be.
+            ServerError: its value cannot be written into a response.
+        """
+        self._size += to_output(self._outputs[output], packet.value).nbytes
+        if self._size > self._most_bytes:
+            raise PayloadTooLarge.of_outputs(self._size, self._most_bytes)
+        self.packets[output].append(packet)
         return True
 
     async def wait_room(self) -> None:

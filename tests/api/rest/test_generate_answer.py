@@ -75,3 +75,17 @@ def test_errors_are_events_of_their_own_type() -> None:
     """The error's text is what an error's answer would hold, and what nobody foresaw is not told."""
     assert error_event(GraphFailure("no\nluck")) == b'event: error\ndata: {"error":"no\\nluck"}\n\n'
     assert error_event(KeyError("a secret")).startswith(b'event: error\ndata: {"error":"internal error')
+
+
+def _pieces(datatype: str, *data: bytes, shape: tuple[int, ...] | None = None) -> Any:
+    outputs: list[Tensor | RawTensor] = [RawTensor("y", datatype, shape or (len(each),), each) for each in data]
+    return orjson.loads(event(InferResponse("m", "1", outputs))[6:])["y"]
+
+
+def test_pieces_of_text_are_joined_and_others_listed() -> None:
+    """A letter may be cut between two pieces; numbers keep to their piece."""
+    assert _pieces("UINT8", b"one ", b"two") == "one two"
+    assert _pieces("UINT8", "ö".encode()[:1], "ö".encode()[1:]) == "ö"
+    assert _pieces("UINT8", b"\x00\x01", b"\x02") == [[0, 1], 2]
+    assert _pieces("INT64", *(bytes([n]) + b"\0" * 7 for n in (3, 4)), shape=(1,)) == [3, 4]
+    assert _pieces("UINT8", b"a", b"\xff") == ["a", 255]

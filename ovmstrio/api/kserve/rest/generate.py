@@ -175,6 +175,8 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 def generate_document(response: InferResponse) -> dict[str, Any]:
     """Give what a response says: each output under its name, as one value or a flat list of them.
 
+    Of an output that came several times, as graphs that stream give them, texts are joined, and other values listed.
+
     Raises:
         InvalidRequest: JSON cannot carry an output.
     """
@@ -183,8 +185,11 @@ def generate_document(response: InferResponse) -> dict[str, Any]:
         document["id"] = response.id
     if response.parameters:
         document["parameters"] = response.parameters
+    pieces: dict[str, list[Tensor | RawTensor]] = {}
     for tensor in response.outputs:
-        document[tensor.name] = _value(tensor)
+        pieces.setdefault(tensor.name, []).append(tensor)
+    for name, several in pieces.items():
+        document[name] = _value(several[0]) if len(several) == 1 else _joined(several)
     return document
 
 
@@ -200,6 +205,18 @@ def event(response: InferResponse) -> bytes:
 def error_event(error: Exception) -> bytes:
     """Write an error as the last event."""
     return b"event: error\ndata: %b\n\n" % error_answer(error).content
+
+
+def _joined(pieces: Sequence[Tensor | RawTensor]) -> Any:
+    """Give a text of pieces that are one together, between which a letter may be cut; else the list of their values."""
+    raw = [piece for piece in pieces if isinstance(piece, RawTensor)]
+    if len(raw) == len(pieces) and len({piece.datatype for piece in raw}) == 1:
+        data = b"".join(piece.data for piece in raw)
+        text = _text(RawTensor(raw[0].name, raw[0].datatype, (len(data),), data))
+        if text is not None and all(len(piece.shape) == 1 for piece in raw):
+            return text
+    values = [_value(piece) for piece in pieces]
+    return "".join(values) if all(isinstance(each, str) for each in values) else values
 
 
 def _value(tensor: Tensor | RawTensor) -> Any:
@@ -240,6 +257,7 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     async def generate(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         asked = await _read(plane, request, model, check_version(version), max_body_bytes)
+        asked.wants_all_packets, asked.most_bytes = True, max_body_bytes
         return await plane.infer(asked, KSERVE_REST, _render)
 
     async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
