@@ -67,7 +67,9 @@ def _panel(running: Running) -> RenderableType:
             table.add_row(escape(name), "", "[red]NOT READY[/]", "", escape(registry.why_not(name)))
     readiness = running.plane.readiness()
     where = Text()
-    for protocol, addresses in (("gRPC", running.grpc), ("REST", running.rest)):
+    rows = [("gRPC", running.grpc), ("REST", running.rest)]
+    rows += [("probes", list(running.probes))] if running.probes else []
+    for protocol, addresses in rows:
         where.append(f"{protocol:5} {', '.join(addresses) or 'off'}\n")
     state = "[green]ready[/]" if readiness.ready else f"[red]not ready[/]: {escape(readiness.reason)};"
     content = Group(table, where, Text.from_markup(f"{state} after {running.seconds:.2f} s"))

@@ -20,7 +20,7 @@ from ovmstrio.config.model_options import check_base_path, check_name, read_mode
 from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.core.errors import Problem
-from ovmstrio.server.settings import IGNORED, MODEL, ServerSettings
+from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, ServerSettings
 
 __all__ = [
     "UsageProblems",
@@ -29,6 +29,7 @@ __all__ = [
     "ignored_options",
     "listen_addresses",
     "metric_families",
+    "probe_addresses",
     "read_settings",
     "single_servable",
 ]
@@ -185,6 +186,14 @@ def _addresses(settings: ServerSettings) -> list[Problem]:
     return []
 
 
+def probe_addresses(settings: ServerSettings) -> list[str]:
+    """Give the addresses for probes: those of REST that have ports, and all of the machine's where none has."""
+    addresses = listen_addresses(settings.rest_bind_address, settings.probe_port)
+    return [each for each in addresses if not each.startswith("unix:")] or listen_addresses(
+        EVERYWHERE, settings.probe_port
+    )
+
+
 _MODEL_OPTIONS: Final = tuple(
     name for name, field in ServerSettings.model_fields.items() if (field.json_schema_extra or {}) == {"group": MODEL}
 )
@@ -213,6 +222,9 @@ def _groups(settings: ServerSettings) -> list[Problem]:
 
 def _security(settings: ServerSettings) -> list[Problem]:
     problems = []
+    if settings.probe_port and settings.probe_port in {settings.port, settings.rest_port}:
+        message = f"{settings.probe_port} is the port of a protocol"
+        problems.append(Problem(message, path="--probe_port", suggestion="give probes a port of their own"))
     if (settings.tls_cert is None) != (settings.tls_key is None):
         problems.append(Problem("each needs the other", path="--tls_cert and --tls_key"))
     if settings.client_ca is not None and settings.tls_cert is None:

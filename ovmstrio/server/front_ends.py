@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ovmstrio.api.kserve.rest.kserve_routes import health_rules
+from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
 from ovmstrio.server.rest_front_end import RestFrontEnd
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.http.answers import Cors
 from ovmstrio.wire.http.http_server import HttpFrontEnd
+from ovmstrio.wire.http.router import Router
 
 if TYPE_CHECKING:
     from ovmstrio.core.pending_answers import PendingAnswers
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.settings import ServerSettings
 
-__all__ = ["grpc_front_end", "metrics_front_end", "rest_front_end"]
+__all__ = ["grpc_front_end", "metrics_front_end", "probe_front_end", "rest_front_end"]
 
 
 def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> GrpcFrontEnd:
@@ -47,6 +50,11 @@ def metrics_front_end(plane: DataPlane) -> HttpFrontEnd:
     from ovmstrio.api.paddle.http.pipeline_routes import metrics_router  # noqa: PLC0415 - for pipelines of Ops alone
 
     return HttpFrontEnd((), metrics_router(plane))
+
+
+def probe_front_end(plane: DataPlane) -> HttpFrontEnd:
+    """Make what answers probes at a port of their own: whether the server is live and ready, and nothing else."""
+    return HttpFrontEnd((), Router(health_rules(plane), OvmsRefusals()))
 
 
 def _cors(settings: ServerSettings) -> Cors | None:

@@ -47,7 +47,7 @@ from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
 from ovmstrio.runtimes.models.sequences.store import SequenceStore
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.table import KINDS, Kinds
-from ovmstrio.server.command_line import cache_directory, metric_families
+from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
 from ovmstrio.server.memory_limit import pending_answers
 from ovmstrio.server.plan import Plan, read_plan
@@ -267,6 +267,8 @@ class _Server:
             front_ends["REST"] = made.rest_front_end(plane, plan, self._pending)
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane)
+        if self._settings.probe_port and self._hosting.listeners is None:
+            front_ends["probes"] = made.probe_front_end(plane)
         return front_ends
 
     # Life
@@ -331,12 +333,14 @@ class _Server:
             ("gRPC", plan.grpc, HTTP2),
             ("REST", plan.rest, HTTP),
             ("metrics", plan.metrics, HTTP),
+            ("probes", tuple(probe_addresses(self._settings)) if given is None else (), HTTP),
         ):
             if not where:
                 continue
             if given is None:
-                tls = await trio.to_thread.run_sync(make_tls, self._settings, protocol)
-                opening = open_noted_listeners(where, tls, plan.port_options)
+                is_plain = name == "probes"
+                tls = None if is_plain else await trio.to_thread.run_sync(make_tls, self._settings, protocol)
+                opening = open_noted_listeners(where, tls, "--probe_port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
             else:
                 listeners[name] = list(given[name])
@@ -359,8 +363,8 @@ class _Server:
         sequences = self._registry.context.shared(SequenceManagers)
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
-        grpc, rest, metrics = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics"))
-        return Running(plane, grpc, rest, metrics, self._started)
+        grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
+        return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""

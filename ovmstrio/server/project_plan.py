@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.config.specs import HandlerSpec, ServerSpec
-from ovmstrio.server.command_line import listen_addresses, read_settings
+from ovmstrio.core.errors import Problem
+from ovmstrio.server.command_line import UsageProblems, listen_addresses, read_settings
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.readiness_file import usual_file
 
@@ -32,6 +33,10 @@ def plan_project(project: ProjectSpec, options: Mapping[str, Any]) -> Plan:
         UsageProblems: options that do not exist, values out of bounds, or options that exclude or need each other.
     """
     settings = read_settings({**_DEFAULTS, **options}, foreign=_FOREIGN)
+    if settings.probe_port and project.processes > 1:
+        message = f"a project of {project.processes} processes has no port for probes"
+        fix = "give it one process, or look for the readiness file"
+        raise UsageProblems([Problem(message, path="--probe_port", suggestion=fix)])
     given = settings.model_fields_set
     is_http = project.protobuf_path is None
     port = own_port(project, settings)

@@ -7,6 +7,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.dataplane.plane import DataPlane
 
 __all__ = ["Running"]
@@ -22,6 +24,7 @@ class Running:
         rest: those of HTTP.
         metrics: those for scrapers alone.
         started: when the server was, on the clock of ``time.perf_counter``.
+        probes: the addresses for probes of its health alone.
     """
 
     plane: DataPlane
@@ -29,6 +32,7 @@ class Running:
     rest: list[str]
     metrics: list[str]
     started: float
+    probes: Sequence[str] = ()
 
     @property
     def seconds(self) -> float:

@@ -168,6 +168,11 @@ class ServerSettings(BaseModel):
     tls_cert: Path | None = _setting(None, SECURITY, "Certificate chain (PEM) of both protocols.")
     tls_key: Path | None = _setting(None, SECURITY, "Private key (PEM) of the certificate.")
     client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
+    probe_port: Port = _setting(
+        0,
+        SECURITY,
+        "Port of /v2/health/live and /v2/health/ready alone, without TLS, for probes that have no certificate; 0 none.",
+    )
     allow_remote_admin: bool = _setting(
         False,
         SECURITY,

@@ -33,10 +33,11 @@ def _plan(folder: Path, options: dict[str, Any], **keys: Any) -> Plan:
         ({"tls_cert": FILE}, "each needs the other"),
         ({"tls_key": FILE}, "each needs the other"),
         ({"client_ca": FILE}, "needs --tls_cert and --tls_key"),
+        ({"port": 9000, "probe_port": 9000}, "--probe_port: 9000 is the port of a protocol"),
         ({"port": 65_536}, "--port: the value cannot be used .expected 65535 or less, found 65536"),
         ({"drain_seconds": -1}, "--drain_seconds: the value cannot be used .expected 0.0 or more, found -1"),
     ],
-    ids=["cert", "key", "ca", "port", "drain"],
+    ids=["cert", "key", "ca", "probes", "port", "drain"],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, given: dict[str, Any], problem: str) -> None:
     """Above all, nobody who asks for TLS is served without it."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
 
-__all__ = ["kserve_rules", "model_paths"]
+__all__ = ["health_rules", "kserve_rules", "model_paths"]
 
 
 def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
@@ -57,6 +57,19 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
     async def metadata(_: HttpRequest) -> HttpAnswer:
         return json_answer({"name": plane.server_name, "version": server_version(), "extensions": extensions_of(plane)})
 
+    async def statistics(_: HttpRequest) -> HttpAnswer:
+        return _statistics(plane, "", "")
+
+    return [
+        rule("/v2", "GET", metadata, is_hot=True),
+        *health_rules(plane),
+        rule("/v2/models/stats", "GET", statistics, is_hot=True),
+    ]
+
+
+def health_rules(plane: DataPlane) -> list[Rule]:
+    """Make the rules that tell whether the server is live and ready, which are all that probes have."""
+
     async def live(request: HttpRequest) -> HttpAnswer:
         if not plane.is_live():
             raise NotReady("Server is not live")
@@ -68,14 +81,9 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
             raise NotReady(f"Server is not ready - {readiness.reason}")
         return _healthy(request, "ready")
 
-    async def statistics(_: HttpRequest) -> HttpAnswer:
-        return _statistics(plane, "", "")
-
     return [
-        rule("/v2", "GET", metadata, is_hot=True),
         rule("/v2/health/live", "GET", live, is_hot=True),
         rule("/v2/health/ready", "GET", ready, is_hot=True),
-        rule("/v2/models/stats", "GET", statistics, is_hot=True),
     ]
 
 
