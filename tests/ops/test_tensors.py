@@ -39,6 +39,8 @@ def test_requests_become_a_dictionary() -> None:
     np.testing.assert_array_equal(found["t"], np.array([[1], [2], [3]]))
     assert (found["t.lod"].dtype, found["t.lod"].tolist()) == (np.int32, [0, 1, 3])
     assert set(found) == {"k", "s", "t", "t.lod"}
+    two = unpack(PipelineRequest(tensors=[PipelineTensor("t", 0, [2], [0, 1, 1, 2], int64_data=[1, 2])]))["t.lod"]
+    assert (two.dtype, two.tolist()) == (np.int32, [[0, 1], [1, 2]])
     assert to_array(PipelineTensor("x", 1, [], float_data=[2.5])).shape == ()
 
 

@@ -112,8 +112,14 @@ def unpack(request: PipelineRequest) -> dict[str, Any]:
     for tensor in request.tensors:
         found[tensor.name] = to_array(tensor)
         if tensor.lod:
-            found[tensor.name + LOD_SUFFIX] = np.array(tensor.lod, np.int32)
+            found[tensor.name + LOD_SUFFIX] = _offsets(tensor.lod)
     return found
+
+
+def _offsets(lod: list[int]) -> Ndarray:
+    """Give row offsets as hooks get them: in two rows, or in one where their number is odd."""
+    offsets = np.array(lod, np.int32)
+    return offsets if len(lod) % 2 else offsets.reshape(2, -1)
 
 
 def to_array(tensor: PipelineTensor) -> Any:

@@ -16,7 +16,7 @@ from ovmstrio.ops import Op, PipelineResponse
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.observing.hooks import Several
-from tests.support.ops import asking, settings, single
+from tests.support.ops import asking, settings, single, text_graph
 
 
 class Rows(Op):
@@ -127,24 +127,36 @@ async def test_later_ones_do_not_make_the_first_wait_longer(autojump_clock: trio
     assert [seconds for seconds, _ in answers] == [0.5] * 3
 
 
-async def test_without_a_time_batches_wait_until_they_are_full(autojump_clock: trio.testing.MockClock) -> None:
-    """There is a warning at the start; a request's own time still ends it."""
+async def test_without_a_time_batches_leave_when_nobody_else_is_on_the_way(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """However much room there is: they wait for others a moment, and are warned of at the start."""
     with capture_logs() as logs:
-        async with opened(2, 0) as executor, trio.open_nursery() as nursery:
-            answers: list[Any] = []
-
-            async def ask() -> None:
-                answers.append((await executor.infer(asking("array 1"))).err_no)
-
-            begin = trio.current_time()
-            assert (await executor.infer(asking("array 1"), begin + 60)).err_no == 6000
-            nursery.start_soon(ask)
-            await trio.sleep(100)
-            assert answers == []
-            nursery.start_soon(ask)
-            await wait_all_tasks_blocked()
-            assert answers == [0, 0]
+        async with opened(3, 0) as executor:
+            (alone,) = await asked(executor, "array 1")
+            both = await asked(executor, *["array 1"] * 2)
+            full = await asked(executor, *["array 1"] * 3)
+    assert alone[0] == pytest.approx(0.01)
+    assert [seconds for seconds, _ in both] == [pytest.approx(0.01)] * 2
+    assert [seconds for seconds, _ in full] == [0.0] * 3
+    assert [len(fed) for fed in Rows.fed] == [1, 2, 3]
     assert [log["op"] for log in logs if "auto_batching_timeout" in log["event"]] == ["op"]
+
+
+async def test_a_batch_waits_for_those_that_are_still_at_work(autojump_clock: trio.testing.MockClock) -> None:
+    """One that waits is joined by one that an Op before still works on, and leaves alone where there is none."""
+    graph = text_graph("a<@", "b<a")
+    slow = graph.ops["a"]
+    slow.seconds = 1.0  # type: ignore[attr-defined] # of TextOp
+    seen = Batches()
+    ops = {"a": OpSettings(concurrency=2), "b": OpSettings("b", batch_size=2, auto_batching_timeout=0)}
+    async with open_executor(graph, settings(worker_num=100, ops=ops), hooks=seen) as executor:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(executor.infer, asking())
+            await trio.sleep(0.5)
+            nursery.start_soon(executor.infer, asking())
+        assert [0, 1] in seen.ids
+        assert (await executor.infer(asking())).err_no == 0
 
 
 async def test_batches_that_can_never_become_full_leave(autojump_clock: trio.testing.MockClock) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -116,7 +116,7 @@ async def test_the_first_failure_answers_at_once(autojump_clock: trio.testing.Mo
         assert trio.current_time() - begin == pytest.approx(1.0)
         where = "ClassName: Op._run_preprocess.<locals>.preprocess_help  FunctionName: preprocess_help"
         assert answered(response) == (10000, f"Log_id: 7  Raise_msg: its a  {where}")
-        assert [channel.size for channel in executor.channels()] == [0, 0, 0]
+        assert [channel.size for channel in executor.channels()] == [0, 0, 0, 0]
         assert executor.in_flight == 0
         assert (await executor.infer(asking("x"))).err_no == 0
 
@@ -419,6 +419,55 @@ async def test_a_thread_that_does_not_end_costs_only_its_own_request(monkeypatch
                 assert answered(await executor.infer(asking("next"))) == "next"
     finally:
         Stuck.release.set()
+
+
+class StuckProcess(Op):
+    """Waits in ``process``, in a thread, for as long as a test wants; counts its copies."""
+
+    release = threading.Event()
+    made: list[int] = []  # noqa: RUF012 - shared by the copies of the workers
+
+    def init_op(self) -> None:
+        """Count."""
+        self.made.append(1)
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        """Wait if asked to."""
+        (feed,) = feed_batch
+        if feed["x"] == "wait":
+            self.release.wait(30)
+        return dict(feed)
+
+
+@pytest.fixture
+def stuck() -> Iterator[type[StuckProcess]]:
+    """Give the Op, and let its threads go on at the end."""
+    StuckProcess.made.clear()
+    StuckProcess.release.clear()
+    yield StuckProcess
+    StuckProcess.release.set()
+
+
+async def test_a_worker_whose_process_goes_on_serves_the_next_request_at_once(stuck: type[StuckProcess]) -> None:
+    """With the same copy of the Op, in a fresh thread."""
+    async with open_executor(single(stuck), settings(worker_num=1)) as executor:
+        for _ in range(3):
+            assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
+            assert answered(await executor.infer(asking("next"))) == "next"
+    assert len(stuck.made) == 1
+
+
+async def test_many_threads_that_do_not_end_cost_the_copy_of_the_op(
+    stuck: type[StuckProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is an end of threads: the worker gets a new copy then, with threads of its own."""
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.workers.GRACE_SECONDS", 0.01)
+    monkeypatch.setattr("ovmstrio.runtimes.ops.executor.op_instance._MOST_LATE", 2)
+    async with open_executor(single(stuck), settings(worker_num=1)) as executor:
+        for made in (1, 2, 2):
+            assert (await executor.infer(asking("wait"), trio.current_time() + 0.1)).err_no == 6000
+            assert answered(await executor.infer(asking("next"))) == "next"
+            assert len(stuck.made) == made
 
 
 class Mixing(Op):

@@ -136,7 +136,7 @@ def check_empty(executor: Executor, plan: Plan) -> None:
     """Check that nothing of any request is left, now that all of them have ended."""
     runners: Any = executor._runners.values()
     assert executor.in_flight == 0
-    assert [channel.size for channel in executor.channels()] == [0] * len(runners)
+    assert [channel.size for channel in executor.channels()] == [0] * (len(runners) + 1)
     assert executor._admission.waiting == 0
     assert executor._admission._free == plan.worker_num
     assert (executor._stall_detector._moving, executor._stall_detector._room) == (0, plan.worker_num)

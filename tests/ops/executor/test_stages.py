@@ -324,7 +324,7 @@ async def test_codes_of_products(hook: str, how: str, code: int, text: str) -> N
     ("how", "code", "part"),
     [
         ("preprocess short", 10000, "not enough values to unpack (expected 4, got 2)"),
-        ("preprocess number given", 10000, "preprocess should return a dict, a list of dicts or 4 values, got int"),
+        ("preprocess number given", 7000, "preprocess should return a dict, a list of dicts or 4 values, got int"),
         ("postprocess short", 10000, "not enough values to unpack (expected 3, got 2)"),
         ("postprocess none", 7000, "[op] postprocess should return dict, got NoneType"),
         ("process raise", 10000, "[op] failed to predict. Log_id: 7  Raise_msg: it's: broken. Please check"),

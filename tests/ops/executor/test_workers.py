@@ -263,6 +263,7 @@ async def test_channels_tell_what_waits_in_them(autojump_clock: trio.testing.Moc
             ChannelState("chl0", ("@DAGExecutor",), ("a",), 3, 9),
             ChannelState("chl1", ("@DAGExecutor",), ("b",), 0, 9),
             ChannelState("chl2", ("a", "b"), ("c",), 0, 9),
+            ChannelState("chl3", ("c",), ("@DAGExecutor",), 0),
         ]
 
 

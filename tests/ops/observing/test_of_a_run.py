@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import structlog
 import trio
+from structlog.testing import capture_logs
 
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.ops import Op, PipelineResponse
@@ -94,6 +96,25 @@ async def test_every_line_of_a_request_has_its_ids(directory: Path) -> None:
     assert re.search(r"\(data_id=\d log_id=79\) request failed err_no=10000 err_msg=.*Raise_msg: x is bad ", warnings)
     assert "ValueError: x is bad" in warnings
     assert "got" not in warnings
+
+
+async def test_requests_that_are_answered_leave_a_line(directory: Path) -> None:
+    """With data id, log id, client and method, in the file alone, unless it is open for more than that only."""
+    asked = asking("x", logid=7, clientip="192.0.2.1", method="prediction")
+    with capture_logs() as logs:
+        async with _running(settings()) as (executor, _):
+            await executor.infer(asked)
+            await _ask(executor, "x", 8)
+    text = (directory / "pipeline.log").read_text()
+    found = re.findall(rf"^INFO {_STAMP} \[\S+:\d+\] (.*request answered .*) ms=[0-9.]+$", text, re.MULTILINE)
+    assert found == [
+        "(data_id=0 log_id=7) request answered client=192.0.2.1 method=prediction",
+        "(data_id=1 log_id=8) request answered client=- method=-",
+    ]
+    assert not [entry for entry in logs if "request answered" in entry["event"]]
+    async with _running(replace(settings(), logging=LoggingSettings(level=logging.WARNING))) as (executor, _):
+        await executor.infer(asked)
+    assert (directory / "pipeline.log").read_text().count("request answered") == 2
 
 
 async def test_line_of_a_batch_lists_its_samples(directory: Path) -> None:

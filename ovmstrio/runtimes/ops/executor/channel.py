@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -20,6 +20,10 @@ from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.observing.hooks import Span, Stage
 
 __all__ = ["Channel", "ReportStage", "Result", "Sample", "StallDetector", "Ticket", "Worker"]
+
+
+_QUIET_SECONDS: Final = 0.01
+"""How long requests have to wait that none comes any more, where there is room for more of them."""
 
 
 class StallDetector:
@@ -30,15 +34,15 @@ class StallDetector:
     """
 
     def __init__(self, room: int) -> None:
-        self._room = room
+        self._room = self._capacity = room
         self._moving = 0
         self._stalled = trio.Event()
         self._remedies: list[Callable[[], None]] = []
 
     @property
     def is_stalled(self) -> bool:
-        """Whether there is no room for more requests and none of those that are there moves."""
-        return not self._moving and not self._room
+        """Whether there are requests and none of them moves."""
+        return not self._moving and self._room < self._capacity
 
     def when_stalled(self, remedy: Callable[[], None]) -> None:
         """Have something called when nothing moves."""
@@ -52,6 +56,11 @@ class StallDetector:
         while True:
             await self._stalled.wait()
             self._stalled = trio.Event()
+            if self._room:
+                with trio.move_on_after(_QUIET_SECONDS) as quiet:
+                    await self._stalled.wait()
+                if not quiet.cancelled_caught:
+                    continue
             if self.is_stalled:
                 for remedy in self._remedies:
                     remedy()
@@ -65,6 +74,7 @@ class StallDetector:
         """Note that a request that moves has gone."""
         self._room += 1
         self._moving -= 1
+        self._tell()
 
     def go(self) -> None:
         """Note that one more part of a request moves."""
@@ -73,6 +83,9 @@ class StallDetector:
     def stop(self) -> None:
         """Note that a part waits for a batch, or has ended."""
         self._moving -= 1
+        self._tell()
+
+    def _tell(self) -> None:
         if self.is_stalled:
             self._stalled.set()
 

@@ -197,10 +197,12 @@ class Executor:
 
     def channels(self) -> list[ChannelState]:
         """Tell what waits between Ops."""
-        return [
+        channels = [
             ChannelState(f"chl{number}", self.graph.inputs[name], (name,), runner.channel.size, runner.channel.capacity)
             for number, (name, runner) in enumerate(self._runners.items())
         ]
+        # What the last Op has made goes to its caller at once.
+        return [*channels, ChannelState(f"chl{len(channels)}", (self.graph.last,), (EXECUTOR_NAME,), 0)]
 
     # Requests
 
@@ -245,6 +247,7 @@ class Executor:
             request, wants_profile = without_profile(request)
         self._stall_detector.enter()
         self._hooks.request_started(data_id, request.logid, profile=wants_profile)
+        self._hooks.caller(data_id, request.clientip, request.method)
         try:
             with working_on((data_id, request.logid)):
                 data = await self._evaluate(request, data_id, limit)

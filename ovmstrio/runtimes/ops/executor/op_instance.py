@@ -113,6 +113,9 @@ def _wrong_arity(owner: str, method: Callable[..., Any], default: Callable[..., 
 _MOST_ATTEMPTS: Final = 64
 """How many attempts of one batch may go on though they are late."""
 
+_MOST_LATE: Final = 8
+"""How many attempts in threads may go on for batches that have gone, before the worker stops to wait for them."""
+
 
 class OpInstance:
     """One copy of an Op, with ``init_op`` done; made by :func:`start_instance`.
@@ -131,7 +134,7 @@ class OpInstance:
         # A thread whose caller has gone still runs, and nothing else of its batch may have to wait for it; but where
         # very many attempts are made, the last of them do rather than that there is no end of threads.
         attempts = settings.batch_size * max(1, settings.retry)
-        self._attempts = WorkerThreads(min(attempts, _MOST_ATTEMPTS) + 1, is_strict=True)
+        self._attempts = WorkerThreads(min(attempts, _MOST_ATTEMPTS) + _MOST_LATE, is_strict=True)
         self._threads = WorkerThreads(2, is_strict=True)
         self._places = self._threads, self._attempts, self._calls
 
@@ -144,6 +147,14 @@ class OpInstance:
     def is_busy(self) -> bool:
         """Whether a hook still runs."""
         return any(place.is_busy for place in self._places)
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether the next batch cannot be worked on yet.
+
+        Attempts of ``process`` that go on in threads hinder nobody, for there are others, until they are many.
+        """
+        return self._threads.is_busy or self._calls.is_busy or self._attempts.abandoned >= _MOST_LATE
 
     async def idle(self) -> None:
         """Wait until no hook runs any more.

@@ -14,6 +14,7 @@ from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import Sample
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.executor.op_instance import OpInstance
+from ovmstrio.runtimes.ops.predictor.protocol import FeedTypeError
 from ovmstrio.runtimes.ops.tensors import LOD_SUFFIX
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
 
@@ -137,7 +138,7 @@ def _check(instance: OpInstance, data: Any) -> None:
     feeds = data if isinstance(data, list) else [data]
     wrong = [type(one).__name__ for one in feeds if not isinstance(one, dict)]
     if wrong:
-        raise TypeError(f"preprocess should return a dict or a list of dicts, got {wrong[0]}")
+        raise FeedTypeError(f"preprocess should return a dict or a list of dicts, got {wrong[0]}")
     if instance.op.client is not None:
         for one in feeds:
             instance.op.client.check(one)

@@ -138,7 +138,7 @@ class _Batch:
         log_id = self.samples[position].log_id
         try:
             if name == "preprocess":
-                self.feeds[position] = _feed(returned)
+                self.feeds[position] = _feed(self.instance.op.name, returned)
             else:
                 self.results[position] = Result(_output(self.instance.op.name, returned))
         except OpFailure as failure:
@@ -197,20 +197,19 @@ class _Batch:
         return await self.instance.ask(self.instance.op.check_jumping, batch)
 
 
-def _feed(returned: Any) -> Feed:
+def _feed(op: str, returned: Any) -> Feed:
     """Give what ``preprocess`` returned as a feed.
 
     Raises:
-        OpFailure: an error code of the product.
-        TypeError, ValueError: it is not what it may return.
+        OpFailure: an error code of the product, or a value of a wrong type.
+        ValueError: there are not as many values as there should be.
     """
-    if not isinstance(returned, tuple):
-        if isinstance(returned, dict | list):
-            return Feed(returned)
-        raise TypeError(f"preprocess should return a dict, a list of dicts or 4 values, got {type(returned).__name__}")
-    data, is_skipped, code, info = returned
+    data, is_skipped, code, info = returned if isinstance(returned, tuple) else (returned, False, None, "")
     if code is not None:
         raise failures.of_product(code, info)
+    if not isinstance(data, dict | list):
+        text = f"[{op}] preprocess should return a dict, a list of dicts or 4 values, got {type(data).__name__}"
+        raise OpFailure(CustomExceptionCode.TYPE_ERROR.value, text)
     return Feed(data, is_skipped=bool(is_skipped))
 
 

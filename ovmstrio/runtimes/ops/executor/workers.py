@@ -87,8 +87,8 @@ class InstanceWorker:
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether a hook still runs for a request that has gone."""
-        return self._instance is None or self._instance.is_busy
+        """Whether hooks still run for requests that have gone, and the next one has to wait for them."""
+        return self._instance is None or self._instance.is_spoiled
 
     def run(self, samples: Sequence[Sample]) -> Coroutine[Any, Any, list[Result]]:
         """Work on samples, and give the result of each.

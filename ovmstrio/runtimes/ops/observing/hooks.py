@@ -48,6 +48,9 @@ class OpHooks:
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:
         """Take note that a request is worked on; with ``profile`` its timeline will be asked for."""
 
+    def caller(self, data_id: int, client: str, method: str) -> None:
+        """Take note of whose request it is, and which method it names."""
+
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
         """Take note of one stage of one worker, which concerned these samples."""
 
@@ -80,6 +83,7 @@ class Several(OpHooks):
 
         self._opened = listeners("opened")
         self._request_started = listeners("request_started")
+        self._caller = listeners("caller")
         self._of_stages = [one for one in observers if type(one).stage is not OpHooks.stage]
         self._batch = listeners("batch")
         self._worker_died = listeners("worker_died")
@@ -95,6 +99,11 @@ class Several(OpHooks):
         """Tell that a request is worked on."""
         for each in self._request_started:
             each(data_id, log_id, profile=profile)
+
+    def caller(self, data_id: int, client: str, method: str) -> None:
+        """Tell whose request it is."""
+        for each in self._caller:
+            each(data_id, client, method)
 
     def stage(self, op: str, worker: int, stage: Stage, data_ids: Sequence[int], span: Span) -> None:
         """Tell of one stage."""

@@ -46,6 +46,12 @@ class LogFiles:
 
     directory: Path
     _tracer: logging.Handler
+    _log: logging.Handler
+
+    def note(self, line: str) -> None:
+        """Write a line into ``pipeline.log`` alone, as INFO, if it is open for that."""
+        if self._log.level <= logging.INFO:
+            self._log.handle(logging.LogRecord("pipeline", logging.INFO, __file__, 0, line, (), None))
 
     def trace(self, line: str) -> None:
         """Write a line of the tracer."""
@@ -84,7 +90,7 @@ def open_log_files(settings: LoggingSettings) -> Iterator[LogFiles | None]:
             for handler in of_records:
                 handler.addFilter(_OfPipeline(PIPELINE.get()))
         opened.enter_context(_attached(of_records, settings))
-        yield LogFiles(directory, handlers["pipeline.tracer"])
+        yield LogFiles(directory, handlers["pipeline.tracer"], handlers["pipeline.log"])
 
 
 @contextmanager

@@ -86,14 +86,25 @@ def _rate(figures: Figures) -> float:
 
 
 class OpLog(OpHooks):
-    """Logs what the executor reports, with the ids of the samples; an observer of one pipeline."""
+    """Logs what the executor reports, with the ids of the samples; an observer of one pipeline.
 
-    def __init__(self) -> None:
+    Args:
+        files: get a line of each request that was answered, which nobody else is told of.
+    """
+
+    def __init__(self, files: LogFiles | None = None) -> None:
+        self._files = files
         self._log_ids: dict[int, int] = {}
+        self._callers: dict[int, str] = {}
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
         """Remember the ids that belong together."""
         self._log_ids[data_id] = log_id
+
+    def caller(self, data_id: int, client: str, method: str) -> None:
+        """Remember whose request it is."""
+        if self._files is not None:
+            self._callers[data_id] = f"client={client or '-'} method={method or '-'}"
 
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
         """Log which samples went together; a single one is not worth a line."""
@@ -108,14 +119,17 @@ class OpLog(OpHooks):
     def request_finished(self, data_id: int, log_id: int, code: int | None, span: Span, message: str = "") -> None:
         """Log a request's end; one that failed is a warning."""
         self._log_ids.pop(data_id, None)
+        caller = self._callers.pop(data_id, "")
         milliseconds = round((span[1] - span[0]) * 1e3, 3)
         with working_on((data_id, log_id)):
             if code is None:
                 _log.info("client left", ms=milliseconds)
             elif code:
                 _log.warning("request failed", err_no=code, err_msg=message, ms=milliseconds)
-            else:
+            elif self._files is None:
                 _log.debug("request answered", ms=milliseconds)
+            else:
+                self._files.note(f"request answered {caller} ms={milliseconds}")
 
 
 BENCHMARK_VARIABLE: Final = "FLAGS_profile_pipeline"
@@ -169,7 +183,7 @@ async def open_observing(
     timelines = Timelines(everything=settings.dag.use_profile)
     with open_log_files(settings.logging) as files:
         registry.register(OpMetrics(figures))
-        hooks = Several(figures, timelines, OpLog())
+        hooks = Several(figures, timelines, OpLog(files))
         async with trio.open_nursery() as nursery:
             if settings.dag.tracer.enabled:
                 nursery.start_soon(_trace, settings, figures, files)
