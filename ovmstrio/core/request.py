@@ -137,7 +137,8 @@ class ServableMetadata:
     """What a servable tells of itself.
 
     ``inputs`` and ``outputs`` are sorted by name.  ``extra`` goes into the REST answer as it is (``rt_info``).
-    ``joined_rows`` is up to how many rows of different requests are run together, 0 where each runs alone.
+    ``joined_rows`` is up to how many rows of different requests are run together, 0 where each runs alone.  ``labels``
+    name the classes of its outputs, by their index.
     """
 
     name: str
@@ -147,3 +148,4 @@ class ServableMetadata:
     extra: dict[str, Any] = field(default_factory=dict)
     joined_rows: int = 0
     has_sequences: bool = False
+    labels: tuple[str, ...] = ()

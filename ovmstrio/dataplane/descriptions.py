@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.errors import ServiceMissing
 from ovmstrio.runtimes.kind import Takes
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.registry import Lease
 
-__all__ = ["Description", "ModelMetadata", "no_streams", "otherwise"]
+__all__ = ["DEFAULT_NAME", "Description", "ModelMetadata", "no_streams", "otherwise"]
+
+DEFAULT_NAME: Final = "OpenVINO Model Server"
+"""What the server is called; clients of OVMS look at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from ovmstrio.core.pending_answers import current_share
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.answer_room import AnswerRoom
-from ovmstrio.dataplane.descriptions import Description, ModelMetadata, no_streams, otherwise
+from ovmstrio.dataplane.classification import keep_classes
+from ovmstrio.dataplane.descriptions import DEFAULT_NAME, Description, ModelMetadata, no_streams, otherwise
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.rendering import Renderer
@@ -61,7 +62,6 @@ __all__ = ["DataPlane", "Description", "ModelMetadata"]
 
 _T = TypeVar("_T")
 
-SERVER_NAME: Final = "OpenVINO Model Server"
 STARTING: Final = "the listeners are not bound yet"
 DRAINING: Final = "the server is shutting down"
 
@@ -79,7 +79,7 @@ class DataPlane:
         most_answer_bytes: how large the outputs of an answer, or of a reply of a stream, may be together.
         admission: says how many calls there may be at once; by default as the services are configured.
         regions: those of shared memory that clients register; none may be unless given.
-        server_name: what clients are told that it is called; those of OVMS look at it, and some of Triton's insist.
+        server_name: what clients are told that it is called.
         control: loads and unloads by name; None where that is not how things are loaded.
     """
 
@@ -95,7 +95,7 @@ class DataPlane:
         admission: Admission | None = None,
         regions: ClientRegions | None = None,
         control: ModelControl | None = None,
-        server_name: str = SERVER_NAME,
+        server_name: str = DEFAULT_NAME,
     ) -> None:
         self.registry = registry
         self.server_name = server_name
@@ -323,6 +323,7 @@ class DataPlane:
                 answer: Any = await lease.servable.infer(request)
                 if request.outputs:
                     keep_outputs(answer, request.outputs)
+                    keep_classes(answer, request.outputs, lease.servable.metadata.labels)
                     await write_outputs(answer, places)
                 if render is not None:
                     answer, event.sent = await self._renderer.render(render, answer, door)
@@ -338,7 +339,7 @@ class DataPlane:
             return answer
 
     def _look_ahead(self, request: InferRequest, lease: Lease) -> OutputPlaces:
-        """Refuse before the call what could not be answered, and tell where outputs are to go."""
+        """Refuse what could not be answered, and tell where outputs are to go."""
         if request.outputs:
             check_outputs(request.outputs, lease.servable.metadata.outputs)
         return self._places(request)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import SEQUENCE_ID
+from ovmstrio.dataplane.classification import check_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,8 +23,9 @@ def check_outputs(wanted: Sequence[RequestedOutput], known: Sequence[TensorSpec]
     ``known`` is empty where it is not known what will be answered.
 
     Raises:
-        InvalidRequest: a name is unknown; all that are known are listed.
+        InvalidRequest: a name is unknown, and all that are known are listed; or a number of classes is none.
     """
+    check_classes(wanted)
     if known:
         _refuse_strangers(wanted, [*(spec.name for spec in known), SEQUENCE_ID])
 

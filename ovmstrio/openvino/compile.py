@@ -47,12 +47,16 @@ _SPARE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """What to load: the file, how it was configured, and the shapes that a request asked for, by input name."""
+    """What to load: the file, how it was configured, and the shapes that a request asked for, by input name.
+
+    ``labels`` name the classes of its outputs.
+    """
 
     file: Path
     spec: ModelSpec
     mapping: TensorMapping = NO_MAPPING
     requested: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

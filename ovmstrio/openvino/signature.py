@@ -21,7 +21,7 @@ class ModelSignature:
     """Inputs and outputs sorted by name, each with the position of its port in the model.
 
     ``extra`` is what the model's file says of itself (``rt_info``), fit for JSON; ``unranked_outputs`` are the
-    positions of outputs of which not even the number of dimensions is known.
+    positions of outputs of which not even the number of dimensions is known; ``labels`` name classes.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -30,6 +30,7 @@ class ModelSignature:
     output_ports: tuple[int, ...]
     extra: dict[str, Any]
     unranked_outputs: frozenset[int] = frozenset()
+    labels: tuple[str, ...] = ()
 
     @property
     def has_fixed_inputs(self) -> bool:

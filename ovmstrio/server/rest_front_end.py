@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
 from ovmstrio.api.kserve.rest.generate import generate_rules
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
+from ovmstrio.api.kserve.rest.observation_routes import observation_rules
 from ovmstrio.api.kserve.rest.repository_routes import repository_rules
 from ovmstrio.api.kserve.rest.shared_memory_routes import shared_memory_rules
 from ovmstrio.api.mounts import ServiceItself, ServiceMounts
@@ -95,6 +96,7 @@ def make_router(
         *kserve_rules(plane, max_body_bytes),
         *tensorflow_rules(plane, max_body_bytes),
         *generate_rules(plane, max_body_bytes),
+        *observation_rules(),
         *repository_rules(plane, allows_remote=allows_remote_admin),
         *shared_memory_rules(plane, allows_remote=allows_remote_admin),
         *admin_rules(plane, allows_remote=allows_remote_admin),

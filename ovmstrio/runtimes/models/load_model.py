@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import trio
@@ -32,6 +32,8 @@ from ovmstrio.work.placement import run_load
 __all__ = ["load_model"]
 
 log = structlog.get_logger(__name__)
+
+LABELS_FILE: Final = "labels.txt"
 
 
 async def load_model(
@@ -87,6 +89,8 @@ async def load_model(
 async def _load_network(source: ModelFile, hooks: ServableHooks, requested: Mapping[str, tuple[int, ...]]) -> Network:
     compiled = await run_load(partial(_compile, replace(source, requested=requested)))
     timing = compiled.timing
+    if source.labels:
+        compiled = replace(compiled, signature=replace(compiled.signature, labels=source.labels))
     network = Network(compiled, hooks)
     log.debug(
         "model compiled",
@@ -117,4 +121,21 @@ def _find(spec: ModelSpec, directory: Path) -> ModelFile:
     if problems:
         raise ConfigError(problems)
     file, mapping = found
-    return ModelFile(file, spec, mapping)
+    return ModelFile(file, spec, mapping, labels=_labels(directory))
+
+
+def _labels(directory: Path) -> tuple[str, ...]:
+    """Read the names of classes, a line each, that lie beside the model or its versions; none without such a file.
+
+    Raises:
+        ConfigError: they are no text.
+    """
+    for folder in (directory, directory.parent) if directory.is_dir() else ():
+        path = folder / LABELS_FILE
+        try:
+            return tuple(path.read_text(encoding="utf-8").splitlines())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem(f"the labels cannot be read: {error}", file=str(path))]) from None
+    return ()

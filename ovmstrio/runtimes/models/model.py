@@ -79,7 +79,8 @@ class ModelServable:
 
 def model_metadata(name: str, signature: ModelSignature) -> ServableMetadata:
     """Describe a model as its servables do."""
-    return ServableMetadata(name, PLATFORM, signature.inputs, signature.outputs, dict(signature.extra))
+    extra = dict(signature.extra)
+    return ServableMetadata(name, PLATFORM, signature.inputs, signature.outputs, extra, labels=signature.labels)
 
 
 def named_outputs(

@@ -9,7 +9,14 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.byte_budget import ByteBudget
-from ovmstrio.core.inflation import GZIP_BITS, Inflation, InflationError, InflationTooLargeError, in_inflating_thread
+from ovmstrio.core.inflation import (
+    DEFLATE_BITS,
+    GZIP_BITS,
+    Inflation,
+    InflationError,
+    InflationTooLargeError,
+    in_inflating_thread,
+)
 
 __all__ = ["Inflater"]
 
@@ -30,16 +37,18 @@ class Inflater:
         self._in_use = ByteBudget(max_bytes)
         self._turn: trio.Lock | None = None
 
-    async def inflate(self, data: bytes) -> bytes:
+    async def inflate(self, data: bytes, encoding: str = "gzip") -> bytes:
         """Decompress a message, which is in use until it is given back to :meth:`release`.
 
+        ``encoding`` is ``gzip`` or ``deflate``, which is zlib's own form.
+
         Raises:
-            GRPCError: RESOURCE_EXHAUSTED when it is larger than it may be, INVALID_ARGUMENT when it is not gzip.
+            GRPCError: RESOURCE_EXHAUSTED when it is larger than it may be, INVALID_ARGUMENT when it is not so encoded.
 
         Cancellation: while it waits for others; a thread that works on it is waited for.
         """
         try:
-            return await self._inflate(data)
+            return await self._inflate(data, encoding)
         except InflationTooLargeError:
             raise GRPCError(
                 Status.RESOURCE_EXHAUSTED,
@@ -47,12 +56,14 @@ class Inflater:
                 " after decompression",
             ) from None
         except InflationError as error:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid gzip: {error}") from None
+            raise GRPCError(Status.INVALID_ARGUMENT, f"request message is not valid {encoding}: {error}") from None
 
-    async def _inflate(self, data: bytes) -> bytes:
-        inflation = Inflation(data, GZIP_BITS, self._max_bytes)
-        # What it says of its own size: gzip messages end with it.
-        size = min(int.from_bytes(data[-_SIZE_BYTES:], "little"), self._max_bytes)
+    async def _inflate(self, data: bytes, encoding: str) -> bytes:
+        is_gzip = encoding == "gzip"
+        inflation = Inflation(data, GZIP_BITS if is_gzip else DEFLATE_BITS, self._max_bytes)
+        # What it says of its own size: gzip messages end with it, the others do not say.
+        told = int.from_bytes(data[-_SIZE_BYTES:], "little") if is_gzip else _INLINE_BYTES
+        size = min(told, self._max_bytes)
         if size > _INLINE_BYTES or not self._in_use.take(size):
             return await self._inflate_in_turn(inflation, size)
         try:

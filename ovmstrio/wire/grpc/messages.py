@@ -21,7 +21,7 @@ __all__ = [
 
 
 PREFIX_BYTES: Final = 5
-ACCEPTED_ENCODINGS: Final = ("identity", "gzip")
+ACCEPTED_ENCODINGS: Final = ("identity", "gzip", "deflate")
 _PREFIX = Struct(">BL")
 _MANY_CHUNKS: Final = 1_024
 _SMALL_CHUNK_BYTES: Final = 512

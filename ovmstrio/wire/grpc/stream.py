@@ -270,7 +270,7 @@ class Call:
         encoding = self.state.head.encoding
         if encoding not in ACCEPTED_ENCODINGS or encoding == "identity":
             raise GRPCError(Status.INTERNAL, f"request message is compressed, but grpc-encoding is {encoding!r}")
-        data = await self._host.inflater.inflate(data)
+        data = await self._host.inflater.inflate(data, encoding)
         self._inflated = len(data)
         return data
 

@@ -154,7 +154,13 @@ async def test_server_metadata_is_complete(serving: Serving) -> None:
     metadata = await with_triton(serving.address, lambda client: client.get_server_metadata())
 
     assert (metadata.name, metadata.version) == ("OpenVINO Model Server", version("ovmstrio"))
-    assert tuple(metadata.extensions) == ("binary_tensor_data", "generate", "model_configuration", "statistics")
+    assert tuple(metadata.extensions) == (
+        "binary_tensor_data",
+        "classification",
+        "generate",
+        "model_configuration",
+        "statistics",
+    )
 
 
 async def test_model_metadata_lists_tensors_and_all_versions(serving: Serving) -> None:

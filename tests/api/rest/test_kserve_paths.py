@@ -38,6 +38,7 @@ async def test_the_server_tells_what_it_is(serving: Serving) -> None:
     assert known["version"]
     assert known["extensions"] == [
         "binary_tensor_data",
+        "classification",
         "generate",
         "model_configuration",
         "statistics",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,6 +58,27 @@ async def test_what_is_no_message_is_refused(packed: bytes, status: Status) -> N
             await inflater.inflate(packed)
         assert caught.value.status is status
     assert await inflater.inflate(gzip.compress(b"a" * 1_000)) == b"a" * 1_000
+
+
+@pytest.mark.parametrize(
+    ("packed", "status"),
+    [
+        (zlib.compress(b"a" * 1_001), Status.RESOURCE_EXHAUSTED),
+        (zlib.compress(bytes(10_000_000)), Status.RESOURCE_EXHAUSTED),
+        (gzip.compress(b"a"), Status.INVALID_ARGUMENT),
+        (zlib.compress(b"a" * 500)[:-2], Status.INVALID_ARGUMENT),
+        (b"", Status.INVALID_ARGUMENT),
+    ],
+    ids=["one byte too long", "a bomb", "gzip", "cut off", "empty"],
+)
+async def test_deflated_messages_have_the_same_bounds(packed: bytes, status: Status) -> None:
+    """They do not say how large they become, and leave nothing in use either."""
+    inflater = Inflater(1_000)
+    for _ in range(3):
+        with pytest.raises(GRPCError) as caught:
+            await inflater.inflate(packed, "deflate")
+        assert caught.value.status is status
+    assert await inflater.inflate(zlib.compress(b"a" * 1_000), "deflate") == b"a" * 1_000
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from ovmstrio.api.admitted_calls import answer_admitted, first_text, keep_place
 from ovmstrio.api.doors import KSERVE_GRPC
+from ovmstrio.api.kserve.grpc.observation_calls import ObservationCalls
 from ovmstrio.api.kserve.grpc.repository_calls import RepositoryCalls
 from ovmstrio.api.kserve.grpc.request_decoding import decode_request
 from ovmstrio.api.kserve.grpc.request_streams import answer_requests
@@ -111,7 +112,7 @@ async def _send_replies(call: Call, stream: OpenStream) -> None:
 _SERVICE: Final = "/inference.GRPCInferenceService"
 
 
-class InferenceService(RepositoryCalls, SharedMemoryCalls):
+class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
     """The service, hosted by a transport that maps the domain's errors to statuses.
 
     Args:
