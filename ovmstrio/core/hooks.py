@@ -47,6 +47,9 @@ class ServableHooks(BatchHooks):
     def set_pool(self, size: int, active: int) -> None:
         """The pool has ``size`` infer requests, ``active`` of which are in use."""
 
+    def placed(self, *, inline: bool, moved: bool) -> None:
+        """Inferences such as the last one run on the event loop, or do not; ``moved`` tells that this is new."""
+
     def set_load_seconds(self, seconds: float) -> None:
         """The version took this long to load."""
 

@@ -63,6 +63,8 @@ FAMILIES: Final[Mapping[str, Family]] = _table(
 OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_requests", "counter", (*_REQUEST, "code"), "Requests by outcome, as the gRPC status is called."),
     Family("ovmstrio_model_load_seconds", "gauge", _VERSION, "Time that the last load of a version took."),
+    Family("ovmstrio_inline", "gauge", _VERSION, "1 while inferences such as the last run on the event loop."),
+    Family("ovmstrio_placement_moves", "counter", _VERSION, "How often inferences came to the event loop or left it."),
     Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows of a batch of joined requests.", buckets=BUCKETS_SIZE),
     Family("ovmstrio_batch_wait_time_us", "histogram", _VERSION, "Time that a request waited for its batch."),
     Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests that wait for a place (max_concurrency)."),

@@ -209,6 +209,13 @@ class ServableMetrics(CallMetrics, ServableHooks):
         pool_size.set(size)
         pool_active.set(active)
 
+    def placed(self, *, inline: bool, moved: bool) -> None:
+        """Say where inferences run, and count that they changed their place."""
+        self._metrics.child("ovmstrio_inline", *self._labels).set(inline)
+        moves = self._metrics.child("ovmstrio_placement_moves", *self._labels)
+        if moved:
+            moves.inc()
+
     def set_load_seconds(self, seconds: float) -> None:
         """Say how long the version took to load."""
         self._metrics.child("ovmstrio_model_load_seconds", *self._labels).set(seconds)

@@ -23,7 +23,9 @@ from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
-from ovmstrio.openvino.slot import LostFailure, Slot
+from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
+from ovmstrio.work.loop_load import current_loop_load
+from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
 
 __all__ = ["Network"]
 
@@ -68,6 +70,7 @@ class Network:
         self._slots = [compiled.make_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
         self._inline_slot = compiled.make_inline_slot()
+        self._waits_inline = compiled.blocking is Blocking.QUEUED
         self._runs = Runs(may_fail=compiled.may_fail)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
@@ -76,6 +79,7 @@ class Network:
         self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
         hooks.set_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
+        hooks.placed(inline=self.runs_inline, moved=False)
 
     @property
     def runs_inline(self) -> bool:
@@ -156,13 +160,21 @@ class Network:
             slot.unbind()
         taken = time.perf_counter() - begin
         # A thread that others keep from the processor has not worked.
-        if taken > _LONG_INLINE_SECONDS and time.thread_time() - begin_of_work > _LONG_INLINE_SECONDS:
+        worked = time.thread_time() - begin_of_work
+        if taken > _LONG_INLINE_SECONDS and worked > _LONG_INLINE_SECONDS:
             self._away_until = begin + _AWAY_FACTOR * taken
+        self._learn(arrays, taken if taken < INLINE_THRESHOLD_SECONDS or self._waits_inline else worked)
         self._hooks.wait_time(0.0)
         self._hooks.inference_time(taken)
         if event is not None:
             event.compute_seconds += taken
         return outputs
+
+    def _learn(self, arrays: Sequence[Array], seconds: float) -> None:
+        """Let the placement know how long an inference took."""
+        size = sum([array.nbytes for array in arrays])
+        if self._placement.learn(size, seconds, current_loop_load().limit):
+            self._hooks.placed(inline=self._placement.is_inline(size), moved=True)
 
     async def _acquire(self) -> Slot:
         """Take a request of the pool of a model that is sound."""
@@ -189,6 +201,7 @@ class Network:
         ended = slot.ended_at or time.perf_counter()
         started = max(start, min(self._ends[0], ended))
         self._ends.append(ended)
+        self._learn(call.arrays, ended - started)
         outputs = await self._copied(slot, call.most_bytes)
         if call.change is not None:
             call.change.leave(slot.request)

@@ -137,9 +137,12 @@ class Slot:
         except OPENVINO_ERRORS as error:
             raise ModelFailure(f"Inference failed: {reason(error)}") from error
         if self._marks is not None:
-            self._stuck = any(list(request.get_output_tensor(port).get_shape()) == mark for port, mark in self._marks)
-            if self._stuck:
-                raise LostFailure("Inference failed")
+            for port, mark in self._marks:
+                tensor = request.get_output_tensor(port)
+                if not tensor.get_size() and list(tensor.get_shape()) == mark:
+                    self._stuck = True
+                    raise LostFailure("Inference failed")
+            self._stuck = False
 
     def mends(self) -> bool:
         """Run twice on small inputs, of different shapes; gives whether the stream that ran them is sound again.

@@ -2,11 +2,12 @@
 
 An inference that leaves the event loop costs it about 30 µs of CPU more and comes back 75 to 280 µs later, however
 short it was.  One that stays blocks everything else while it runs.  So an inference stays only when its measured
-time is below what leaving would add to its own latency.
+time is below what leaving would add to its own latency, or, where the loop has no time to spare, to the loop's work.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ _T = TypeVar("_T")
 
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
 """Inferences expected to be shorter run on the event loop."""
+
+_WEIGHT_OF_LAST: Final = 0.125
+_LEAVES_AT: Final = 1.25
+_RETURNS_AT: Final = 0.8
+_MOST_OF_LIMIT: Final = 4
+"""A time counts for no more than so many times the limit: one that others held up is no news of the model."""
+_NEARLY: Final = 3
+_PROBE_EVERY: Final = 128
 
 LOADS_AT_ONCE: Final = min(max(2, len(os.sched_getaffinity(0))), 8)
 """A model is read and compiled on one core for the most part, and needs twice its memory meanwhile."""
@@ -37,36 +46,79 @@ def load_limiter() -> trio.CapacityLimiter:
         return limiter
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Decides for each request of one model, by the size of its inputs.
+@dataclass(slots=True)
+class _Size:
+    """What is known of inferences on inputs of about one size."""
 
-    Attributes:
-        inline_bytes: requests with at most so many bytes of input run on the event loop; -1 sends all away.
+    seconds: float
+    inline: bool
+    asked: int = 0
+
+
+class Placement:
+    """Decides for each request of one model, by the size of its inputs and the times that inferences took lately.
+
+    Args:
+        inline_bytes: requests with at most so many bytes of input run on the event loop, until their times are known;
+            -1 sends all away.
+        one_size: all inputs have the same size.
+        learns: whether times change anything.
     """
 
-    inline_bytes: float
+    __slots__ = ("_learns", "_one_size", "_sizes", "inline_bytes")
+
+    def __init__(self, inline_bytes: float, *, one_size: bool = False, learns: bool = False) -> None:
+        self.inline_bytes = inline_bytes
+        self._one_size = one_size
+        self._learns = learns
+        self._sizes: dict[int, _Size] = {}
 
     @classmethod
     def away(cls) -> Placement:
-        """Let no request run on the event loop."""
+        """Let no request run on the event loop, ever."""
         return cls(-1)
 
     @classmethod
     def measured(cls, seconds: float, input_bytes: int, *, fixed_shape: bool) -> Placement:
-        """Decide by one measured time of an inference on ``input_bytes``.
+        """Begin with one measured time of an inference on ``input_bytes``.
 
         Where shapes may grow, time is taken to grow with the bytes of input.
         """
-        if seconds >= INLINE_THRESHOLD_SECONDS:
-            return cls.away()
-        if fixed_shape:
-            return cls(float("inf"))
-        return cls(max(input_bytes, 1) * INLINE_THRESHOLD_SECONDS / seconds)
+        inline_bytes = -1.0
+        if seconds < INLINE_THRESHOLD_SECONDS:
+            inline_bytes = math.inf if fixed_shape else max(input_bytes, 1) * INLINE_THRESHOLD_SECONDS / seconds
+        return cls(inline_bytes, one_size=fixed_shape, learns=True)
 
     def is_inline(self, input_bytes: int) -> bool:
-        """Tell whether a request with so many bytes of input runs on the event loop."""
-        return input_bytes <= self.inline_bytes
+        """Tell whether a request with so many bytes of input runs on the event loop.
+
+        Once in a while one of a size that is nearly short enough does, to see whether that still holds.
+        """
+        known = self._sizes.get(0 if self._one_size else input_bytes.bit_length())
+        if known is None:
+            return input_bytes <= self.inline_bytes
+        if known.inline or known.seconds > _NEARLY * INLINE_THRESHOLD_SECONDS:
+            return known.inline
+        known.asked += 1
+        return known.asked % _PROBE_EVERY == 0
+
+    def learn(self, input_bytes: int, seconds: float, limit: float = INLINE_THRESHOLD_SECONDS) -> bool:
+        """Take in how long an inference took; gives whether requests of its size change places.
+
+        ``limit`` is what is short enough now.  Only times that stay well beyond it, or well below, change anything.
+        """
+        if not self._learns:
+            return False
+        size = 0 if self._one_size else input_bytes.bit_length()
+        known = self._sizes.get(size)
+        if known is None:
+            inline = input_bytes <= self.inline_bytes
+            known = self._sizes[size] = _Size(min(seconds, limit / 2) if inline else max(seconds, limit), inline)
+        known.seconds += _WEIGHT_OF_LAST * (min(seconds, _MOST_OF_LIMIT * limit) - known.seconds)
+        if known.inline == (known.seconds < limit * (_LEAVES_AT if known.inline else _RETURNS_AT)):
+            return False
+        known.inline = not known.inline
+        return True
 
 
 async def run_load(work: Callable[[], _T]) -> _T:

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -254,7 +255,7 @@ async def test_short_models_that_may_fail_run_on_the_loop(
         return infer(*args)
 
     monkeypatch.setattr(Network, "_infer_away", note)
-    assert running.runs_inline
+    running._placement = Placement(float("inf"))
     for rows in (1, 2, 3):
         await multiplies(running, rows, 1, 2)
     assert away == []
@@ -356,6 +357,23 @@ async def test_large_requests_of_a_dynamic_model_leave_the_event_loop(tmp_path: 
     assert not running._placement.is_inline(4_000_000)
     large = (await running.infer([np.ones((1000, 1000), np.float32)]))[0]
     assert large[0, 0] == 2
+
+
+async def test_a_model_that_turns_out_to_be_slow_leaves_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is served; the change is told, and the answers are the same."""
+    hooks = RecordingHooks()
+    running = network(ir.dummy(), tmp_path, hooks=hooks)
+    assert hooks.places == [(True, False)]
+    monkeypatch.setattr(network_module, "current_loop_load", lambda: SimpleNamespace(limit=1e-9))
+    for _ in range(20):
+        np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
+    assert hooks.places == [(True, False), (False, True)]
+    monkeypatch.setattr(network_module, "current_loop_load", lambda: SimpleNamespace(limit=1e9))
+    for _ in range(20):
+        np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
+    assert hooks.places[2:] == [(True, True)]
 
 
 async def test_a_network_learns_how_long_its_inferences_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ class RecordingHooks(ServableHooks):
         self.queue_times: list[float] = []
         self.streams = 0
         self.pools: list[tuple[int, int]] = []
+        self.places: list[tuple[bool, bool]] = []
 
     def inference_time(self, seconds: float) -> None:
         """Remember a time."""
@@ -72,6 +73,10 @@ class RecordingHooks(ServableHooks):
     def set_pool(self, size: int, active: int) -> None:
         """Remember the state of the pool."""
         self.pools.append((size, active))
+
+    def placed(self, *, inline: bool, moved: bool) -> None:
+        """Remember a place."""
+        self.places.append((inline, moved))
 
     def set_load_seconds(self, seconds: float) -> None:
         """Forget it."""

@@ -26,6 +26,57 @@ def test_growing_requests_leave_the_event_loop() -> None:
     assert not placement.is_inline(401)
 
 
+def test_a_size_leaves_the_loop_when_its_times_stay_long_and_comes_back_when_they_stay_short() -> None:
+    """One long run changes nothing, and times near the threshold move nothing to and fro."""
+    placement = Placement.measured(INLINE_THRESHOLD_SECONDS / 10, 40, fixed_shape=True)
+    assert not placement.learn(40, 1.0)
+    assert placement.is_inline(40)
+    moves = [placement.learn(40, 2 * INLINE_THRESHOLD_SECONDS) for _ in range(50)]
+    assert sum(moves) == 1
+    assert not placement.is_inline(40)
+    assert not any(placement.learn(40, INLINE_THRESHOLD_SECONDS) for _ in range(200))
+    assert sum([placement.learn(40, INLINE_THRESHOLD_SECONDS / 2) for _ in range(50)]) == 1
+    assert placement.is_inline(40)
+    assert not any(placement.learn(40, INLINE_THRESHOLD_SECONDS * 1.1) for _ in range(200))
+
+
+def test_loading_does_not_decide_for_life() -> None:
+    """A model that was slow while others loaded comes to the loop once it is seen to be short."""
+    placement = Placement.measured(50 * INLINE_THRESHOLD_SECONDS, 40, fixed_shape=False)
+    assert not placement.is_inline(40)
+    for _ in range(20):
+        placement.learn(40, INLINE_THRESHOLD_SECONDS / 10)
+    assert placement.is_inline(40)
+    assert not placement.is_inline(4000)
+
+
+def test_sizes_are_learnt_apart() -> None:
+    """Large inputs of an open shape leave the loop, small ones stay."""
+    placement = Placement.measured(INLINE_THRESHOLD_SECONDS / 1000, 40, fixed_shape=False)
+    for _ in range(50):
+        placement.learn(4000, 10 * INLINE_THRESHOLD_SECONDS)
+        placement.learn(40, INLINE_THRESHOLD_SECONDS / 1000)
+    assert placement.is_inline(40)
+    assert not placement.is_inline(4000)
+
+
+def test_a_size_that_is_nearly_short_enough_is_tried_now_and_then() -> None:
+    """Times away from the loop hold the way there and back, too; what is far too long is never tried."""
+    placement = Placement.measured(2 * INLINE_THRESHOLD_SECONDS, 40, fixed_shape=True)
+    placement.learn(40, 2 * INLINE_THRESHOLD_SECONDS)
+    assert sum(placement.is_inline(40) for _ in range(1000)) == 7
+    for _ in range(50):
+        placement.learn(40, 20 * INLINE_THRESHOLD_SECONDS)
+    assert not any(placement.is_inline(40) for _ in range(1000))
+
+
+def test_what_must_not_run_on_the_loop_learns_nothing() -> None:
+    """However short it is."""
+    placement = Placement.away()
+    assert not any(placement.learn(40, 0.0) for _ in range(50))
+    assert not placement.is_inline(0)
+
+
 async def test_loads_run_in_threads_and_can_be_abandoned() -> None:
     """A load runs beside the event loop, gives its result, and does not hold up a cancelled caller."""
     assert await run_load(threading.current_thread) is not threading.current_thread()

@@ -1,0 +1,61 @@
+"""How busy the event loop is, and what is short enough for it therefore."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Final
+
+import trio
+
+from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
+
+__all__ = ["LoopLoad", "current_loop_load"]
+
+_WINDOW_SECONDS: Final = 0.1
+_BUSY: Final = 0.9
+_BUSY_LIMIT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 2
+
+
+class LoopLoad(trio.abc.Instrument):
+    """Watches one run of the event loop.
+
+    Attributes:
+        limit: inferences that take less are to run on the loop, in seconds.
+        busy: the share of the last tenth of a second in which the loop did not wait.
+    """
+
+    def __init__(self) -> None:
+        self.limit = INLINE_THRESHOLD_SECONDS
+        self.busy = 0.0
+        self._begun = self._waits_since = perf_counter()
+        self._waited = 0.0
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Be told by trio that the loop has nothing to do, or looks for more."""
+        del timeout
+        self._waits_since = perf_counter()
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Be told by trio that it goes on."""
+        del timeout
+        now = perf_counter()
+        self._waited += now - self._waits_since
+        passed = now - self._begun
+        if passed >= _WINDOW_SECONDS:
+            self.busy = 1 - self._waited / passed
+            self.limit = _BUSY_LIMIT_SECONDS if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
+            self._begun, self._waited = now, 0.0
+
+
+_current: Final = trio.lowlevel.RunVar[LoopLoad]("loop load")
+
+
+def current_loop_load() -> LoopLoad:
+    """Give the one of this run of the loop, which it watches from the first time on."""
+    try:
+        return _current.get()
+    except LookupError:
+        made = LoopLoad()
+        _current.set(made)
+        trio.lowlevel.add_instrument(made)
+        return made

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.lowlevel
+
+from ovmstrio.work import loop_load
+from ovmstrio.work.loop_load import LoopLoad, current_loop_load
+from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
+
+
+def test_a_busy_loop_takes_shorter_inferences_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it never waits half as long is short; once it waits again, what was."""
+    now = 100.0
+    monkeypatch.setattr(loop_load, "perf_counter", lambda: now)
+    load = LoopLoad()
+    for waits, busy, limit in (
+        (0.0, 1.0, INLINE_THRESHOLD_SECONDS / 2),
+        (0.1, 0.5, INLINE_THRESHOLD_SECONDS),
+        (0.01, 0.95, INLINE_THRESHOLD_SECONDS / 2),
+    ):
+        load.before_io_wait(1)
+        now += waits
+        load.after_io_wait(1)
+        load.before_io_wait(0)
+        now += 0.2 - waits
+        load.before_io_wait(0)
+        load.after_io_wait(0)
+        assert load.busy == pytest.approx(busy)
+        assert load.limit == limit
+
+
+async def test_each_run_of_the_loop_has_one_watcher() -> None:
+    """It is the same for all models, and is told of waits."""
+    load = current_loop_load()
+    assert current_loop_load() is load
+    before = load._waits_since
+    await trio.lowlevel.checkpoint()
+    assert load._waits_since > before
