@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
+from ovmstrio.api.describing.routes import describing_rules
 from ovmstrio.api.kserve.rest.generate import generate_rules
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
 from ovmstrio.api.kserve.rest.observation_routes import observation_rules
@@ -100,6 +101,7 @@ def make_router(
         *repository_rules(plane, allows_remote=allows_remote_admin),
         *shared_memory_rules(plane, allows_remote=allows_remote_admin),
         *admin_rules(plane, allows_remote=allows_remote_admin),
+        *describing_rules(plane, has_root=bool(root)),
     ]
     if not root or plane.render_metrics() is not None:
         # Without metrics of the server the path is that of the service at the root, which may have its own.

@@ -1,0 +1,102 @@
+"""A server tells what it serves: an overview, a document of all calls with examples that work, a page to try them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import ovmstrio_samples
+from tests.support import ir
+from tests.support.processes import OvmsProcess, serving
+
+pytestmark = pytest.mark.e2e
+
+SAMPLES = Path(ovmstrio_samples.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
+    """Serve models, graphs and a handler, and one model that cannot be loaded."""
+    root = tmp_path_factory.mktemp("described")
+    for name in ("counter_stream", "handler_iris"):
+        shutil.copytree(SAMPLES / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    models = {
+        "dummy": ir.save(ir.dummy(), root / "models", "dummy"),
+        "a name with <odd> letters": ir.save(ir.sum_of_two(), root / "models", "sum"),
+        "texts": ir.save(ir.string_passthrough(), root / "models", "texts"),
+        "large": ir.save(ir.passthrough("FP32", (1, 3, 64, 64)), root / "models", "large"),
+        "broken": root,
+    }
+    config = {
+        "model_config_list": [{"config": {"name": name, "base_path": str(base)}} for name, base in models.items()],
+        "mediapipe_config_list": [{"name": "words", "base_path": str(root / "counter_stream")}],
+        "handler_config_list": [{"name": "iris", "path": str(root / "handler_iris")}],
+    }
+    (root / "config.json").write_text(json.dumps(config))
+    with serving("--config_path", str(root / "config.json"), ready=False, log=root / "log") as running:
+        running.wait_live()
+        for name in ("dummy", "words", "iris"):
+            running._wait(f"/v2/models/{name}/ready")
+        yield running
+
+
+def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(server: OvmsProcess) -> None:
+    """Whatever is sent as the document says is answered; what would be too large to read says how much to fill in."""
+    document = server.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    posts = {path: told["post"] for path, told in document["paths"].items() if "post" in told}
+    odd = "/v2/models/a%20name%20with%20%3Codd%3E%20letters"
+    assert {path for path in posts if path.endswith("/infer")} == {
+        "/v2/models/dummy/infer",
+        f"{odd}/infer",
+        "/v2/models/texts/infer",
+        "/v2/models/large/infer",
+        "/v2/models/words/infer",
+    }
+    assert "/v2/models/words/generate_stream" in posts
+    assert "/iris" in posts
+    with httpx.Client(base_url=server.rest, timeout=30) as client:
+        for path, told in posts.items():
+            if path == "/iris" or "large" in path:
+                continue
+            answer = client.post(path, json=told["requestBody"]["content"]["application/json"]["example"])
+            assert answer.status_code == 200, (path, answer.text)
+        for path in (path for path, told in document["paths"].items() if "get" in told and path != "/metrics"):
+            assert client.get(path).status_code in {200, 503}, path
+    assert posts["/v2/models/large/infer"]["description"] == "b: FP32 [1, 3, 64, 64]; fill in 12288 values"
+
+
+def test_what_cannot_be_called_has_no_path(server: OvmsProcess) -> None:
+    """It is in the overview, with its state."""
+    assert not [path for path in server.get("/openapi.json").json()["paths"] if "broken" in path]
+
+
+def test_the_root_tells_what_is_here_and_where_to_go_on(server: OvmsProcess) -> None:
+    """As JSON for programs; a browser is led to the page."""
+    overview = server.get("/").json()
+    assert {(each["name"], each["kind"]) for each in overview["services"]} >= {
+        ("dummy", "model"),
+        ("words", "graph"),
+        ("iris", "handler"),
+    }
+    assert overview["ready"] is False
+    assert "broken" in overview["reason"]
+    for path in overview["next"].values():
+        assert server.get(path).status_code in {200, 503}, path
+    browser = httpx.get(server.rest, headers={"Accept": "text/html,*/*"}, timeout=10)
+    assert (browser.status_code, browser.headers["location"]) == (302, "/v2/docs")
+
+
+def test_the_page_loads_nothing_from_other_hosts(server: OvmsProcess) -> None:
+    """Neither by its text nor by what its headers allow."""
+    page = server.get("/v2/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:|//)|@import|url\(""", page.text)
+    assert "innerHTML" not in page.text
