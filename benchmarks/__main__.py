@@ -1,6 +1,11 @@
-"""Run measurements: all of them, or those named; all of them together write RESULTS.md.
+"""Measure what RESULTS.md records.
 
-python -m benchmarks [NAME ...], each one of MEASUREMENTS
+python -m benchmarks --quick               a part of the matrix, in less than five minutes
+python -m benchmarks matrix [--record]     the matrix of sizes, shapes, hints, doors and concurrencies
+python -m benchmarks peers [--record]      other servers, each in an environment of its own
+python -m benchmarks compare A B           what differs between two saved runs of the matrix
+python -m benchmarks chart RUN PICTURE     a saved run as SVG
+python -m benchmarks [NAME ...]            single questions, each one of MEASUREMENTS; all of them write RESULTS.md
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ from benchmarks import (
     stateful,
     text_generation,
 )
-from benchmarks.report import RESULTS, machine, render
+from benchmarks.matrix.command import compare, draw, measure_matrix
+from benchmarks.peers.command import measure_peers
+from benchmarks.report import machine, render, write_section
 
 MEASUREMENTS = {
     "grpc_unary": grpc_unary,
@@ -48,33 +55,29 @@ MEASUREMENTS = {
     "attacks": attacks,
 }
 
-_HEAD = """# Results
-
-Printed by `just bench` (`python -m benchmarks`), which runs both sides of each ratio in turn on the same machine and
-takes medians.
-
-Machine: {machine}. Server and load share its cores.
-
-"""
+COMMANDS = {"matrix": measure_matrix, "compare": compare, "chart": draw, "peers": measure_peers}
 
 
-def _notes() -> str:
-    """Give what the file of results says behind its table, written by hand."""
-    lines = RESULTS.read_text().splitlines(keepends=True)
-    last_row = max(number for number, line in enumerate(lines) if line.startswith("|"))
-    return "".join(lines[last_row + 1 :])
+def main(arguments: list[str]) -> None:
+    """Run a command, or measurements, which are all of them where none is named."""
+    if arguments[:1] == ["--quick"]:
+        measure_matrix(arguments)
+    elif arguments and arguments[0] in COMMANDS:
+        COMMANDS[arguments[0]](arguments[1:])
+    else:
+        _measure_rows(arguments)
 
 
-def main(names: list[str]) -> None:
-    """Run the measurements and print their table."""
+def _measure_rows(names: list[str]) -> None:
     unknown = set(names) - set(MEASUREMENTS)
     if unknown:
-        sys.exit(f"no measurement of the name {', '.join(unknown)}; there are {', '.join(MEASUREMENTS)}")
+        there = ", ".join([*COMMANDS, *MEASUREMENTS])
+        sys.exit(f"no measurement of the name {', '.join(unknown)}; there are {there}")
     rows = [row for name in names or MEASUREMENTS for row in MEASUREMENTS[name].run()]
     table = render(rows)
     print(table)
     if not names:
-        RESULTS.write_text(_HEAD.format(machine=machine()) + table + "\n" + _notes())
+        write_section("rows", f"Machine: {machine()}. Server and load share its cores.\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -53,10 +53,10 @@ class _Layers:
         return op.relu(op.add(op.multiply(y, np.float32(0.2)), x))
 
 
-def resnet50() -> ov.Model:
-    """FP32 ``image`` [1,3,224,224] to ``scores`` [1,1000] through ResNet-50's layers."""
+def resnet50(pixels: int = 224) -> ov.Model:
+    """FP32 ``image`` [1,3,pixels,pixels] to ``scores`` [1,1000] through ResNet-50's layers."""
     layers = _Layers()
-    image = op.parameter([1, 3, 224, 224], np.float32, name="image")
+    image = op.parameter([1, 3, pixels, pixels], np.float32, name="image")
     image.output(0).set_names({"image"})
     x = layers.conv(image, 3, 64, 7, 2)
     x = op.max_pool(x, [2, 2], [1, 1], [1, 1], [1, 1], [3, 3]).output(0)

@@ -21,7 +21,19 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Server", "cpu_seconds", "free_ports", "h2load", "median_ms", "need", "ovms", "script", "service"]
+__all__ = [
+    "Server",
+    "cpu_of_tree",
+    "cpu_seconds",
+    "ended",
+    "free_ports",
+    "h2load",
+    "median_ms",
+    "need",
+    "ovms",
+    "script",
+    "service",
+]
 
 READY_WITHIN_SECONDS = 60
 KSERVE = "inference.GRPCInferenceService"
@@ -86,8 +98,14 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def cpu_of_tree(process: psutil.Process) -> float:
+    """CPU time that a process and those that it has started have used so far, as far as they are still there."""
+    return sum(map(cpu_seconds, [process, *process.children(recursive=True)]))
+
+
 @contextlib.contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """End a process with the block, gently if it can be."""
     try:
         yield
     finally:
@@ -107,7 +125,7 @@ def ovms(config: Path, *options: str) -> Iterator[Server]:
     command += ["--port", str(grpc), "--rest_port", str(rest), "--log_level", "ERROR", *options]
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with _ended(process):
+    with ended(process):
         _wait_ready(process, rest, started)
         yield Server(process, grpc, rest, time.perf_counter() - started)
 
@@ -133,7 +151,7 @@ def script(arguments: Sequence[str], port: int, *, quiet: bool = False, folder: 
     errors = subprocess.DEVNULL if quiet else None
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=errors)
     started = time.perf_counter()
-    with _ended(process):
+    with ended(process):
         while time.perf_counter() - started < READY_WITHIN_SECONDS:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
@@ -151,6 +169,6 @@ def service(folder: Path) -> Iterator[int]:
     command = [sys.executable, "-m", "ovms_cli", "run", "web_service.py"]
     started = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with _ended(process):
+    with ended(process):
         _wait_ready(process, rest, started)
         yield rest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["RESULTS", "Row", "machine", "render"]
+__all__ = ["RESULTS", "Row", "machine", "render", "write_section"]
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
@@ -43,3 +43,17 @@ def render(rows: list[Row]) -> str:
     """Render the table that RESULTS.md keeps."""
     head = "| what | value | goal | met | detail |\n|---|---|---|---|---|"
     return "\n".join([head, *map(str, rows)])
+
+
+def write_section(name: str, text: str) -> None:
+    """Put text between the two marks of a section of RESULTS.md; all around it was written by hand or by others.
+
+    Raises:
+        ValueError: the file has no such marks.
+    """
+    begin, end = f"<!-- {name}: written by a program -->\n", f"<!-- end of {name} -->\n"
+    before, found, rest = RESULTS.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{RESULTS} has no section {name!r}: expected the lines {begin!r} and {end!r}")
+    RESULTS.write_text(f"{before}{begin}\n{text.strip()}\n\n{end}{after}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 from ovmstrio.core.tensor import Array
 
-__all__ = ["framed_bytes_request", "framed_infer_request", "framed_tensors_request"]
+__all__ = ["framed_bytes_request", "framed_infer_request", "framed_message", "framed_tensors_request"]
 
 _DATATYPES: Final = {"float32": "FP32", "uint64": "UINT64", "uint32": "UINT32"}
 
@@ -29,7 +29,7 @@ def framed_tensors_request(model: str, arrays: Mapping[str, Array]) -> bytes:
     for name, array in arrays.items():
         request.inputs.add(name=name, datatype=_DATATYPES[array.dtype.name], shape=array.shape)
         request.raw_input_contents.append(array.tobytes())
-    return _framed(request)
+    return framed_message(request)
 
 
 def framed_bytes_request(model: str, name: str, content: bytes) -> bytes:
@@ -37,9 +37,10 @@ def framed_bytes_request(model: str, name: str, content: bytes) -> bytes:
     request = message_class("inference.ModelInferRequest")(model_name=model)
     request.inputs.add(name=name, datatype="BYTES", shape=[len(content)])
     request.raw_input_contents.append(content)
-    return _framed(request)
+    return framed_message(request)
 
 
-def _framed(request: Any) -> bytes:
+def framed_message(request: Any) -> bytes:
+    """Write a message of Google's protobuf behind gRPC's five bytes."""
     body = request.SerializeToString()
     return struct.pack(">BI", 0, len(body)) + bytes(body)

@@ -1,0 +1,95 @@
+"""What is measured: every combination of a model, its settings, how it is asked, and what is beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, Literal
+
+__all__ = ["CONCURRENCIES", "DOORS", "FULL", "HINTS", "QUICK", "SIZES", "Cell", "Door", "Hint", "ModelCase"]
+
+Door = Literal["gRPC", "REST JSON", "REST binary", "shared memory"]
+Hint = Literal["LATENCY", "THROUGHPUT", "default"]
+
+SIZES: Final = {"10 us": 10e-6, "100 us": 100e-6, "1 ms": 1e-3, "10 ms": 10e-3, "75 ms": 75e-3}
+"""What one inference takes, nearly, in seconds."""
+DOORS: Final[tuple[Door, ...]] = ("gRPC", "REST JSON", "REST binary", "shared memory")
+HINTS: Final[tuple[Hint, ...]] = ("LATENCY", "THROUGHPUT", "default")
+CONCURRENCIES: Final = (1, 8, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCase:
+    """A model as it is served.
+
+    Attributes:
+        size: one of :data:`SIZES`.
+        is_dynamic: whether its batch is open.
+        hint: its ``PERFORMANCE_HINT``; ``default`` for none.
+        neighbours: how many other models the server has, which nobody calls.
+    """
+
+    size: str
+    is_dynamic: bool
+    hint: Hint
+    neighbours: int
+
+    @property
+    def seconds(self) -> float:
+        """What one inference takes, nearly."""
+        return SIZES[self.size]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the model is compiled with, by the server and by OpenVINO alone."""
+        chosen = {} if self.hint == "default" else {"PERFORMANCE_HINT": self.hint}
+        return {"INFERENCE_PRECISION_HINT": "f32", **chosen}
+
+    def __str__(self) -> str:
+        shape = "dynamic" if self.is_dynamic else "fixed"
+        return f"{self.size}, {shape}, {self.hint}, {'beside four' if self.neighbours else 'alone'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A model, asked over a door by so many at once."""
+
+    model: ModelCase
+    door: Door
+    concurrency: int
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.door}, {self.concurrency}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A part of the matrix.
+
+    Attributes:
+        models: what is served, each by a server of its own.
+        doors: how each is asked.
+        concurrencies: by how many at once.
+        rounds: how often all of a server's cells are measured in turn.
+        seconds: how long a cell is asked in a round, at least.
+    """
+
+    models: tuple[ModelCase, ...]
+    doors: tuple[Door, ...]
+    concurrencies: tuple[int, ...]
+    rounds: int
+    seconds: float
+
+
+FULL: Final = Grid(
+    tuple(ModelCase(*each) for each in product(SIZES, (False, True), HINTS, (0, 4))), DOORS, CONCURRENCIES, 3, 1.0
+)
+_QUICK_HINTS: Final[tuple[Hint, ...]] = ("LATENCY", "default")
+QUICK: Final = Grid(
+    tuple(ModelCase(*each, 0) for each in product(("10 us", "1 ms", "10 ms"), (False, True), _QUICK_HINTS)),
+    DOORS,
+    (8,),
+    3,
+    0.6,
+)
+"""Enough to see what a change costs, in less than five minutes."""

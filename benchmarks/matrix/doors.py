@@ -1,0 +1,141 @@
+"""How a model is asked over each door, as what h2load sends: always the same request."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+import grpc
+import httpx
+
+from benchmarks.requests import framed_infer_request, framed_message
+from ovmstrio.protocol.descriptors import message_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.matrix.cells import Door
+    from benchmarks.processes import Server
+    from ovmstrio.core.tensor import Array
+
+__all__ = ["Asked", "Target", "asked_over", "check_answer", "failure_of", "registered_memory"]
+
+_INPUT, _OUTPUT = "ovmstrio_bench_in", "ovmstrio_bench_out"
+_OUTPUT_BYTES = 1 << 16
+_ANSWER_SECONDS = 60
+_FRAME_HEAD = 5
+_ANY_SIZE = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+class HasPorts(Protocol):
+    """A server that runs."""
+
+    @property
+    def grpc(self) -> int:
+        """Its port of gRPC."""
+
+    @property
+    def rest(self) -> int:
+        """Its port of HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model and what it is sent."""
+
+    model: str
+    input: str
+    array: Array
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: where it goes, its body in a file, its headers, and whether it is HTTP/1.1."""
+
+    url: str
+    body: Path
+    headers: tuple[str, ...]
+    is_http1: bool
+
+
+def asked_over(door: Door, target: Target, server: HasPorts, folder: Path) -> Asked:
+    """Write the body of the request, and say how it is sent."""
+    body = folder / f"{door}.body"
+    if door in {"gRPC", "shared memory"}:
+        body.write_bytes(_grpc(target) if door == "gRPC" else _grpc_beside(target))
+        url = f"http://127.0.0.1:{server.grpc}/inference.GRPCInferenceService/ModelInfer"
+        return Asked(url, body, ("content-type: application/grpc", "te: trailers"), is_http1=False)
+    url = f"http://127.0.0.1:{server.rest}/v2/models/{target.model}/infer"
+    if door == "REST JSON":
+        body.write_bytes(_json(target, {"data": target.array.ravel().tolist()}))
+        return Asked(url, body, ("content-type: application/json",), is_http1=True)
+    raw = target.array.tobytes()
+    head = _json(target, {"parameters": {"binary_data_size": len(raw)}}, {"binary_data": True})
+    body.write_bytes(head + raw)
+    headers = "content-type: application/octet-stream", f"inference-header-content-length: {len(head)}"
+    return Asked(url, body, headers, is_http1=True)
+
+
+def _grpc(target: Target) -> bytes:
+    return framed_infer_request(target.model, target.input, target.array)
+
+
+def _grpc_beside(target: Target) -> bytes:
+    request = message_class("inference.ModelInferRequest")(model_name=target.model)
+    given = request.inputs.add(name=target.input, datatype="FP32", shape=target.array.shape)
+    wanted = request.outputs.add(name=target.output)
+    for tensor, region, size in ((given, _INPUT, target.array.nbytes), (wanted, _OUTPUT, _OUTPUT_BYTES)):
+        tensor.parameters["shared_memory_region"].string_param = region
+        tensor.parameters["shared_memory_byte_size"].int64_param = size
+    return framed_message(request)
+
+
+def _json(target: Target, content: dict[str, Any], output: dict[str, Any] | None = None) -> bytes:
+    given = {"name": target.input, "shape": target.array.shape, "datatype": "FP32", **content}
+    wanted = {"name": target.output, **({} if output is None else {"parameters": output})}
+    return json.dumps({"inputs": [given], "outputs": [wanted]}).encode()
+
+
+def check_answer(asked: Asked) -> None:
+    """Ask once, and end the program where the call fails: a load generator sees no status of gRPC."""
+    if failure := failure_of(asked):
+        sys.exit(f"{asked.url}: {failure[:500]}")
+
+
+def failure_of(asked: Asked) -> str:
+    """Ask once; gives what is wrong with the answer, empty if it is one."""
+    content = asked.body.read_bytes()
+    parts = urlsplit(asked.url)
+    if asked.is_http1:
+        headers = dict(header.split(": ") for header in asked.headers)
+        answer = httpx.post(asked.url, content=content, headers=headers, timeout=_ANSWER_SECONDS)
+        return "" if answer.status_code == httpx.codes.OK else answer.text or str(answer.status_code)
+    with grpc.insecure_channel(parts.netloc, _ANY_SIZE) as channel:
+        try:
+            channel.unary_unary(parts.path)(content[_FRAME_HEAD:], timeout=_ANSWER_SECONDS)
+        except grpc.RpcError as error:
+            return str(error)
+    return ""
+
+
+@contextmanager
+def registered_memory(target: Target, server: Server) -> Iterator[None]:
+    """Have the server know a region with the input and one for the output, until the block ends."""
+    regions = {_INPUT: target.array.tobytes(), _OUTPUT: bytes(_OUTPUT_BYTES)}
+    try:
+        for name, content in regions.items():
+            Path("/dev/shm", f"{name}.{os.getpid()}").write_bytes(content)
+            url = f"http://127.0.0.1:{server.rest}/v2/systemsharedmemory/region/{name}/register"
+            about = {"key": f"/{name}.{os.getpid()}", "offset": 0, "byte_size": len(content)}
+            httpx.post(url, json=about).raise_for_status()
+        yield
+    finally:
+        for name in regions:
+            Path("/dev/shm", f"{name}.{os.getpid()}").unlink(missing_ok=True)

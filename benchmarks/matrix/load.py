@@ -1,0 +1,73 @@
+"""Load by h2load, which takes little of the processors and speaks HTTP/2 and HTTP/1.1."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.processes import cpu_of_tree, need
+
+if TYPE_CHECKING:
+    import psutil
+
+    from benchmarks.matrix.doors import Asked
+    from ovmstrio.core.tensor import Array
+
+__all__ = ["Figures", "load"]
+
+_CALLS_A_CONNECTION: Final = 8
+_LONGER: Final = (1, 4, 16)
+_SUCCEEDED: Final = re.compile(r"(\d+) succeeded, (\d+) failed, (\d+) errored")
+_REFUSED: Final = re.compile(r"(\d+) 4xx, (\d+) 5xx")
+
+
+class Figures(NamedTuple):
+    """What came of some seconds of load: calls a second, the server's CPU a call, median and p99, in microseconds."""
+
+    rate: float
+    cpu_us: float
+    p50_us: float
+    p99_us: float
+
+
+def load(asked: Asked, concurrency: int, seconds: float, server: psutil.Process) -> Figures:
+    """Ask for so long, so many at once; for longer if there is no answer in that time.
+
+    Over HTTP/2 eight calls share a connection, over HTTP/1.1 each has its own.  Ends the program where a call fails.
+    """
+    streams = 1 if asked.is_http1 else min(concurrency, _CALLS_A_CONNECTION)
+    connections = max(1, concurrency // streams)
+    command = [need("h2load", "nghttp2-client"), "-c", str(connections), "-m", str(streams), "-d", str(asked.body)]
+    command += ["--h1"] if asked.is_http1 else []
+    command += [word for header in asked.headers for word in ("-H", header)]
+    for longer in _LONGER:
+        before = cpu_of_tree(server)
+        calls = _calls([*command, "-D", f"{longer * seconds * 1e3:.0f}ms", asked.url])
+        used = cpu_of_tree(server) - before
+        if len(calls):
+            return _figures(calls, used)
+    sys.exit(f"{asked.url}: no answer in {_LONGER[-1] * seconds:g} s")
+
+
+def _calls(command: list[str]) -> Array:
+    """Run the generator; gives a row for each call: when it began, its status, what it took, in microseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "calls"
+        done = subprocess.run([*command, f"--log-file={log}"], capture_output=True, text=True, check=True)
+        found, refused = _SUCCEEDED.search(done.stdout), _REFUSED.search(done.stdout)
+        if found is None or refused is None or any(map(int, (*found.groups()[1:], *refused.groups()))):
+            sys.exit(f"not every call succeeded:\n{done.stdout}")
+        return np.loadtxt(log, dtype=np.int64, ndmin=2) if int(found[1]) else np.empty((0, 3), np.int64)
+
+
+def _figures(calls: Array, used: float) -> Figures:
+    begins, took = calls[:, 0], calls[:, 2]
+    span = ((begins + took).max() - begins.min()) / 1e6
+    p50, p99 = np.percentile(took, [50, 99])
+    return Figures(len(calls) / span, used / len(calls) * 1e6, float(p50), float(p99))

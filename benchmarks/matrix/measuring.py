@@ -1,0 +1,102 @@
+"""Measure the cells of a grid: in turn with OpenVINO alone, a few rounds, medians."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.matrix.alone import openvino_alone
+from benchmarks.matrix.cells import Cell
+from benchmarks.matrix.doors import Target, asked_over, check_answer, registered_memory
+from benchmarks.matrix.load import Figures, load
+from benchmarks.matrix.networks import input_of, network
+from benchmarks.models import trivial, write_repository
+from benchmarks.processes import ovms
+
+if TYPE_CHECKING:
+    from benchmarks.matrix.alone import OpenVinoAlone
+    from benchmarks.matrix.cells import Grid, ModelCase
+    from benchmarks.matrix.doors import Asked
+    from benchmarks.processes import Server
+
+__all__ = ["Measured", "measure"]
+
+_MODEL = "measured"
+_CYCLES = 2.5
+"""How often every caller is answered in a round, at least, however long an inference takes."""
+_INFERENCES_ALONE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rounds of one cell: what the server did, and what OpenVINO alone did beside each."""
+
+    rounds: tuple[tuple[Figures, float], ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """The rate as a part of OpenVINO's, by round."""
+        return [figures.rate / alone for figures, alone in self.rounds]
+
+    def summary(self) -> dict[str, float]:
+        """Give medians, and how far apart the smallest and the largest ratio are, as a part of the median."""
+        ratio = statistics.median(self.ratios)
+        figures = {
+            name: statistics.median(getattr(round_, name) for round_, _ in self.rounds) for name in Figures._fields
+        }
+        alone = statistics.median(alone for _, alone in self.rounds)
+        spread = (max(self.ratios) - min(self.ratios)) / ratio
+        return {"ratio": ratio, "spread": spread, "alone": alone, **figures}
+
+
+def measure(grid: Grid) -> dict[str, dict[str, Any]]:
+    """Measure a grid; gives the summary of each cell by its name, and tells how far it is on standard error."""
+    results: dict[str, dict[str, Any]] = {}
+    for number, case in enumerate(grid.models, 1):
+        print(f"{number}/{len(grid.models)} {case}", file=sys.stderr)
+        for cell, measured in _of_model(case, grid).items():
+            results[str(cell)] = measured.summary()
+    return results
+
+
+def _of_model(case: ModelCase, grid: Grid) -> dict[Cell, Measured]:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        target, config = _write(case, folder)
+        server = stack.enter_context(ovms(config, "--allow_shared_memory"))
+        alone = stack.enter_context(openvino_alone(folder / _MODEL / "1" / "model.xml", case.settings))
+        stack.enter_context(registered_memory(target, server))
+        asked = {door: asked_over(door, target, server, folder) for door in grid.doors}
+        return _rounds(case, grid, asked, server, alone)
+
+
+def _write(case: ModelCase, folder: Path) -> tuple[Target, Path]:
+    model = network(case.size, is_dynamic=case.is_dynamic)
+    beside = {f"neighbour{number}": trivial() for number in range(case.neighbours)}
+    name, array = input_of(model)
+    (output,) = model.outputs
+    settings = {_MODEL: case.settings}
+    return Target(_MODEL, name, array, output.any_name), write_repository(folder, {_MODEL: model, **beside}, settings)
+
+
+def _rounds(
+    case: ModelCase, grid: Grid, asked: dict[Any, Asked], server: Server, alone: OpenVinoAlone
+) -> dict[Cell, Measured]:
+    """Ask over every door by turns, so that what the machine does meanwhile falls upon all of them."""
+    for each in asked.values():
+        check_answer(each)
+        load(each, 1, 0.2, server.process)
+    taken: dict[Cell, list[tuple[Figures, float]]] = {}
+    for _ in range(grid.rounds):
+        for concurrency in grid.concurrencies:
+            bare = alone.rate(max(grid.seconds / 2, _INFERENCES_ALONE * case.seconds))
+            seconds = max(grid.seconds, _CYCLES * concurrency * case.seconds)
+            for door, each in asked.items():
+                figures = load(each, concurrency, seconds, server.process)
+                taken.setdefault(Cell(case, door, concurrency), []).append((figures, bare))
+    return {cell: Measured(tuple(rounds)) for cell, rounds in taken.items()}

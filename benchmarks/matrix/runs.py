@@ -1,0 +1,79 @@
+"""Runs of the matrix: saved as JSON, shown as a table, compared with each other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.report import machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["differences", "read_run", "render_differences", "render_run", "save_run"]
+
+Run = dict[str, dict[str, float]]
+"""The figures of cells, by their names."""
+
+_WORTH_TELLING: Final = 0.1
+_BETTER_IF_LESS: Final = ("cpu_us", "p50_us", "p99_us")
+_COMPARED: Final = ("ratio", "cpu_us")
+"""What a change must not cost; latencies in a closed loop follow the rate, and p99 of a second is a few calls."""
+
+
+def save_run(path: Path, cells: dict[str, dict[str, Any]]) -> None:
+    """Write a run."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), "cells": cells}, indent=1) + "\n")
+
+
+def read_run(path: Path) -> Run:
+    """Read the cells of a run; ends the program where there is none."""
+    try:
+        cells: Run = json.loads(path.read_text())["cells"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        sys.exit(f"{path} is no run of the matrix: {error}")
+    return cells
+
+
+def render_run(cells: Run) -> str:
+    """Make a table of a run, a line a cell."""
+    head = "| cell | of OpenVINO alone | spread | calls/s | alone/s | CPU a call, us | p50, us | p99, us |\n"
+    lines = [
+        f"| {name} | {each['ratio']:.2f} | {each['spread']:.0%} | {each['rate']:.0f} | {each['alone']:.0f} "
+        f"| {each['cpu_us']:.0f} | {each['p50_us']:.0f} | {each['p99_us']:.0f} |"
+        for name, each in cells.items()
+    ]
+    return head + "|---|---|---|---|---|---|---|---|\n" + "\n".join(lines)
+
+
+def differences(before: Run, after: Run) -> list[tuple[str, str, float]]:
+    """Find the cells of both runs that differ: by more than a tenth, and by more than the rounds of either did.
+
+    Gives cell, figure and the change as a part of what it was, what became worse first.
+    """
+    found = []
+    for cell in before.keys() & after.keys():
+        for figure in _COMPARED:
+            change = after[cell][figure] / before[cell][figure] - 1
+            noise = max(before[cell]["spread"], after[cell]["spread"]) if figure == "ratio" else 0.0
+            if abs(change) > max(_WORTH_TELLING, noise):
+                found.append((cell, figure, change))
+    return sorted(found, key=lambda each: (_gain(each[1], each[2]), each[0]))
+
+
+def _gain(figure: str, change: float) -> float:
+    return -change if figure in _BETTER_IF_LESS else change
+
+
+def render_differences(found: Iterable[tuple[str, str, float]]) -> str:
+    """Make a table of differences; says so if there are none."""
+    lines = [
+        f"| {cell} | {figure} | {change:+.0%} | {'better' if _gain(figure, change) > 0 else '**worse**'} |"
+        for cell, figure, change in found
+    ]
+    if not lines:
+        return "no cell differs by more than a tenth and its own spread"
+    return "| cell | figure | change | |\n|---|---|---|---|\n" + "\n".join(lines)

@@ -1,0 +1,149 @@
+"""Measure this server and others in turn: the same models, settings and load."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.matrix.cells import SIZES
+from benchmarks.matrix.doors import Asked, Target, asked_over, failure_of
+from benchmarks.matrix.load import Figures, load
+from benchmarks.matrix.networks import input_of, network
+from benchmarks.models import F32, write_repository
+from benchmarks.peers.environments import version_of
+from benchmarks.peers.servers import NAMES, OURS, peer
+from benchmarks.report import machine, write_section
+
+if TYPE_CHECKING:
+    from benchmarks.matrix.cells import Door
+    from benchmarks.peers.servers import Peer
+
+__all__ = ["measure_peers"]
+
+_MODELS: Final = {"trivial": "10 us", "perceptron": "1 ms", "resnet": "75 ms"}
+_DOORS: Final[tuple[Door, ...]] = ("gRPC", "REST JSON", "REST binary")
+_SETTINGS: Final = {**F32, "PERFORMANCE_HINT": "LATENCY"}
+_CONCURRENCY: Final = 8
+_ROUNDS: Final = 3
+_SECONDS: Final = 2.0
+_CYCLES: Final = 2.5
+_HOW: Final = """Three models with open batches in each server, compiled with {settings}; {concurrency} callers at
+once, medians of {rounds} rounds in which the servers take turns while the others idle. Server and load share the cores.
+A door that a server does not have is missing; LitServe and BentoML have JSON of their own. This server knows the models
+from an earlier start.
+
+Machine: {machine}.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A model that a server is asked for over a door."""
+
+    model: str
+    door: Door
+    server: Peer
+    asked: Asked
+
+    @property
+    def seconds(self) -> float:
+        """How long a round is."""
+        return max(_SECONDS, _CYCLES * _CONCURRENCY * SIZES[_MODELS[self.model]])
+
+
+def measure_peers(arguments: list[str]) -> None:
+    """Measure other servers beside this one, and print their table; ``--record`` writes it to RESULTS.md."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks peers", description=measure_peers.__doc__)
+    parser.add_argument("--record", action="store_true", help="write RESULTS.md")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="how often each is measured")
+    parser.add_argument("names", nargs="*", default=list(NAMES), help=f"which, of {', '.join(NAMES)}")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    table = _measure([name for name in NAMES if name in options.names], options.rounds)
+    print(table)
+    if options.record:
+        how = _HOW.format(
+            settings=json.dumps(_SETTINGS), concurrency=_CONCURRENCY, rounds=options.rounds, machine=machine()
+        )
+        write_section("peers", f"{how}\n{table}")
+
+
+def _measure(names: list[str], rounds: int) -> str:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        root = Path(folder)
+        networks = {name: network(size, is_dynamic=True) for name, size in _MODELS.items()}
+        config = write_repository(root / "models", networks, dict.fromkeys(networks, _SETTINGS))
+        files = {name: root / "models" / name / "1" / "model.xml" for name in networks}
+        targets = {
+            name: Target(name, *input_of(model), output=model.outputs[0].any_name) for name, model in networks.items()
+        }
+        # What was never seen to run here is tried first, which a start of every day does without.
+        if OURS in names:
+            with peer(OURS, config, files, _SETTINGS):
+                pass
+        servers = [stack.enter_context(peer(name, config, files, _SETTINGS)) for name in names]
+        questions = [each for server in servers for each in _questions(server, targets, root)]
+        taken: dict[_Question, list[Figures]] = {each: [] for each in questions}
+        for number in range(rounds):
+            print(f"round {number + 1} of {rounds}", file=sys.stderr)
+            for each in sorted(questions, key=lambda question: (question.model, question.door)):
+                taken[each].append(load(each.asked, _CONCURRENCY, each.seconds, each.server.process))
+        return f"{_starts(servers)}\n\n{_table(taken)}"
+
+
+def _questions(server: Peer, targets: dict[str, Target], root: Path) -> list[_Question]:
+    found = []
+    for target in targets.values():
+        folder = root / server.name / target.model
+        folder.mkdir(parents=True)
+        doors = _DOORS if server.speaks_v2 else ("REST JSON",)
+        for door in doors:
+            asked = asked_over(door, target, server, folder) if server.speaks_v2 else _own_json(target, server, folder)
+            if failure := failure_of(asked):
+                print(f"{server.name} over {door} left out: {failure.splitlines()[0][:200]}", file=sys.stderr)
+            else:
+                load(asked, 1, 0.5, server.process)
+                found.append(_Question(target.model, door, server, asked))
+    return found
+
+
+def _own_json(target: Target, server: Peer, folder: Path) -> Asked:
+    body = folder / "own.json"
+    body.write_text(json.dumps({"model": target.model, "input": target.array.tolist()}))
+    return Asked(f"http://127.0.0.1:{server.rest}/predict", body, ("content-type: application/json",), is_http1=True)
+
+
+def _starts(servers: list[Peer]) -> str:
+    lines = [
+        f"| {server.name} {'' if server.name == OURS else version_of(server.name)} | {server.ready_seconds:.2f} "
+        f"| {server.proportional_mb:.0f} |"
+        for server in servers
+    ]
+    return "\n".join(["| server | seconds until ready | PSS after the load, MB |", "|---|---|---|", *lines])
+
+
+def _table(taken: dict[_Question, list[Figures]]) -> str:
+    ours = {(each.model, each.door): _rate(rounds) for each, rounds in taken.items() if each.server.name == OURS}
+    lines = []
+    for each, rounds in sorted(taken.items(), key=lambda item: (list(_MODELS).index(item[0].model), item[0].door)):
+        figures = Figures(*(statistics.median(column) for column in zip(*rounds, strict=True)))
+        against = ours.get((each.model, each.door))
+        ratio = "" if against is None else f"{figures.rate / against:.2f}"
+        lines.append(
+            f"| {each.model}, {_MODELS[each.model]} | {each.door} | {each.server.name} | {figures.rate:.0f} | {ratio} "
+            f"| {figures.cpu_us:.0f} | {figures.p50_us / 1e3:.2f} | {figures.p99_us / 1e3:.2f} |"
+        )
+    head = "| model | door | server | calls/s | against ours | CPU a call, us | p50, ms | p99, ms |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines])
+
+
+def _rate(rounds: list[Figures]) -> float:
+    return statistics.median(each.rate for each in rounds)

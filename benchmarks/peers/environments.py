@@ -1,0 +1,46 @@
+"""Environments of other servers: made once, in the user's folder for caches, from the package index."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from platformdirs import user_cache_path
+
+__all__ = ["python_of", "version_of"]
+
+_WANTED: Final = {
+    "kserve": "kserve>=0.17,<1",
+    "mlserver": "mlserver>=1.7,<2",
+    "litserve": "litserve>=0.2.17,<0.3",
+    "bentoml": "bentoml>=1.4,<2",
+}
+_INSTALL_SECONDS: Final = 1_800
+
+
+def python_of(peer: str) -> Path:
+    """Give the interpreter of a server's environment, which is made where it is not there.
+
+    Raises:
+        subprocess.CalledProcessError: it cannot be installed.
+    """
+    folder = user_cache_path("ovmstrio") / "benchmarks" / "peers" / peer
+    python, complete = folder / "bin" / "python", folder / "complete"
+    # The version of OpenVINO is what makes the models alike.
+    packages = [_WANTED[peer], f"openvino=={version('openvino')}"]
+    if not complete.exists() or complete.read_text() != " ".join(packages):
+        print(f"installing {peer} into {folder}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=_INSTALL_SECONDS)
+        install = [str(python), "-m", "pip", "install", "-q", *packages]
+        subprocess.run(install, check=True, timeout=_INSTALL_SECONDS)
+        complete.write_text(" ".join(packages))
+    return python
+
+
+def version_of(peer: str) -> str:
+    """Give the version of a server that is installed."""
+    command = [str(python_of(peer)), "-c", f"from importlib.metadata import version; print(version({peer!r}))"]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()

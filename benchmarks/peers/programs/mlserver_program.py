@@ -1,0 +1,26 @@
+"""MLServer: a runtime of one's own, run in the server's process (``parallel_workers`` 0), over its protocol V2."""
+
+from __future__ import annotations
+
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+from shared_models import Models
+
+_MODELS: list[Models] = []
+
+
+class Served(MLModel):  # type: ignore[misc] # it has no types
+    """One of the models."""
+
+    async def load(self) -> bool:
+        """Compile all models, once."""
+        if not _MODELS:
+            _MODELS.append(Models())
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        """Infer on the event loop."""
+        result = _MODELS[0].infer(self.name, NumpyCodec.decode_input(payload.inputs[0]))
+        output = NumpyCodec.encode_output("output", result)
+        return InferenceResponse(model_name=self.name, outputs=[output])

@@ -1,0 +1,124 @@
+"""Start the servers that are compared: each a process of its own with all models, on ports of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+import psutil
+
+from benchmarks.peers.environments import python_of
+from benchmarks.processes import ended, free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["NAMES", "OURS", "Peer", "peer"]
+
+OURS: Final = "ovmstrio"
+NAMES: Final = (OURS, "kserve", "mlserver", "litserve", "bentoml")
+_PROGRAMS: Final = Path(__file__).with_name("programs")
+_READY_PATHS: Final = {
+    OURS: "/v2/health/ready",
+    "kserve": "/v2/health/ready",
+    "mlserver": "/v2/health/ready",
+    "litserve": "/health",
+    "bentoml": "/readyz",
+}
+_START_SECONDS: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A server that runs, ready after so many seconds.
+
+    Attributes:
+        speaks_v2: whether it speaks the Open Inference Protocol, over gRPC and HTTP.
+    """
+
+    name: str
+    process: psutil.Process
+    grpc: int
+    rest: int
+    ready_seconds: float
+    speaks_v2: bool
+
+    @property
+    def proportional_mb(self) -> float:
+        """The memory of all its processes, each page that they share counted once."""
+        everybody = [self.process, *self.process.children(recursive=True)]
+        return float(sum(each.memory_full_info().pss for each in everybody) / 1e6)
+
+
+@contextmanager
+def peer(name: str, config: Path, models: dict[str, Path], settings: dict[str, str]) -> Iterator[Peer]:
+    """Run a server with models until the block ends; ends the program if it does not become ready.
+
+    Args:
+        name: one of :data:`NAMES`.
+        config: a ``config.json`` with the models; other files may be put beside it.
+        models: the files, by name.
+        settings: of OpenVINO.
+    """
+    grpc, rest, metrics = free_ports(3)
+    told: dict[str, Any] = {"models": {each: str(path) for each, path in models.items()}, "settings": settings}
+    told |= {"grpc": grpc, "rest": rest, "metrics": metrics}
+    folder = config.parent / name
+    folder.mkdir(exist_ok=True)
+    command = _command(name, config, folder, told)
+    environment = {**os.environ, "PEER": json.dumps(told), "PYTHONPATH": str(_PROGRAMS), "BENTOML_DO_NOT_TRACK": "true"}
+    if name == OURS:
+        del environment["PYTHONPATH"]
+    begin = time.perf_counter()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder if name != OURS else None, env=environment, stdout=log, stderr=log
+        )
+        with ended(process):
+            _wait_ready(name, process, rest, folder / "log")
+            seconds = time.perf_counter() - begin
+            speaks_v2 = name not in {"litserve", "bentoml"}
+            yield Peer(name, psutil.Process(process.pid), grpc, rest, seconds, speaks_v2)
+
+
+def _command(name: str, config: Path, folder: Path, told: dict[str, Any]) -> list[str]:
+    if name == OURS:
+        ports = ["--port", str(told["grpc"]), "--rest_port", str(told["rest"])]
+        return [sys.executable, "-m", "ovms_cli", "serve", "--config_path", str(config), *ports, "--log_level", "ERROR"]
+    python = python_of(name)
+    if name == "mlserver":
+        _write_mlserver(folder, told)
+        return [str(python.with_name("mlserver")), "start", str(folder)]
+    if name == "bentoml":
+        return [str(python.with_name("bentoml")), "serve", "bentoml_program:Served", "--port", str(told["rest"])]
+    return [str(python), str(_PROGRAMS / f"{name}_program.py")]
+
+
+def _write_mlserver(folder: Path, told: dict[str, Any]) -> None:
+    ports = {"http_port": told["rest"], "grpc_port": told["grpc"], "metrics_port": told["metrics"]}
+    (folder / "settings.json").write_text(json.dumps({**ports, "host": "127.0.0.1", "parallel_workers": 0}))
+    for name in told["models"]:
+        (folder / name).mkdir()
+        about = {"name": name, "implementation": "mlserver_program.Served"}
+        (folder / name / "model-settings.json").write_text(json.dumps(about))
+
+
+def _wait_ready(name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    ends = time.monotonic() + _START_SECONDS
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}{_READY_PATHS[name]}", timeout=_START_SECONDS).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        threading.Event().wait(0.05)
+    sys.exit(f"{name} did not become ready:\n{log.read_text(errors='replace')[-2000:]}")

@@ -1,0 +1,116 @@
+"""Runs of the matrix: what two of them differ in, how they are kept and drawn, and what a record leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import report
+from benchmarks.__main__ import main
+from benchmarks.matrix.cells import FULL, QUICK, Cell
+from benchmarks.matrix.chart import chart
+from benchmarks.matrix.load import Figures
+from benchmarks.matrix.measuring import Measured
+from benchmarks.matrix.runs import differences, read_run, render_run, save_run
+
+CELL = str(Cell(QUICK.models[0], "gRPC", 8))
+
+
+def _run(**figures: float) -> dict[str, dict[str, float]]:
+    usual = {"ratio": 0.5, "spread": 0.02, "alone": 1000.0, "rate": 500.0, "cpu_us": 100.0, "p50_us": 10, "p99_us": 20}
+    return {CELL: {**usual, **figures}}
+
+
+def test_a_cell_is_told_that_lost_more_than_a_tenth() -> None:
+    """A ratio that fell by a fifth is told, and CPU that grew by 8 percent is not."""
+    ((cell, figure, change),) = differences(_run(), _run(ratio=0.4, cpu_us=108))
+
+    assert (cell, figure) == (CELL, "ratio")
+    assert change == pytest.approx(-0.2)
+
+
+def test_what_a_cell_differs_by_itself_is_no_difference() -> None:
+    """A ratio whose rounds were a third apart says nothing with a change of a fifth."""
+    assert differences(_run(spread=0.33), _run(ratio=0.4)) == []
+
+
+def test_what_became_worse_comes_first() -> None:
+    """More CPU is worse, a higher ratio is better, and only cells of both runs are compared."""
+    found = differences(_run() | {"gone": {}}, _run(ratio=1.0, cpu_us=150))
+
+    assert [figure for _, figure, _ in found] == ["cpu_us", "ratio"]
+
+
+def test_a_saved_run_is_read_and_compared_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``compare A B`` reads what a run has saved, and shows the cell with its change."""
+    save_run(tmp_path / "a.json", _run())
+    save_run(tmp_path / "b.json", _run(ratio=0.3))
+
+    main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+
+    assert read_run(tmp_path / "a.json") == _run()
+    assert f"| {CELL} | ratio | -40% | **worse** |" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    """Something else in a run's place ends the command with the name of the file."""
+    (tmp_path / "a.json").write_text("[]")
+
+    with pytest.raises(SystemExit, match=r"a\.json is no run"):
+        main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")])
+
+
+def test_medians_of_rounds_are_ratios_to_what_ran_beside_them() -> None:
+    """Each round is held against its own neighbour, so that a machine that became faster changes nothing."""
+    rounds = tuple((Figures(speed * 40, 10, 1, 2), speed * 100) for speed in (1.0, 2.0, 1.5))
+
+    summary = Measured(rounds).summary()
+
+    assert (summary["ratio"], summary["spread"], summary["alone"]) == pytest.approx((0.4, 0.0, 150))
+
+
+def test_the_matrix_has_every_combination_once() -> None:
+    """Five sizes, two shapes, three hints, three concurrencies and four doors, alone and beside others."""
+    names = [
+        str(Cell(case, door, count)) for case in FULL.models for door in FULL.doors for count in FULL.concurrencies
+    ]
+
+    assert len(names) == len(set(names)) == 5 * 2 * 3 * 3 * 4 * 2
+
+
+def test_a_chart_has_a_tile_for_each_cell_of_its_run() -> None:
+    """The picture is well-formed, and shows the ratios of the cells that there are."""
+    picture = ET.fromstring(chart(_run(ratio=0.87)))
+
+    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("0.87") == 1
+    assert "LATENCY, alone" in texts
+    assert "0.87" in render_run(_run(ratio=0.87))
+
+
+def test_a_record_changes_its_own_section_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands around a section stays, and a section that is not there is an error that names it."""
+    file = tmp_path / "RESULTS.md"
+    begin, end = "<!-- matrix: written by a program -->\n", "<!-- end of matrix -->\n"
+    file.write_text(f"by hand\n{begin}old\n{end}| too | by hand |\n")
+    monkeypatch.setattr(report, "RESULTS", file)
+
+    report.write_section("matrix", "new")
+
+    assert file.read_text() == f"by hand\n{begin}\nnew\n\n{end}| too | by hand |\n"
+    with pytest.raises(ValueError, match="no section 'peers'"):
+        report.write_section("peers", "new")
+
+
+def test_results_have_the_sections_that_programs_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file in the repository can be written by each command that records."""
+    written: list[Any] = []
+    monkeypatch.setattr(Path, "write_text", lambda _, text: written.append(text))
+
+    for section in ("matrix", "peers", "rows"):
+        report.write_section(section, "new")
+
+    assert len(written) == 3
