@@ -20,8 +20,10 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.arrivals import Arrivals
 from ovmstrio.core.pending_answers import PendingShare, current_share
+from ovmstrio.core.request import Buffer
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.closing import transport_of
+from ovmstrio.wire.direct_stream import DirectStream
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.endings import Endings
 from ovmstrio.wire.grpc.events import (
@@ -181,7 +183,7 @@ class Connection:
     def _handle(self, events: list[Event]) -> None:
         for event in events:
             self._dispatch[type(event)](self, event)
-        if self.core.outbound:
+        if self.core.waiting_bytes:
             self._check_backlog()
             self.mark_dirty()
 
@@ -197,14 +199,13 @@ class Connection:
     async def _write(self) -> None:
         try:
             while True:
-                while self.core.outbound:
-                    data = self.core.take_outbound()
-                    size, share = len(data), self.share
+                while size := self.core.waiting_bytes:
+                    data, share = self.core.take_outbound(), self.share
                     share.add(size - self.senders.counted)
                     self.senders.counted = 0
                     self.senders.let_next()
                     self._stall.is_writing = True
-                    await self._stream.send_all(data)
+                    await self._send(data)
                     self._stall.is_writing = False
                     self._stall.written += size
                     share.give_back(size)
@@ -216,13 +217,21 @@ class Connection:
         finally:
             self._written.set()
 
+    async def _send(self, data: list[Buffer]) -> None:
+        if len(data) == 1:
+            await self._stream.send_all(data[0])
+        elif isinstance(self._stream, DirectStream):
+            await self._stream.send_buffers(data)
+        else:
+            await self._stream.send_all(b"".join(data))
+
     async def _serve(self, call: Call) -> None:
         try:
             await call.run()
         finally:
             del self.calls[call.state.stream_id]
             self.core.release(call.state)
-            if self.core.outbound:
+            if self.core.waiting_bytes:
                 self.mark_dirty()
             if self.core.draining and not self.calls:
                 self._reading.cancel()
@@ -371,7 +380,7 @@ class Connection:
             self.mark_dirty()
 
     def _check_backlog(self) -> None:
-        if len(self.core.outbound) > self.limits.max_write_backlog_bytes:
+        if self.core.waiting_bytes > self.limits.max_write_backlog_bytes:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "peer does not read")
 
 

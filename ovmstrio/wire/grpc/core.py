@@ -10,7 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from ovmstrio.core.request import Buffer
 from ovmstrio.wire.grpc import frames
+from ovmstrio.wire.grpc.cut_frames import ContinuedBlock, CutData
 from ovmstrio.wire.grpc.events import (
     DataReceived,
     Event,
@@ -34,10 +36,11 @@ from ovmstrio.wire.grpc.frames import (
     FrameType,
     Setting,
 )
+from ovmstrio.wire.grpc.greeting import greeting
 from ovmstrio.wire.grpc.headers import HeaderDecoder, MalformedRequest, RequestHead, read_trailers
 from ovmstrio.wire.grpc.limits import RateLimit, TransportLimits
 from ovmstrio.wire.grpc.replies import TABLE_SIZE_ZERO
-from ovmstrio.wire.grpc.windows import DEFAULT_WINDOW, SendWindows, window_error
+from ovmstrio.wire.grpc.windows import SendWindows, window_error
 
 __all__ = ["Http2Core"]
 
@@ -55,15 +58,16 @@ _TURN_OF_REQUEST: Final = _TURN // 16
 _WHOLE_FRAME_BYTES: Final = 1_024
 """Size from which on a DATA frame was not cut down by the peer's windows, and pays for their updates."""
 _VIEWED_FROM_BYTES: Final = 8 * 1024
-"""Size from which on a DATA frame's payload is a view of what was received, so that it is copied once, when its message
-is complete.  Smaller ones are copied out, lest a few bytes keep a whole read alive."""
+"""Size from which on a DATA frame's payload is a view: of what was received, so that it is copied once, when its
+message is complete, or of what is sent, so that it is not copied at all.  Smaller ones are copied, lest a few bytes
+keep a whole read alive, and because a system call over many pieces takes longer."""
 
 
 class Http2Core:
     """The connection's state.
 
     Attributes:
-        outbound: bytes to be sent; the shell takes them with ``take_outbound``.
+        outbound: the last of the bytes to be sent; the shell takes all of them with ``take_outbound``.
         streams: every stream that the shell has not released.
         windows: what the peer lets this side send.
         more: whether frames wait that ``go_on`` has yet to handle.
@@ -74,9 +78,9 @@ class Http2Core:
     def __init__(self, limits: TransportLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._decoder = HeaderDecoder(limits.max_header_list_bytes)
-        self._pending = b""
-        self._unread = b""
-        self._unread_from = 0
+        self._pending = bytearray()
+        self._cut_data = CutData(0, 0, 0)
+        self._unread, self._unread_from = b"", 0
         self._turn_left = _TURN
         self._preface_seen = False
         self._events: list[Event] = []
@@ -86,7 +90,9 @@ class Http2Core:
         self._credit = 0
         self._table_update: bytes | None = None
         self._table_given_up = False
-        self._continued: _ContinuedBlock | None = None
+        self._queued: list[Buffer] = []
+        self._queued_bytes = 0
+        self._continued: ContinuedBlock | None = None
         self._reset_ids: OrderedDict[int, None] = OrderedDict()
         self._resets = RateLimit(limits.max_resets_per_second, clock)
         self._pings = RateLimit(limits.max_pings_per_second, clock)
@@ -108,10 +114,8 @@ class Http2Core:
         )
         self.streams: dict[int, StreamState] = {}
         self.windows = SendWindows()
-        self.more = False
-        self.ready = False
-        self.draining = False
-        self.outbound = bytearray(_greeting(limits))
+        self.more = self.ready = self.draining = False
+        self.outbound = bytearray(greeting(limits))
 
     # -- bytes in ------------------------------------------------------------------------------------------------
 
@@ -126,17 +130,16 @@ class Http2Core:
         data, position = bytes(data), 0
         self._turn_left = _TURN
         if not self._preface_seen:
-            data = self._pending + data
+            data = bytes(self._pending) + data
             if not self._read_preface(data):
                 return []
-            self._pending, position = b"", len(PREFACE)
+            self._pending, position = bytearray(), len(PREFACE)
         elif self._pending:
-            # Only the frame that was cut is put together; what follows it is read where it lies.
-            missing = self._missing(data)
-            self._pending = self._read_frames(self._pending + data[:missing], 0)
-            position = missing
+            position = self._complete_frame(data)
+        elif self._cut_data.left:
+            position = self._go_on_with_data(data, 0)
         if position < len(data):
-            self._pending = self._read_frames(data, position)
+            self._read_frames(data, position)
         return self._take_events()
 
     def go_on(self) -> list[Event]:
@@ -144,7 +147,7 @@ class Http2Core:
         data, self._unread = self._unread, b""
         self._turn_left = _TURN
         self.more = False
-        self._pending = self._read_frames(data, self._unread_from)
+        self._read_frames(data, self._unread_from)
         return self._take_events()
 
     def _take_events(self) -> list[Event]:
@@ -154,44 +157,85 @@ class Http2Core:
         events, self._events = self._events, []
         return events
 
-    def _missing(self, data: bytes) -> int:
-        """Count the bytes of ``data`` that belong to the frame whose beginning is pending."""
-        have = len(self._pending)
-        if have < FRAME_HEADER_BYTES:
+    def _complete_frame(self, data: bytes) -> int:
+        """Put the frame together that was cut, and handle it; gives how many bytes of ``data`` belong to it."""
+        pending, position = self._pending, 0
+        if len(pending) < FRAME_HEADER_BYTES:
+            position = FRAME_HEADER_BYTES - len(pending)
+            pending += data[:position]
+            if len(pending) < FRAME_HEADER_BYTES:
+                return len(data)
+        length = int.from_bytes(pending[:_LENGTH_BYTES])
+        frames.check_size(length, pending[_LENGTH_BYTES])
+        end = position + FRAME_HEADER_BYTES + length - len(pending)
+        if self._is_cut_data(pending, position, len(data)):
+            return self._go_on_with_data(data, position)
+        pending += data[position:end]
+        if end > len(data):
             return len(data)
-        length = int.from_bytes(self._pending[:_LENGTH_BYTES])
-        return min(length + FRAME_HEADER_BYTES - have, len(data))
+        self._pending = bytearray()
+        self._read_frames(bytes(pending), 0)
+        return end
 
-    def _read_frames(self, data: bytes, position: int) -> bytes:
-        """Handle whole frames, a turn of them; gives the bytes of the one that was cut."""
+    def _is_cut_data(self, header: bytes | bytearray, position: int, size: int) -> bool:
+        """Tell whether a header is that of large DATA that is not all there, whose parts are handled as they come."""
+        high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(header)
+        length = high << 16 | low
+        is_whole = len(header) > FRAME_HEADER_BYTES or position + length <= size
+        if is_whole or kind or flags & Flag.PADDED or length < _VIEWED_FROM_BYTES or self._continued is not None:
+            return False
+        if not self.ready:
+            self._check_order(kind, flags)
+        self._pending = bytearray()
+        self._cut_data = CutData(length, flags, stream_id & MAX_STREAM_ID)
+        return True
+
+    def _go_on_with_data(self, data: bytes, position: int) -> int:
+        """Handle what has come of a frame of DATA; gives where in ``data`` it ends."""
+        left, flags, stream_id = self._cut_data
+        part: bytes | memoryview = memoryview(data)[position : position + left]
+        if len(part) < _VIEWED_FROM_BYTES:
+            part = bytes(part)
+        left -= len(part)
+        self._cut_data = CutData(left, flags, stream_id)
+        if part:
+            self._on_data(flags & ~Flag.END_STREAM if left else flags, stream_id, part)
+        return position + len(part)
+
+    def _read_frames(self, data: bytes, position: int) -> None:
+        """Handle whole frames, a turn of them, and keep the one that was cut; of large DATA what has come."""
         size = len(data)
-        unpack, handlers = FRAME_HEADER.unpack_from, self._handlers
+        unpack, handlers, view = FRAME_HEADER.unpack_from, self._handlers, memoryview(data)
         while size - position >= FRAME_HEADER_BYTES:
             if self._turn_left <= 0:
                 self._unread, self._unread_from, self.more = data, position, True
-                return b""
+                return
             self._turn_left -= 1
             high, low, kind, flags, stream_id = unpack(data, position)
             if high or low > MAX_FRAME_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {high << 16 | low} bytes")
+                low |= high << 16
+                frames.check_size(low, kind)
             start = position + FRAME_HEADER_BYTES
             end = start + low
             if end > size:
+                if low >= _VIEWED_FROM_BYTES and self._is_cut_data(data[position:start], start, size):
+                    self._go_on_with_data(data, start)
+                    return
                 break
             position = end
             if not self.ready or self._continued is not None:
                 self._check_order(kind, flags)
             if kind < len(handlers):
-                payload = memoryview(data)[start:end] if low >= _VIEWED_FROM_BYTES and not kind else data[start:end]
+                payload = view[start:end] if low >= _VIEWED_FROM_BYTES and not kind else data[start:end]
                 handlers[kind](flags, stream_id & MAX_STREAM_ID, payload)
             else:
                 self._count_idle_frame()
-        return data[position:]
+        self._pending = bytearray(data[position:])
 
     def _read_preface(self, data: bytes) -> bool:
         if data[: len(PREFACE)] != PREFACE[: len(data)]:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "connection does not begin with the HTTP/2 preface")
-        self._pending = data
+        self._pending = bytearray(data)
         self._preface_seen = len(data) >= len(PREFACE)
         return self._preface_seen
 
@@ -234,6 +278,12 @@ class Http2Core:
         if flags & Flag.END_STREAM:
             self._end_request(stream)
         else:
+            self._tell_of_data(stream)
+
+    def _tell_of_data(self, stream: StreamState) -> None:
+        """Tell of a stream's data, once for frames that have come together."""
+        last = self._events[-1] if self._events else None
+        if not isinstance(last, DataReceived) or last.stream is not stream:
             self._events.append(DataReceived(stream))
 
     def _on_stray_data(self, stream_id: int, size: int, stream: StreamState | None) -> None:
@@ -265,7 +315,7 @@ class Http2Core:
         if flags & Flag.END_HEADERS:
             self._on_header_block(stream_id, payload, flags & Flag.END_STREAM)
         else:
-            self._continued = _ContinuedBlock(stream_id, flags & Flag.END_STREAM, payload, self._limits)
+            self._continued = ContinuedBlock(stream_id, flags & Flag.END_STREAM, payload, self._limits)
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         block = self._continued
@@ -384,6 +434,7 @@ class Http2Core:
         if key == Setting.MAX_FRAME_SIZE:
             if not MAX_FRAME_BYTES <= value <= _LARGEST_FRAME_SETTING:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value}")
+            self._max_send_frame = min(value, frames.LARGEST_SENT_BYTES)
         elif key == Setting.ENABLE_PUSH:
             if value > 1:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH {value}")
@@ -415,10 +466,18 @@ class Http2Core:
 
     # -- what goes out -------------------------------------------------------------------------------------------
 
-    def take_outbound(self) -> bytearray:
-        """Take over all bytes that wait to be sent."""
-        data, self.outbound = self.outbound, bytearray()
-        return data
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait to be sent."""
+        return self._queued_bytes + len(self.outbound)
+
+    def take_outbound(self) -> list[Buffer]:
+        """Take over all bytes that wait to be sent, in pieces."""
+        taken, self._queued, self._queued_bytes = self._queued, [], 0
+        if self.outbound:
+            taken.append(self.outbound)
+            self.outbound = bytearray()
+        return taken
 
     def sendable(self, stream: StreamState) -> int:
         """Say how many bytes of DATA may go out in one frame now; zero or less when none may."""
@@ -434,14 +493,19 @@ class Http2Core:
             stream.local_closed = True
 
     def send_data(self, stream: StreamState, prefix: bytes, payload: bytes | memoryview) -> None:
-        """Send one DATA frame of at most ``sendable(stream)`` bytes."""
+        """Send one DATA frame of at most ``sendable(stream)`` bytes; a large payload must stay as it is until then."""
         size = len(prefix) + len(payload)
         stream.credit -= size
         self.windows.connection -= size
         out = self.outbound
         out += frames.data_header(stream.stream_id, size, 0)
         out += prefix
-        out += payload
+        if len(payload) < _VIEWED_FROM_BYTES:
+            out += payload
+        else:
+            self._queued_bytes += len(out) + len(payload)
+            self._queued += (out, payload)
+            self.outbound = bytearray()
         if prefix or size >= _WHOLE_FRAME_BYTES:
             self._has_sent = True
 
@@ -487,8 +551,6 @@ class Http2Core:
         """Tell the peer why the connection ends."""
         self.draining = True
         self.outbound += frames.goaway(self._last_stream_id, fault.code, fault.reason.encode("utf-8", "replace"))
-
-    # -- shared --------------------------------------------------------------------------------------------------
 
     def _credit_connection(self, size: int) -> None:
         self._credit += size
@@ -537,40 +599,3 @@ class Http2Core:
     def _count_idle_frame(self) -> None:
         if self._idle_frames.exceeded():
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_empty_frames")
-
-
-class _ContinuedBlock:
-    """A header block that CONTINUATION frames are adding to."""
-
-    __slots__ = ("_frames_left", "_limit", "data", "end_stream", "stream_id")
-
-    def __init__(self, stream_id: int, end_stream: int, payload: bytes, limits: TransportLimits) -> None:
-        self.stream_id = stream_id
-        self.end_stream = end_stream
-        self.data = bytearray(payload)
-        self._limit = max(limits.max_header_list_bytes, MAX_FRAME_BYTES) * 2
-        self._frames_left = limits.max_continuations
-
-    def extend(self, payload: bytes) -> None:
-        """Add a frame's payload.
-
-        Raises:
-            ConnectionFault: the block has too many frames or bytes.
-        """
-        self._frames_left -= 1
-        self.data += payload
-        if self._frames_left < 0 or len(self.data) > self._limit:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_continuations")
-
-
-def _greeting(limits: TransportLimits) -> bytes:
-    greeting = frames.settings(
-        {
-            Setting.MAX_CONCURRENT_STREAMS: limits.max_concurrent_streams,
-            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
-            Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
-        }
-    )
-    if limits.connection_window_bytes > DEFAULT_WINDOW:
-        greeting += frames.window_update(0, limits.connection_window_bytes - DEFAULT_WINDOW)
-    return greeting

@@ -9,6 +9,8 @@ from typing import Final
 __all__ = [
     "FRAME_HEADER",
     "FRAME_HEADER_BYTES",
+    "LARGEST_DATA_BYTES",
+    "LARGEST_SENT_BYTES",
     "MAX_FRAME_BYTES",
     "MAX_STREAM_ID",
     "MAX_WINDOW",
@@ -18,6 +20,7 @@ __all__ = [
     "Flag",
     "FrameType",
     "Setting",
+    "check_size",
     "data_header",
     "goaway",
     "header_frames",
@@ -33,6 +36,11 @@ __all__ = [
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 MAX_FRAME_BYTES: Final = 16_384
+"""Of frames that have to be there as a whole, and of any for peers that say nothing else."""
+LARGEST_DATA_BYTES: Final = 2**20
+"""What peers may send in one frame of DATA: more than a window holds would not come faster."""
+LARGEST_SENT_BYTES: Final = 2**18
+"""So that other calls have their turn, whatever the peer takes."""
 MAX_STREAM_ID: Final = 2**31 - 1
 MAX_WINDOW: Final = 2**31 - 1
 
@@ -169,6 +177,16 @@ def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
     """Serialise a GOAWAY frame with its debug text."""
     payload = _GOAWAY.pack(last_stream_id, code) + debug
     return _pack_header(0, len(payload), FrameType.GOAWAY, 0, 0) + payload
+
+
+def check_size(size: int, kind: int) -> None:
+    """Refuse a frame that is too large for its type.
+
+    Raises:
+        ConnectionFault: it is.
+    """
+    if size > MAX_FRAME_BYTES and (kind or size > LARGEST_DATA_BYTES):
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes")
 
 
 def strip_padding(payload: bytes | memoryview) -> bytes | memoryview:

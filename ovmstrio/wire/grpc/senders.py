@@ -78,10 +78,10 @@ class Senders:
                 await self._turn(stream)
                 if stream.local_closed:
                     return False
-                room = self._core.sendable(stream)
-                start, end = prefix[:room], max(0, room - len(prefix))
-                self._core.send_data(stream, start, rest[:end])
-                prefix, rest = prefix[room:], rest[end:]
+                while (prefix or rest) and self._is_open() and (room := self._core.sendable(stream)) > 0:
+                    start, end = prefix[:room], max(0, room - len(prefix))
+                    self._core.send_data(stream, start, rest[:end])
+                    prefix, rest = prefix[room:], rest[end:]
                 sent, waiting.left = waiting.left - len(prefix) - len(rest), len(prefix) + len(rest)
                 self.counted += sent
                 self._mark_dirty()
@@ -126,7 +126,7 @@ class Senders:
         return True
 
     def _is_open(self) -> bool:
-        return self._core.windows.connection > 0 and len(self._core.outbound) < self._high_water_bytes
+        return self._core.windows.connection > 0 and self._core.waiting_bytes < self._high_water_bytes
 
     async def _turn(self, stream: StreamState) -> None:
         """Wait until bytes of a stream may be sent, or it is over."""

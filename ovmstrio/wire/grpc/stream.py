@@ -349,7 +349,7 @@ class Call:
             core.send_headers(self.state, RESPONSE_HEADERS)
         self._host.mark_dirty()
         prefix, size = message_prefix(len(data)), len(data) + PREFIX_BYTES
-        if size <= core.sendable(self.state) and len(core.outbound) < self._host.limits.write_high_water_bytes:
+        if size <= core.sendable(self.state) and core.waiting_bytes < self._host.limits.write_high_water_bytes:
             core.send_data(self.state, prefix, data)
         else:
             self._sending = True

@@ -494,7 +494,7 @@ async def test_senders_wait_for_the_writer(autojump_clock: MockClock) -> None:
         await raw.send_all(data(1, message(b"1000 10000"), end=True))
         await trio.testing.wait_all_tasks_blocked()
         (connection,) = server.connections
-        assert LIMITS.write_high_water_bytes <= len(connection.core.outbound) < LIMITS.write_high_water_bytes + 20_000
+        assert LIMITS.write_high_water_bytes <= connection.core.waiting_bytes < LIMITS.write_high_water_bytes + 20_000
         assert service.produced < 20
         await raw.aclose()
 

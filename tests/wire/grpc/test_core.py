@@ -134,7 +134,14 @@ def test_random_frames_raise_nothing_but_connection_faults(script: list[tuple[in
 
 
 FAULTS: dict[str, tuple[bytes, ErrorCode]] = {
-    "frame too large": (frame(FrameType.DATA, 0, 1, bytes(16_385)), ErrorCode.FRAME_SIZE_ERROR),
+    "frame too large": (headers(1) + frame(FrameType.DATA, 0, 1, bytes(2**20 + 1)), ErrorCode.FRAME_SIZE_ERROR),
+    "padded frame too large": (headers(1) + frame(FrameType.DATA, 8, 1, bytes(2**20 + 1)), ErrorCode.FRAME_SIZE_ERROR),
+    "headers too large": (frame(FrameType.HEADERS, 4, 1, bytes(16_385)), ErrorCode.FRAME_SIZE_ERROR),
+    "large frame on an idle stream": (frame(FrameType.DATA, 0, 1, bytes(20_000)), ErrorCode.PROTOCOL_ERROR),
+    "large frame beyond the window": (
+        headers(1) + frame(FrameType.DATA, 0, 1, bytes(66_000)),
+        ErrorCode.FLOW_CONTROL_ERROR,
+    ),
     "data on idle stream": (data(7, b"x"), ErrorCode.PROTOCOL_ERROR),
     "data on stream 0": (data(0, b"x"), ErrorCode.PROTOCOL_ERROR),
     "even stream": (headers(2), ErrorCode.PROTOCOL_ERROR),
@@ -376,3 +383,59 @@ def test_requests_that_come_together_get_their_turns() -> None:
     begun = [sum(isinstance(event, RequestStarted) for event in turn) for turn in turns]
     assert sum(begun) == 100
     assert max(begun) <= 16
+
+
+LARGE_SIZES = [8_191, 8_192, 16_385, 100_000, 2**20]
+ROOMY = TransportLimits(stream_window_bytes=2**22, connection_window_bytes=2**24)
+
+
+def _large_script() -> tuple[bytes, bytes]:
+    """Frames of all sizes on two streams, one of them padded; and what the first stream gets by them."""
+    contents = [bytes([number]) * size for number, size in enumerate(LARGE_SIZES)]
+    frames_of_data = [data(1, content) for content in contents]
+    padded = frame(FrameType.DATA, 8, 1, b"\x05" + b"p" * 50_000 + bytes(5))
+    others = [data(3, b"o" * 20_000), frames.ping(bytes(8), ack=False), headers(5)]
+    body = b"".join([*contents, b"p" * 50_000, b"end"])
+    first = data(1, message(body)[:5])
+    script = [HELLO, headers(1), headers(3), first, *frames_of_data, padded, *others, data(1, b"end", end=True)]
+    return b"".join(script), body
+
+
+@given(st.lists(st.integers(1, 1_400_000), max_size=30), st.sampled_from([1_000_000, 65_536, 10_007]))
+@settings(max_examples=40, deadline=None)
+def test_large_frames_may_be_cut_anywhere(cuts: list[int], longest: int) -> None:
+    """Their bytes are the same, whatever has come of them in one read; nothing of them waits for the rest."""
+    script, expected = _large_script()
+    core = Http2Core(ROOMY, lambda: 0.0)
+    edges = sorted({0, *range(0, len(script), longest), *(cut for cut in cuts if cut < len(script)), len(script)})
+    for start, end in itertools.pairwise(edges):
+        receive_all(core, script[start:end])
+        # A padded frame alone is read as a whole.
+        assert len(core._pending) < 50_020
+    stream = core.streams[1]
+    assert stream.remote_closed
+    assert stream.uncredited == 5 + len(expected)
+    assert stream.buffer.take(2**24) == (0, expected)
+    assert set(core.streams) == {1, 3, 5}
+
+
+def test_large_payloads_are_sent_as_they_are() -> None:
+    """In frames as large as the peer takes, a quarter of a mebibyte at most, and without a copy."""
+    core = Http2Core(ROOMY, lambda: 0.0)
+    peer_settings = {Setting.MAX_FRAME_SIZE: 2**24 - 1, Setting.INITIAL_WINDOW_SIZE: 2**24}
+    receive_all(
+        core, frames.PREFACE + frames.settings(peer_settings) + frames.window_update(0, 2**24) + headers(1, end=True)
+    )
+    core.take_outbound()
+    stream = core.streams[1]
+    message = bytes(300_000)
+    assert core.sendable(stream) == 2**18
+    core.send_data(stream, b"head", memoryview(message)[:200_000])
+    core.send_data(stream, b"", b"small")
+    assert core.waiting_bytes == 9 + 4 + 200_000 + 9 + 5
+    sent = core.take_outbound()
+    assert b"".join(sent) == frame(FrameType.DATA, 0, 1, b"head" + message[:200_000]) + frame(
+        FrameType.DATA, 0, 1, b"small"
+    )
+    assert any(isinstance(each, memoryview) and each.obj is message for each in sent)
+    assert core.waiting_bytes == 0

@@ -182,7 +182,7 @@ async def test_a_slow_reader_holds_its_handler_and_not_the_server() -> None:
             assert len(next(slow)) == size
             for _ in range(50):
                 assert other.unary_unary("/test.Echo/Unary")(b"x") == b"x"
-            backlog.append(trio.from_thread.run_sync(lambda: max(len(c.core.outbound) for c in server.connections)))
+            backlog.append(trio.from_thread.run_sync(lambda: max(c.core.waiting_bytes for c in server.connections)))
             produced = service.produced
             slow.cancel()
             return produced
@@ -319,7 +319,7 @@ async def test_nothing_is_left_after_many_calls() -> None:
     def remains() -> list[int]:
         (connection,) = server.connections
         tasks = len(connection._nursery.child_tasks)
-        return [len(connection.core.streams), len(connection.calls), len(connection.core.outbound), tasks]
+        return [len(connection.core.streams), len(connection.calls), connection.core.waiting_bytes, tasks]
 
     left: list[int] = []
     async with echo_server() as (server, _, address):
