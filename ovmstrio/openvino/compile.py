@@ -41,6 +41,9 @@ SMALL_OPERATIONS: Final = 2_000
 
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
+_CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
+"""What a stream keeps of shapes that it has seen, an entry for each operation and shape.  OpenVINO's own 5,000 are
+without end for requests of ever other shapes, and save nothing that can be measured (docs/memory.md)."""
 _SPARE: Final = 2
 """Requests for each that OpenVINO can run at once: one more waits in its queue, so that the device never does."""
 
@@ -169,6 +172,8 @@ def _config(source: ModelFile) -> dict[str, str]:
 def _compile(model: ov.Model, source: ModelFile, config: dict[str, str]) -> ov.CompiledModel:
     if not {"NUM_STREAMS", "PERFORMANCE_HINT"} & config.keys():
         config = {**config, "PERFORMANCE_HINT": LATENCY}
+    if source.spec.target_device == "CPU" and model.is_dynamic():
+        config = {**_CACHED_SHAPES, **config}
     try:
         return core().compile_model(model, source.spec.target_device, config)
     except OPENVINO_ERRORS as error:

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 __all__ = ["KEPT_BYTES", "Growth", "give_back_freed_memory", "keep_freed_memory"]
 
@@ -77,6 +77,10 @@ class Growth:
         self._floor = min(self._floor, size)
         return rests and size >= self._floor + _WORTH_BYTES and not (is_busy and now < self._last_at + self._pause)
 
+    def expect(self) -> None:
+        """Give back at the next time that memory rests, whether it has grown or not: something large may be gone."""
+        self._floor = 0
+
     def given_back(self, size: int, now: float, *, is_busy: bool) -> None:
         """Note that memory was given back, and how much there is now."""
         soon = is_busy and now < self._last_at + 4 * self._pause
@@ -86,6 +90,7 @@ class Growth:
 
 
 async def give_back_freed_memory(
+    wait_change: Callable[[], Awaitable[object]],
     resident: Callable[[], int] | None = None,
     trim: Callable[[], object] | None = None,
     worked: Callable[[], float] = time.process_time,
@@ -95,6 +100,7 @@ async def give_back_freed_memory(
     Returns at once where that is not possible.
 
     Args:
+        wait_change: returns when what is served has changed, so that something may have been unloaded.
         resident: tells the bytes that the process has; by default those that the system says.
         trim: gives back what is free; runs in a thread, by default the C library's.
         worked: tells the seconds for which the process has worked.
@@ -105,15 +111,23 @@ async def give_back_freed_memory(
     if trim is None or not resident():
         return
     growth, before = Growth(resident(), trio.current_time()), worked()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_expect_after, wait_change, growth)
+        while True:
+            await trio.sleep(_LOOK_SECONDS)
+            now, size, work = trio.current_time(), resident(), worked()
+            is_busy, before = work - before > _BUSY_SECONDS, work
+            if growth.is_over(size, now, is_busy=is_busy):
+                await trio.to_thread.run_sync(_give_back, trim)
+                left = resident()
+                growth.given_back(left, now, is_busy=is_busy)
+                log.debug("gave memory back", before=size, after=left)
+
+
+async def _expect_after(wait_change: Callable[[], Awaitable[object]], growth: Growth) -> None:
     while True:
-        await trio.sleep(_LOOK_SECONDS)
-        now, size, work = trio.current_time(), resident(), worked()
-        is_busy, before = work - before > _BUSY_SECONDS, work
-        if growth.is_over(size, now, is_busy=is_busy):
-            await trio.to_thread.run_sync(_give_back, trim)
-            left = resident()
-            growth.given_back(left, now, is_busy=is_busy)
-            log.debug("gave memory back", before=size, after=left)
+        await wait_change()
+        growth.expect()
 
 
 def _give_back(trim: Callable[[], object]) -> None:

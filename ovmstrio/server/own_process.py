@@ -66,7 +66,7 @@ async def serve_in_own_process(
 
         def begin(running: Running) -> None:
             nursery.start_soon(spare_the_collector, running.plane.registry)
-            nursery.start_soon(give_back_freed_memory)
+            nursery.start_soon(give_back_freed_memory, running.plane.registry.wait_change)
             if show is not None:
                 nursery.start_soon(show, running)
 

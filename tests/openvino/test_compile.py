@@ -275,3 +275,26 @@ def test_reason_drops_source_positions() -> None:
     """OpenVINO's sentence is kept; where in its sources it was thrown is not."""
     text = "Exception from src/core.cpp:84:\nCheck 'a == b' failed at src/x.cpp:1:\nIncorrect weights in bin file!\n\n"
     assert reason(RuntimeError(text)) == "Incorrect weights in bin file!"
+
+
+@pytest.mark.parametrize(
+    ("rows", "asked", "kept"),
+    [(-1, {}, "256"), (-1, {"CPU_RUNTIME_CACHE_CAPACITY": "7"}, "7"), (1, {}, None)],
+    ids=["open shapes", "as the user says", "one shape"],
+)
+def test_few_shapes_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, asked: dict[str, str], kept: str | None
+) -> None:
+    """Requests of ever other shapes would take memory without end; OpenVINO does not tell what it was told."""
+    configs: list[dict[str, str]] = []
+
+    class Spying:
+        def compile_model(self, model: ov.Model, device: str, config: dict[str, str]) -> ov.CompiledModel:
+            configs.append(config)
+            return core().compile_model(model, device, config)
+
+    monkeypatch.setattr("ovmstrio.openvino.compile.core", Spying)
+    model = ir.dummy()
+    model.reshape([rows, 10])
+    compiled(model, tmp_path, plugin_config=asked)
+    assert {config.get("CPU_RUNTIME_CACHE_CAPACITY") for config in configs} == {kept}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
@@ -59,7 +60,7 @@ def leave():
 
 async def main():
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(freed_memory.give_back_freed_memory)
+        nursery.start_soon(freed_memory.give_back_freed_memory, trio.sleep_forever)
         await trio.testing.wait_all_tasks_blocked()
         async with trio.open_nursery() as threads:
             for _ in range(4):
@@ -119,8 +120,14 @@ class _Process:
     trims: int = 0
     trimmed: threading.Event = field(default_factory=threading.Event)
 
+    def __post_init__(self) -> None:
+        self.change, self.changes = trio.open_memory_channel[None](1)
+
     def resident(self) -> int:
         return self.size
+
+    def parts(self) -> tuple[Any, ...]:
+        return self.changes.receive, self.resident, self.trim, lambda: 0.0
 
     def trim(self) -> None:
         self.size = 100 * MIB
@@ -132,7 +139,7 @@ async def test_a_server_at_rest_gives_back_what_requests_left(mock_clock: trio.t
     """Within seconds, and then does no more than look."""
     process = _Process(100 * MIB)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(give_back_freed_memory, process.resident, process.trim, lambda: 0.0)
+        nursery.start_soon(give_back_freed_memory, *process.parts())
         await trio.testing.wait_all_tasks_blocked()
         process.size = 500 * MIB
         for _ in range(2):
@@ -143,4 +150,22 @@ async def test_a_server_at_rest_gives_back_what_requests_left(mock_clock: trio.t
             await trio.testing.wait_all_tasks_blocked()
             mock_clock.jump(2)
         assert process.trims == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_an_unloaded_model_leaves_is_given_back(mock_clock: trio.testing.MockClock) -> None:
+    """Though the process has grown no larger by it."""
+    process = _Process(500 * MIB)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(give_back_freed_memory, *process.parts())
+        await trio.testing.wait_all_tasks_blocked()
+        for change in (False, True):
+            if change:
+                process.change.send_nowait(None)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not process.trims
+            mock_clock.jump(2)
+            await trio.testing.wait_all_tasks_blocked()
+        assert await trio.to_thread.run_sync(process.trimmed.wait, 20)
+        assert process.size == 100 * MIB
         nursery.cancel_scope.cancel()
