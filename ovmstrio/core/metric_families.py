@@ -69,5 +69,6 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_batch_wait_time_us", "histogram", _VERSION, "Time that a request waited for its batch."),
     Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests that wait for a place (max_concurrency)."),
     Family("ovmstrio_refused_requests", "counter", ("name",), "Requests refused because as many waited as may."),
+    Family("ovmstrio_dropped_log_lines", "counter", (), "Lines of the log for which there was no room."),
     Family("ovmstrio_ready", "gauge", (), "1 while the server calls itself ready."),
 )

@@ -19,6 +19,7 @@ from ovmstrio.core.events import OK, QUESTIONS
 from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, ServableHooks
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
+from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.service_metrics import ServiceMetrics
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Metrics(Meters):
         self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
         self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}
+        self._dropped_lines = 0
         self._services = ServiceMetrics()
         self.registry.register(self._services)
 
@@ -124,6 +126,9 @@ class Metrics(Meters):
 
     def render(self) -> bytes:
         """Print every family in Prometheus's text format."""
+        dropped = WRITER.dropped
+        self.child("ovmstrio_dropped_log_lines").inc(dropped - self._dropped_lines)
+        self._dropped_lines = dropped
         return _TOTAL.sub(rb"\1", generate_latest(self.registry))
 
 

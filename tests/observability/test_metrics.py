@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST, TENSORFLOW_GRPC
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
 from ovmstrio.core.events import OK, CallEvent, Door, Step
 from ovmstrio.core.metric_families import BUCKETS_US, FAMILIES
+from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 
 
@@ -227,3 +230,11 @@ def test_families_of_graphs_may_be_off() -> None:
     graph.moved(CallEvent("g", "1", "graph", KSERVE_GRPC, "ModelInfer"), Step.ACCEPTED)
     graph.finished("ModelInfer", 1.0, ok=True)
     assert not [name for name, _ in _samples(metrics) if name.startswith("ovms_")]
+
+
+def test_dropped_lines_of_the_log_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each, however often it is asked."""
+    metrics = Metrics()
+    for dropped in (3, 3, 5):
+        monkeypatch.setattr(WRITER, "dropped", dropped)
+        assert _value(metrics, "ovmstrio_dropped_log_lines_total") == dropped
