@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -27,6 +30,9 @@ def generate(
     config: Annotated[Path, typer.Argument(help="nucleus.yaml, or its directory")] = Path("nucleus.yaml"),
     *,
     output: Annotated[Path, typer.Option(help="directory for what is written")] = Path(),
+    from_source: Annotated[
+        Path | None, typer.Option(help="sources of the server, of which a wheel is built that is copied into the image")
+    ] = None,
 ) -> None:
     """Write the Dockerfile of a handler project, with this server in it: exits with 1 if the project has an error."""
     from importlib.metadata import version
@@ -43,12 +49,30 @@ def generate(
     file = output / _NAME
     try:
         output.mkdir(parents=True, exist_ok=True)
-        file.write_text(make_dockerfile(project, context, version("ovmstrio")), encoding="utf-8")
+        wheel = "" if from_source is None else _built(from_source, context)
+        file.write_text(make_dockerfile(project, context, version("ovmstrio"), wheel), encoding="utf-8")
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}")
     typer.echo(f"✓ generated {file}")
-    sources = f" --build-context {LOCAL_SERVER}=SOURCES" if project.image.use_local_cortex_libs else ""
+    is_context = project.image.use_local_cortex_libs and not wheel
+    sources = f" --build-context {LOCAL_SERVER}=SOURCES" if is_context else ""
     note(f"build the image with: docker build -f {file}{sources} -t {project.name} {context}", style="")
+
+
+def _built(source: Path, folder: Path) -> str:
+    """Build a wheel of the server into a folder, and give its name; ends the command where that cannot be done."""
+    from tempfile import TemporaryDirectory
+
+    if not (source / "pyproject.toml").is_file():
+        fail(f"{source} has no sources of the server: there is no pyproject.toml")
+    with TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", scratch, str(source)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)  # noqa: S603 - our own words
+        made = next(Path(scratch).glob("ovmstrio-*.whl"), None)
+        if done.returncode or made is None:
+            fail(f"no wheel of the server can be built of {source}: {done.stderr.strip() or 'it is another package'}")
+        shutil.copyfile(made, folder / made.name)
+        return made.name
 
 
 def _read(config: Path) -> ProjectSpec:

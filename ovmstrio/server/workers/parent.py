@@ -294,7 +294,9 @@ class _Parent:
 
     def _tell_change(self) -> None:
         """Wake whoever waits for processes, and let readiness be the truth."""
-        is_ready = not self._draining.is_set() and all(kept.is_ready for kept in self._kept)
+        # Those that are left serve on when one has died.
+        enough = any if self._has_been_ready else all
+        is_ready = not self._draining.is_set() and enough(kept.is_ready for kept in self._kept)
         self._has_been_ready = self._has_been_ready or is_ready
         self._readiness.show(ready=is_ready)
         self._changed.set()

@@ -107,6 +107,11 @@ async def test_inputs_that_do_not_fit_are_told(tmp_path: Path, given: Any, messa
         ),
         ({"a": CLASSIFY, "b": DOUBLE}, "b", {"doubled": [0.0, 2.0]}),
         ({"__saved_model_init_op": ({}, {}), "b": DOUBLE}, None, {"doubled": [0.0, 2.0]}),
+        (
+            {"__saved_model_init_op": ({}, {"__saved_model_init_op": ("x:0", FLOAT, [])}), "b": DOUBLE},
+            None,
+            {"doubled": [0.0, 2.0]},
+        ),
     ],
 )
 async def test_the_signature_is_the_one_configured_or_the_only_one_or_predict(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from ovmstrio.config.findings import Findings, did_you_mean
 from ovmstrio.core.errors import Problem
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
+from ovmstrio.runtimes.graphs.config.generator_checks import check_generators
 from ovmstrio.runtimes.graphs.config.graph_checks import check_borders, check_cycles
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, StreamRef
 from ovmstrio.runtimes.graphs.config.graph_messages import INITIALIZATION
@@ -43,6 +44,7 @@ def check_wiring(
         check_handlers(node, policies, findings)
     _check_outputs(graph, producers, findings)
     check_cycles(graph, findings)
+    check_generators(graph, findings)
     return list(findings.all)
 
 

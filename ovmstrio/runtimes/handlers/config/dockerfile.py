@@ -27,6 +27,8 @@ _SYSTEM: Final = "22.04"
 _OLDEST_SYSTEM: Final = "18.04"
 _PROJECT: Final = "/src/project"
 _SOURCES: Final = "/src/ovmstrio"
+_READINESS: Final = "/run/workspace"
+"""Where the file is that says that the server is ready, if there is such a folder."""
 _TOOLS: Final = ("build-essential", "ca-certificates", "curl", "git")
 _GPU_DRIVER: Final = "intel-opencl-icd"
 _CONDA: Final = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-$(uname -m).sh"
@@ -36,15 +38,17 @@ _OTHER_FILES: Final = re.compile(r"^\s*(\.|/|file:|-e\b|-r\b|-c\b|--editable|--r
 """A requirement that needs further files of the project."""
 
 
-def make_dockerfile(project: ProjectSpec, context: Path, version: str) -> str:
+def make_dockerfile(project: ProjectSpec, context: Path, version: str, wheel: str = "") -> str:
     """Write the Dockerfile.
 
     Args:
         project: what is served.
         context: the directory that the image is built from; the project lies in it.
         version: of the server.
+        wheel: the file in ``context`` that the server is installed from; from an index if empty.
     """
-    return "\n".join([*_base(project), *_server(project, version), *_project(project, context, version), ""])
+    install = _install_server(project, version, wheel)
+    return "\n".join([*_base(project), *_server(project, wheel, install), *_project(project, context, install), ""])
 
 
 def _base(project: ProjectSpec) -> list[str]:
@@ -56,7 +60,7 @@ def _base(project: ProjectSpec) -> list[str]:
         "ENV LANG=C.UTF-8 LC_ALL=C.UTF-8 PYTHONUNBUFFERED=1",
         "RUN apt-get update \\",
         f"    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends {' '.join(tools)} \\",
-        "    && rm -rf /var/lib/apt/lists/*",
+        f"    && rm -rf /var/lib/apt/lists/* && mkdir -p {_READINESS}",
         f'RUN curl -fsSL "{_CONDA}" -o /tmp/conda.sh \\',
         "    && bash /tmp/conda.sh -b -p /opt/conda \\",
         "    && rm /tmp/conda.sh \\",
@@ -74,15 +78,22 @@ def _base_image(project: ProjectSpec) -> str:
     return f"nvidia/cuda:{gpu.cuda}-cudnn{gpu.cudnn}-{flavour}-ubuntu{system_for(gpu.cuda) or _OLDEST_SYSTEM}"
 
 
-def _server(project: ProjectSpec, version: str) -> list[str]:
-    copied = [f"COPY --from={LOCAL_SERVER} . {_SOURCES}"] if project.image.use_local_cortex_libs else []
-    return [*copied, f"RUN {_install_server(project, version)}"]
+def _server(project: ProjectSpec, wheel: str, install: str) -> list[str]:
+    copied = []
+    if wheel:
+        copied = [_copy(wheel, f"{_SOURCES}/{wheel}")]
+    elif project.image.use_local_cortex_libs:
+        copied = [f"COPY --from={LOCAL_SERVER} . {_SOURCES}"]
+    return [*copied, f"RUN {install}"]
 
 
-def _install_server(project: ProjectSpec, version: str) -> str:
+def _install_server(project: ProjectSpec, version: str, wheel: str) -> str:
     extras = "handlers,s3" if _is_on_s3(project) else "handlers"
-    is_local = project.image.use_local_cortex_libs
-    what = f"{_SOURCES}[{extras}]" if is_local else f"ovmstrio[{extras}]=={version}"
+    what = f"ovmstrio[{extras}]=={version}"
+    if wheel:
+        what = f"{_SOURCES}/{wheel}[{extras}]"
+    elif project.image.use_local_cortex_libs:
+        what = f"{_SOURCES}[{extras}]"
     return f"pip install --no-cache-dir '{what}'"
 
 
@@ -92,7 +103,7 @@ def _is_on_s3(project: ProjectSpec) -> bool:
     return any(path.lower().startswith(_S3) for path in paths)
 
 
-def _project(project: ProjectSpec, context: Path, version: str) -> list[str]:
+def _project(project: ProjectSpec, context: Path, install: str) -> list[str]:
     source = project.directory.relative_to(context)
     files = _installing_files(project)
     whole = _copy(f"{source}/", f"{_PROJECT}/")
@@ -104,7 +115,7 @@ def _project(project: ProjectSpec, context: Path, version: str) -> list[str]:
     return [
         f"WORKDIR {_PROJECT}",
         *copied,
-        *_install(project, files, version),
+        *_install(project, files, install),
         *last,
         f"EXPOSE {project.serve_port}",
         f"CMD {json.dumps(['ovms', 'serve', f'{_PROJECT}/{project.file.name}'])}",
@@ -125,7 +136,7 @@ def _needs_project(project: ProjectSpec, files: list[str]) -> bool:
     return wanted.pip in files and bool(_OTHER_FILES.search((project.directory / wanted.pip).read_text("utf-8")))
 
 
-def _install(project: ProjectSpec, files: list[str], version: str) -> list[str]:
+def _install(project: ProjectSpec, files: list[str], server: str) -> list[str]:
     wanted = project.image.dependencies
     commands = {
         wanted.shell: f"bash -e {_quoted(wanted.shell)}",
@@ -138,7 +149,7 @@ def _install(project: ProjectSpec, files: list[str], version: str) -> list[str]:
     exports = [f"export {name}={_quoted(value)}" for name, value in project.env.items() if _NAME.fullmatch(name)]
     sourced = ["set -a", "source ./.env", "set +a"] if ".env" in files else []
     # What the project installs may have changed what the server needs.
-    lines = ["set -e", *exports, *sourced, *steps, _install_server(project, version)]
+    lines = ["set -e", *exports, *sourced, *steps, server]
     return ["RUN " + "; \\\n    ".join(lines)]
 
 

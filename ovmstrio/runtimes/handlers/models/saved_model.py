@@ -18,6 +18,7 @@ __all__ = ["SavedModel", "SavedModelSignature", "SavedModelTensor", "choose_sign
 _MESSAGE: Final = message_class("saved_model.SavedModel")
 _GRAPH: Final = "saved_model.pb"
 _SERVE: Final = "serve"
+_OWN: Final = "__saved_model_init_op"
 _PREDICT: Final = "predict"
 
 _DTYPES: Final = {
@@ -86,9 +87,9 @@ class SavedModel:
         graphs = list(message.meta_graphs)
         self._served = next((graph for graph in graphs if _SERVE in graph.info.tags), graphs[0] if graphs else None)
         entries = self._served.signature_def if self._served is not None else ()
-        # TensorFlow notes things of its own as signatures without inputs and outputs.
+        # TensorFlow notes things of its own as signatures, without outputs or under a key of its own.
         self.signatures: dict[str, SavedModelSignature] = {
-            entry.key: _signature(entry.value) for entry in entries if entry.value.outputs
+            entry.key: _signature(entry.value) for entry in entries if entry.value.outputs and entry.key != _OWN
         }
 
     @property
