@@ -24,7 +24,7 @@ test *args:
 lint:
     {{ bin }}/ruff format --check .
     {{ bin }}/ruff check .
-    {{ bin }}/mypy ovmstrio cli/ovms_cli compat samples/ovmstrio_samples tests benchmarks
+    {{ bin }}/mypy ovmstrio cli/ovms_cli cli/ovmstrio_conformance compat samples/ovmstrio_samples tests benchmarks
     {{ bin }}/lint-imports
 
 # Put the code into form.

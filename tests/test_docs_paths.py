@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 _PATH = re.compile(r"(?<![\w/.])(?:ovmstrio|cli|compat|protos|samples|tests|benchmarks)(?:/[\w.]+)+/?")
 _MODULE = re.compile(r"\b(?:from|import) (ovmstrio(?:\.\w+)*)|(?<![\w.\"'])(ovmstrio(?:\.[a-z_]+)+)\b")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
-_OWN = {"ovmstrio", "ovms_cli", "pyovms", "cortex_internal", "ovmstrio_samples"}
+_OWN = {"ovmstrio", "ovms_cli", "ovmstrio_conformance", "pyovms", "cortex_internal", "ovmstrio_samples"}
 _OWN |= {"paddle_serving_server", "paddle_serving_app"}
 
 

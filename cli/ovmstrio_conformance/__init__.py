@@ -1,0 +1,6 @@
+"""A conformance test of the Open Inference Protocol, version 2, for any server that speaks it.
+
+::
+
+    python -m ovmstrio_conformance http://localhost:8000 --grpc localhost:9000 --model my_model
+"""

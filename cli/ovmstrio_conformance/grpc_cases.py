@@ -1,0 +1,180 @@
+"""What the specification says of gRPC, a line a rule, each with what tries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from ovmstrio_conformance.target import DATATYPES, Target, Unsuitable, expect, message
+
+__all__ = ["GRPC_CASES"]
+
+_MISSING: Final = "there-is-no-such-model"
+_BLAME: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
+
+
+def _is_true(method: str, field: str, *, names_model: bool = False) -> Callable[[Target], None]:
+    def check(target: Target) -> None:
+        fields = {"name": target.model} if names_model else {}
+        answer = target.call(method, message(f"{method}Request", **fields), f"{method}Response")
+        expect(getattr(answer, field) is True, f"{field}: true", answer)
+
+    return check
+
+
+def _unready_model(target: Target) -> None:
+    asked = message("ModelReadyRequest", name=_MISSING)
+    try:
+        answer = target.call("ModelReady", asked, "ModelReadyResponse")
+    except grpc.RpcError as error:
+        code = error.code()
+        expect(code in _BLAME, "NOT_FOUND, or ready: false", code)
+    else:
+        expect(answer.ready is False, "NOT_FOUND, or ready: false", answer)
+
+
+def _server_metadata(target: Target) -> None:
+    answer = target.call("ServerMetadata", message("ServerMetadataRequest"), "ServerMetadataResponse")
+    expect(bool(answer.name and answer.version), "a name and a version", answer)
+
+
+def _model_metadata(target: Target) -> None:
+    answer = target.call("ModelMetadata", message("ModelMetadataRequest", name=target.model), "ModelMetadataResponse")
+    expect(answer.name == target.model, f"name: {target.model}", answer.name)
+    for tensor in (*answer.inputs, *answer.outputs):
+        expect(bool(tensor.name), "a tensor with a name", tensor)
+        expect(tensor.datatype in {*DATATYPES, "BF16"}, "a datatype of the protocol", tensor.datatype)
+
+
+def _unknown_metadata(target: Target) -> None:
+    code = target.refusal("ModelMetadata", message("ModelMetadataRequest", name=_MISSING), "ModelMetadataResponse")
+    expect(code in _BLAME, "NOT_FOUND", code)
+
+
+def _infers(*, raw: bool) -> Callable[[Target], None]:
+    def check(target: Target) -> None:
+        answer = target.infer(target.request(raw=raw))
+        expect(answer.model_name == target.model, f"model_name: {target.model}", answer.model_name)
+        _elements(answer)
+
+    return check
+
+
+def _elements(answer: Any) -> list[Any]:
+    """Give the elements of every output, wherever they are, and see that there are as many as the shapes have."""
+    found = []
+    for number, output in enumerate(answer.outputs):
+        numpy_type, contents = DATATYPES.get(output.datatype, ("<u2", ""))
+        if answer.raw_output_contents and output.datatype == "BYTES":
+            found.append(bytes(answer.raw_output_contents[number]))
+            continue
+        if answer.raw_output_contents:
+            elements = np.frombuffer(answer.raw_output_contents[number], numpy_type).tolist()
+        else:
+            elements = list(getattr(output.contents, contents))
+        expect(len(elements) == prod(output.shape), f"{prod(output.shape)} elements", len(elements))
+        found.append(elements)
+    return found
+
+
+def _typed_is_raw(target: Target) -> None:
+    typed, raw = (_elements(target.infer(target.request(raw=raw))) for raw in (False, True))
+    expect(typed == raw, "the same outputs for typed and raw contents", "others")
+
+
+def _echoes_id(target: Target) -> None:
+    request = target.request(raw=True)
+    request.id = "the-id"
+    found = target.infer(request).id
+    expect(found == "the-id", 'id: "the-id"', found)
+
+
+def _obeys_outputs(target: Target) -> None:
+    asked = message("ModelMetadataRequest", name=target.model)
+    names = [each.name for each in target.call("ModelMetadata", asked, "ModelMetadataResponse").outputs]
+    if not names:
+        raise Unsuitable("the model does not tell its outputs")
+    request = target.request(raw=True)
+    request.outputs.add(name=names[-1])
+    found = [each.name for each in target.infer(request).outputs]
+    expect(found == names[-1:], f"the one output {names[-1]}", found)
+
+
+def _takes_parameters(target: Target) -> None:
+    request = target.request(raw=True)
+    request.parameters["nobody_knows"].bool_param = True
+    request.parameters["a_number"].int64_param = 5
+    request.parameters["a_text"].string_param = "x"
+    target.infer(request)
+
+
+def _refuses(change: Callable[[Any], Any]) -> Callable[[Target], None]:
+    """Make a case of a request that is wrong in one way."""
+
+    def check(target: Target) -> None:
+        request = target.request(raw=True)
+        if not request.inputs:
+            raise Unsuitable("the model has no inputs")
+        change(request)
+        code = target.refusal("ModelInfer", request, "ModelInferResponse")
+        expect(code in _BLAME, "INVALID_ARGUMENT", code)
+
+    return check
+
+
+def _rename_model(request: Any) -> None:
+    request.model_name = _MISSING
+
+
+def _rename_input(request: Any) -> None:
+    request.inputs[0].name = "there-is-no-such-input"
+
+
+def _drop_inputs(request: Any) -> None:
+    del request.inputs[:]
+    del request.raw_input_contents[:]
+
+
+def _change_datatype(request: Any) -> None:
+    request.inputs[0].datatype = "FP31"
+
+
+def _cut_contents(request: Any) -> None:
+    request.raw_input_contents[0] = bytes(request.raw_input_contents[0])[:-1]
+
+
+def _one_buffer_more(request: Any) -> None:
+    request.raw_input_contents.append(b"\0")
+
+
+def _both_styles(request: Any) -> None:
+    request.inputs[0].contents.fp32_contents.append(0.0)
+
+
+GRPC_CASES: Final[tuple[tuple[str, str, Callable[[Target], None]], ...]] = (
+    ("health", "ServerLive is true", _is_true("ServerLive", "live")),
+    ("health", "ServerReady is true", _is_true("ServerReady", "ready")),
+    ("health", "ModelReady is true", _is_true("ModelReady", "ready", names_model=True)),
+    ("health", "ModelReady of a model that is not there is not", _unready_model),
+    ("server metadata", "name and version are told", _server_metadata),
+    ("model metadata", "name, inputs and outputs are told", _model_metadata),
+    ("model metadata", "a model that is not there is an error", _unknown_metadata),
+    ("inference", "raw contents are answered, with as many elements as the shapes have", _infers(raw=True)),
+    ("inference", "typed contents are answered, with as many elements as the shapes have", _infers(raw=False)),
+    ("inference", "typed contents are the same as raw ones", _typed_is_raw),
+    ("inference", "the id of the request is the id of the answer", _echoes_id),
+    ("inference", "only outputs that are named are answered", _obeys_outputs),
+    ("inference", "parameters that the server does not know are passed over", _takes_parameters),
+    ("errors", "an unknown model is refused", _refuses(_rename_model)),
+    ("errors", "an input that is not the model's is refused", _refuses(_rename_input)),
+    ("errors", "a missing input is refused", _refuses(_drop_inputs)),
+    ("errors", "an unknown datatype is refused", _refuses(_change_datatype)),
+    ("errors", "contents that do not fill the shape are refused", _refuses(_cut_contents)),
+    ("errors", "more raw contents than inputs are refused", _refuses(_one_buffer_more)),
+    ("errors", "typed contents beside raw ones are refused", _refuses(_both_styles)),
+)
+"""The part of the protocol, the rule, and what tries it."""

@@ -1,0 +1,200 @@
+"""What the specification says of REST, a line a rule, each with what tries it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, Final
+
+import httpx
+
+from ovmstrio_conformance.target import DATATYPES, Target, Unsuitable, expect
+
+__all__ = ["REST_CASES"]
+
+_MISSING: Final = "there-is-no-such-model"
+_OK: Final = 200
+_CLIENT_ERRORS: Final = range(400, 500)
+
+
+def _succeeds(path: str) -> Callable[[Target], None]:
+    def check(target: Target) -> None:
+        answer = target.ask("GET", path.format(model=target.model))
+        expect(answer.status_code == _OK, "status 200", answer.status_code)
+
+    return check
+
+
+def _is_refused(answer: httpx.Response) -> None:
+    """See that an answer is an error of the client's, in the protocol's form."""
+    expect(answer.status_code in _CLIENT_ERRORS, "a status of 400 to 499", f"{answer.status_code} {answer.text}")
+    document = _document(answer)
+    expect(isinstance(document.get("error"), str), 'an object with a text "error"', answer.text)
+
+
+def _document(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        document = answer.json()
+    except ValueError:
+        document = None
+    expect(isinstance(document, dict), "a JSON object", answer.text)
+    return dict(document or {})
+
+
+def _unready_model(target: Target) -> None:
+    answer = target.ask("GET", f"/v2/models/{_MISSING}/ready")
+    expect(answer.status_code in _CLIENT_ERRORS, "a status of 400 to 499", answer.status_code)
+
+
+def _server_metadata(target: Target) -> None:
+    document = _document(target.ask("GET", "/v2"))
+    for key, kind in (("name", str), ("version", str), ("extensions", list)):
+        expect(isinstance(document.get(key), kind), f"{key}: a {kind.__name__}", document.get(key))
+    expect(all(isinstance(each, str) for each in document["extensions"]), "extensions: texts", document["extensions"])
+
+
+def _model_metadata(target: Target) -> None:
+    document = _document(target.ask("GET", f"/v2/models/{target.model}"))
+    expect(document.get("name") == target.model, f"name: {target.model}", document.get("name"))
+    expect(isinstance(document.get("platform"), str), "platform: a text", document.get("platform"))
+    versions = document.get("versions", [])
+    expect(isinstance(versions, list) and all(isinstance(each, str) for each in versions), "versions: texts", versions)
+    for key in ("inputs", "outputs"):
+        expect(isinstance(document.get(key), list), f"{key}: a list", document.get(key))
+        for tensor in document[key]:
+            _check_description(tensor)
+
+
+def _check_description(tensor: Any) -> None:
+    expect(isinstance(tensor, dict) and isinstance(tensor.get("name"), str), "a tensor with a name", tensor)
+    expect(tensor.get("datatype") in {*DATATYPES, "BF16"}, "a datatype of the protocol", tensor.get("datatype"))
+    shape = tensor.get("shape")
+    expect(isinstance(shape, list) and all(type(each) is int for each in shape), "shape: integers", shape)
+
+
+def _unknown_metadata(target: Target) -> None:
+    _is_refused(target.ask("GET", f"/v2/models/{_MISSING}"))
+
+
+def _infers(target: Target) -> None:
+    answer = target.infer_json()
+    expect(answer.status_code == _OK, "status 200", f"{answer.status_code} {answer.text}")
+    document = _document(answer)
+    expect(document.get("model_name") == target.model, f"model_name: {target.model}", document.get("model_name"))
+    expect(isinstance(document.get("outputs"), list) and document["outputs"], "outputs: a list", document)
+    for tensor in document["outputs"]:
+        _check_description(tensor)
+        expect(_count(tensor["data"]) == prod(tensor["shape"]), "as many elements as the shape has", tensor["shape"])
+
+
+def _count(data: Any) -> int:
+    return sum(map(_count, data)) if isinstance(data, list) else 1
+
+
+def _nested_is_flat(target: Target) -> None:
+    inputs = [target.json_input(each) for each in target.inputs_by_rest()]
+    nested = [each | {"data": _nested(each["data"], each["shape"])} for each in inputs]
+    flat, deep = target.infer_json(inputs=inputs), target.infer_json(inputs=nested)
+    expect(deep.status_code == _OK, "status 200", f"{deep.status_code} {deep.text}")
+    expect(deep.json()["outputs"] == flat.json()["outputs"], "the outputs of flat data", deep.text)
+
+
+def _nested(data: list[Any], shape: list[int]) -> list[Any]:
+    if len(shape) < 2:  # noqa: PLR2004 - one dimension is a list
+        return data
+    size = len(data) // shape[0] if shape[0] else 0
+    return [_nested(data[begin * size : (begin + 1) * size], shape[1:]) for begin in range(shape[0])]
+
+
+def _echoes_id(target: Target) -> None:
+    document = _document(target.infer_json(id="the-id"))
+    expect(document.get("id") == "the-id", 'id: "the-id"', document.get("id"))
+
+
+def _obeys_outputs(target: Target) -> None:
+    names = [each["name"] for each in target.ask("GET", f"/v2/models/{target.model}").json()["outputs"]]
+    if not names:
+        raise Unsuitable("the model does not tell its outputs")
+    document = _document(target.infer_json(outputs=[{"name": names[-1]}]))
+    found = [each["name"] for each in document.get("outputs", [])]
+    expect(found == names[-1:], f"the one output {names[-1]}", found)
+
+
+def _takes_parameters(target: Target) -> None:
+    answer = target.infer_json(parameters={"nobody_knows": True, "a_number": 5, "a_text": "x"})
+    expect(answer.status_code == _OK, "status 200", f"{answer.status_code} {answer.text}")
+
+
+def _takes_versions(target: Target) -> None:
+    versions = target.ask("GET", f"/v2/models/{target.model}").json().get("versions")
+    if not versions:
+        raise Unsuitable("the model has no versions")
+    path = f"/v2/models/{target.model}/versions/{versions[-1]}"
+    body = {"inputs": [target.json_input(each) for each in target.inputs_by_rest()]}
+    for answer in (
+        target.ask("GET", path),
+        target.ask("GET", f"{path}/ready"),
+        target.ask("POST", f"{path}/infer", json=body),
+    ):
+        expect(answer.status_code == _OK, "status 200", f"{answer.request.url.path}: {answer.status_code}")
+    found = target.ask("POST", f"{path}/infer", json=body).json().get("model_version")
+    expect(found in (None, versions[-1]), f"model_version: {versions[-1]}", found)
+
+
+def _refuses(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[Target], None]:
+    """Make a case of inputs that are wrong in one way."""
+
+    def check(target: Target) -> None:
+        inputs = [target.json_input(each) for each in target.inputs_by_rest()]
+        if not inputs:
+            raise Unsuitable("the model has no inputs")
+        _is_refused(target.infer_json(inputs=change(inputs)))
+
+    return check
+
+
+def _with(**changes: Any) -> Callable[[list[dict[str, Any]]], Any]:
+    return lambda inputs: [inputs[0] | changes, *inputs[1:]]
+
+
+def _one_less(inputs: list[dict[str, Any]]) -> Any:
+    return [inputs[0] | {"data": [*inputs[0]["data"], *inputs[0]["data"][:1], 0]}, *inputs[1:]]
+
+
+def _refuses_body(body: bytes) -> Callable[[Target], None]:
+    def check(target: Target) -> None:
+        _is_refused(target.ask("POST", f"/v2/models/{target.model}/infer", content=body))
+
+    return check
+
+
+def _unknown_infer(target: Target) -> None:
+    _is_refused(target.ask("POST", f"/v2/models/{_MISSING}/infer", json={"inputs": []}))
+
+
+REST_CASES: Final[tuple[tuple[str, str, Callable[[Target], None]], ...]] = (
+    ("health", "a server that lives answers 200", _succeeds("/v2/health/live")),
+    ("health", "a server that is ready answers 200", _succeeds("/v2/health/ready")),
+    ("health", "a model that is ready answers 200", _succeeds("/v2/models/{model}/ready")),
+    ("health", "a model that is not there answers 4xx", _unready_model),
+    ("server metadata", "name, version and extensions are told", _server_metadata),
+    ("model metadata", "name, versions, platform, inputs and outputs are told", _model_metadata),
+    ("model metadata", "a model that is not there is an error object with 4xx", _unknown_metadata),
+    ("inference", "flat data is answered, each output with name, shape, datatype and data", _infers),
+    ("inference", "nested data is the same as flat data", _nested_is_flat),
+    ("inference", "the id of the request is the id of the answer", _echoes_id),
+    ("inference", "only outputs that are named are answered", _obeys_outputs),
+    ("inference", "parameters that the server does not know are passed over", _takes_parameters),
+    ("inference", "a version may be named in the path", _takes_versions),
+    ("errors", "an unknown model is refused", _unknown_infer),
+    ("errors", "an input that is not the model's is refused", _refuses(_with(name="there-is-no-such-input"))),
+    ("errors", "a missing input is refused", _refuses(lambda _: [])),
+    ("errors", "more elements than the shape has are refused", _refuses(_one_less)),
+    ("errors", "an unknown datatype is refused", _refuses(_with(datatype="FP31"))),
+    ("errors", "a shape that is no list is refused", _refuses(_with(shape="1"))),
+    ("errors", "data that is no list is refused", _refuses(_with(data={"a": 1}))),
+    ("errors", "a body that is not JSON is refused", _refuses_body(b"{")),
+    ("errors", "a body that is no object is refused", _refuses_body(b"[]")),
+    ("errors", "a body without inputs is refused", _refuses_body(b"{}")),
+)
+"""The part of the protocol, the rule, and what tries it."""

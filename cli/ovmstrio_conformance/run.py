@@ -1,0 +1,65 @@
+"""Trying every case against a server, and telling what came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import grpc
+
+from ovmstrio_conformance.grpc_cases import GRPC_CASES
+from ovmstrio_conformance.rest_cases import REST_CASES
+from ovmstrio_conformance.target import Disagreement, Target, Unsuitable
+
+__all__ = ["Result", "as_document", "run_cases", "summary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one case; ``detail`` says what was expected and what came, or why it was not tried."""
+
+    interface: Literal["REST", "gRPC"]
+    part: str
+    rule: str
+    outcome: Literal["passed", "failed", "skipped"]
+    detail: str = ""
+
+
+def run_cases(target: Target) -> Iterator[Result]:
+    """Try the cases of the interfaces that the target has, one after the other."""
+    interfaces: tuple[tuple[Literal["REST", "gRPC"], Any, Any], ...] = (
+        ("REST", REST_CASES, target.rest),
+        ("gRPC", GRPC_CASES, target.grpc_address),
+    )
+    for interface, cases, address in interfaces:
+        for part, rule, check in cases if address else ():
+            try:
+                check(target)
+            except Unsuitable as error:
+                yield Result(interface, part, rule, "skipped", str(error))
+            except Disagreement as error:
+                yield Result(interface, part, rule, "failed", str(error))
+            except grpc.RpcError as error:
+                yield Result(interface, part, rule, "failed", f"expected success, got {_status(error)}")
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                text = f"expected the protocol's form, got what cannot be read: {type(error).__name__}: {error}"
+                yield Result(interface, part, rule, "failed", text)
+            else:
+                yield Result(interface, part, rule, "passed")
+
+
+def _status(error: Any) -> str:
+    return f"{error.code().name}: {error.details()}"
+
+
+def summary(results: list[Result]) -> str:
+    """Count the outcomes in a line."""
+    counts = Counter(each.outcome for each in results)
+    return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+
+
+def as_document(results: list[Result]) -> list[dict[str, str]]:
+    """Give results as JSON has them."""
+    return [asdict(each) for each in results]

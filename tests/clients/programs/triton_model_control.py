@@ -1,0 +1,26 @@
+"""The index, loads with settings, and unloads, over gRPC and HTTP."""
+
+from __future__ import annotations
+
+import tritonclient.grpc as over_grpc
+import tritonclient.http as over_http
+from arguments import GRPC, REST
+from tritonclient.utils import InferenceServerException
+
+for module, address in ((over_grpc, GRPC), (over_http, REST)):
+    with module.InferenceServerClient(address) as client:
+        client.get_model_repository_index()
+        client.load_model("spare")
+        assert client.is_model_ready("spare")
+        client.load_model("spare", config='{"max_batch_size":"16"}')
+        told = client.get_model_config("spare")
+        assert (told["max_batch_size"] if isinstance(told, dict) else told.config.max_batch_size) == 16
+        client.unload_model("spare")
+        assert not client.is_model_ready("spare")
+        try:
+            client.load_model("wrong_model_name")
+        except InferenceServerException as error:
+            said = error.message()
+        else:
+            said = "it was loaded"
+        assert "failed to load" in said, said

@@ -1,0 +1,36 @@
+"""Programs that use other packages' clients, against a served repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients.catalogue import CLIENTS, DOCUMENT, PROGRAMS, Client, run_client, serving_repository
+from tests.support.served_in_thread import ServedInThread
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
+    """Serve one repository to all of them."""
+    with serving_repository(tmp_path_factory.mktemp("repository")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.program)
+def test_a_client_program_works_unmodified(server: ServedInThread, client: Client) -> None:
+    """It ends without an error; what it printed says why not."""
+    if not client.version:
+        pytest.skip(f"{client.package} is not installed")
+    outcome = run_client(client, server)
+    assert outcome.result == "passes", outcome.said
+
+
+def test_the_table_lists_every_program() -> None:
+    """None of it fails, and no program is left out."""
+    text = DOCUMENT.read_text()
+    assert "| fails |" not in text
+    assert all(f"`{client.program}`" in text for client in CLIENTS)
+    programs = {path.stem for path in Path(PROGRAMS).glob("*.py")} - {"arguments"}
+    assert programs == {client.program for client in CLIENTS}
