@@ -1,5 +1,5 @@
 """``python -m ovms_cli`` is ``ovms``."""
 
-from ovms_cli.main import main
+from ovms_cli.entry import main
 
 main()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import typer
 
+from ovms_cli.exits import EX_FAILED, EX_INTERRUPTED, EX_USAGE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -31,10 +33,6 @@ __all__ = [
     "stderr",
     "stdout",
 ]
-
-EX_INTERRUPTED = 130
-EX_USAGE = 64
-"""The exit code of a wrong command line (sysexits.h), which OVMS uses too."""
 
 
 @cache
@@ -109,7 +107,7 @@ def ending_with(code: int, *errors: type[Exception]) -> Iterator[None]:
         fail(str(error), code)
 
 
-def fail(message: str, code: int = 1) -> NoReturn:
+def fail(message: str, code: int = EX_FAILED) -> NoReturn:
     """Say why the command failed, in one line or more, and end it with ``code``."""
     from rich.markup import escape
 

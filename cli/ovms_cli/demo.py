@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ovms_cli.console import fail, stderr, stdout
+from ovms_cli.console import EX_USAGE, fail, stderr, stdout
 
 if TYPE_CHECKING:
     from ovmstrio.server.running import Running
@@ -55,7 +55,7 @@ def demo(
     from ovmstrio_samples import prepare_repository
 
     if port == rest_port:
-        fail(f"--port and --rest_port are both {port}; they have to differ", 64)
+        fail(f"--port and --rest_port are both {port}; they have to differ", EX_USAGE)
     for number, option in ((port, "--port"), (rest_port, "--rest_port")):
         _refuse_taken(number, option)
     with stderr().status("preparing the embedded samples ..."):
@@ -173,6 +173,8 @@ def _show(answers: Sequence[Answer]) -> None:
     """Print a row for each question, with what was said over each protocol."""
     from rich.table import Table
 
+    from ovms_cli.tables import print_table
+
     by_question: dict[int, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.number, []).append(answer)
@@ -184,7 +186,7 @@ def _show(answers: Sequence[Answer]) -> None:
         if not all(answer.right for answer in said):
             texts.append(f"[bold red]expected {question.expected}[/]")
         table.add_row(question.model, question.subject, "\n".join(texts), *(_verdict(answer) for answer in said))
-    stdout().print(table)
+    print_table(table)
     right = sum(answer.right for answer in answers)
     colour = "green" if right == len(answers) else "bold red"
     stdout().print(f"[{colour}]{right} of {len(answers)} answers are right[/]; times are medians", highlight=False)
@@ -200,18 +202,38 @@ def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
     from ovmstrio_samples.catalog import HANDLERS
     from ovmstrio_samples.embedded import FLOWER
 
+    ovms, python = _programs()
     grpc_url = "" if port == _PORT else f" --url {_HOST}:{port}"
     body = '{"inputs": [{"name": "features", "shape": [1,4], "datatype": "FP32", "data": [5.1,3.5,1.4,0.2]}]}'
     commands = (
         f"curl -s http://{_HOST}:{rest_port}/v2/models/iris/infer -d '{body}'",
         f"curl -s http://{_HOST}:{rest_port}/metrics",
-        f"ovms infer --model iris --input features={config.with_name(FLOWER)}{grpc_url}",
-        f'ovms stream --model counter_stream --input text="a word at a time"{grpc_url}',
-        f"ovms models{grpc_url}",
-        f"ovms health{grpc_url}",
-        f"python -m ovmstrio_samples.file_type.client README.md{grpc_url}",
-        f"ovms serve {HANDLERS[0].folder}    # plain Python behind HTTP; 'ovms prepare --list' has more",
+        f"{ovms} infer --model iris --input features={config.with_name(FLOWER)}{grpc_url}",
+        f'{ovms} stream --model counter_stream --input text="a word at a time"{grpc_url}',
+        f"{ovms} models{grpc_url}",
+        f"{ovms} health{grpc_url}",
+        f"{python} -m ovmstrio_samples.file_type.client {config}{grpc_url}",
+        f"{ovms} serve {HANDLERS[0].folder}    # plain Python behind HTTP; 'ovms prepare --list' has more",
     )
     stderr().print("\n[bold]still serving; try in another terminal[/]  (Ctrl-C ends it)", highlight=False)
     for command in commands:
         stderr().print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _programs() -> tuple[str, str]:
+    """Give how this command and its Python are called in the user's shell: by their names where these mean them."""
+    import shlex
+    import shutil
+    import sys
+
+    own = Path(sys.executable)
+    command = own.with_name("ovms")
+
+    def called(name: str, path: Path) -> str:
+        found = shutil.which(name)
+        # Links are not followed: an environment's Python is one to that of the system.
+        return name if found is not None and Path(found).absolute() == path.absolute() else shlex.quote(str(path))
+
+    if not command.exists():
+        return f"{called('python', own)} -m ovms_cli", called("python", own)
+    return called("ovms", command), called("python", own)

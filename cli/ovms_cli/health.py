@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ovms_cli.console import note, stdout
-from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+from ovms_cli.server_options import Ca, Cert, Key, Timeout, Url, asking, open_tls
 
 __all__ = ["register"]
 
@@ -24,7 +25,10 @@ def health(
     live: Annotated[bool, typer.Option("--live", help="Ask only whether the server answers at all.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
     url: Url = "",
-    rest: Rest = True,
+    rest: Annotated[
+        bool | None,
+        typer.Option("--rest/--grpc", help="The protocol to speak; by default the one that is answered."),
+    ] = None,
     timeout: Timeout = 5.0,
     ca: Ca = None,
     cert: Cert = None,
@@ -33,11 +37,12 @@ def health(
     """Ask whether the server, or a model, is ready.
 
     Exits with 0 if so, with 1 and the reason if not, with 2 if nobody answers, with 64 if the command line is wrong.
-    REST is the default here, because it carries the reason.
+    REST is asked first, because it carries the reason, and gRPC if nobody answers that.
     """
     from ovmstrio.client import Health
 
-    with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
+    spoken = rest if rest is not None else _answers_rest(url, timeout, ca, cert, key)
+    with asking(url, rest=spoken, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         if live:
             answer = Health(ready=client.server_live())
         else:
@@ -49,3 +54,20 @@ def health(
     else:
         note(answer.reason or "not ready", style="")
     raise typer.Exit(0 if answer.ready else 1)
+
+
+def _answers_rest(url: str, timeout: float, ca: Path | None, cert: Path | None, key: Path | None) -> bool:
+    """Tell whether REST is spoken at an address, or gRPC is the one to ask."""
+    from ovmstrio.client import Unreachable, open_client
+    from ovmstrio.core.errors import ServerError
+
+    if url.startswith(("grpc://", "grpcs://", "unix:")):
+        return False
+    try:
+        with open_client(url, rest=True, timeout=timeout, tls=open_tls(url, ca, cert, key)) as client:
+            client.server_live()
+    except Unreachable:
+        return False
+    except ServerError:
+        pass
+    return True

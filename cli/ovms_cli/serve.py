@@ -81,14 +81,25 @@ def run_server(options: dict[str, Any]) -> None:
     set_up_logs(settings)
     let_scripts_import()
     for name, reason in ignored_options(options).items():
+        if settings.log_format != "pretty":
+            _log_warning(f"--{name} has no effect: {reason}")
+            continue
         stderr().print(f"[yellow]warning:[/] --{name} has no effect: {reason}", highlight=False)
 
     async def run() -> bool:
         from ovms_cli.startup import show_startup
 
-        return await serve_in_own_process(await read_plan(settings), show=show_startup)
+        # Whoever reads the log as JSON has nothing else on standard error; the log tells the same.
+        show = show_startup if settings.log_format == "pretty" else None
+        return await serve_in_own_process(await read_plan(settings), show=show)
 
     raise typer.Exit(run_to_the_end(run))
+
+
+def _log_warning(text: str) -> None:
+    import structlog
+
+    structlog.get_logger(__name__).warning(text)
 
 
 def _embedded_samples() -> Path:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, ending_with, fail
+from ovms_cli.console import ending_with, fail
+from ovms_cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovmstrio.client import Client
+    from ovmstrio.client import Client, ClientTls
 
-__all__ = ["EX_UNREACHABLE", "Ca", "Cert", "Key", "Rest", "Timeout", "Url", "asking"]
-
-EX_UNREACHABLE: Final = 2
+__all__ = ["Ca", "Cert", "Key", "Rest", "Timeout", "Url", "asking", "open_tls"]
 
 Url = Annotated[
     str, typer.Option("--url", help="HOST:PORT of the server; by default 127.0.0.1:9000, with --rest 127.0.0.1:8000.")
@@ -29,19 +28,27 @@ Cert = Annotated[Path | None, typer.Option("--cert", help="TLS: the client's cer
 Key = Annotated[Path | None, typer.Option("--key", help="TLS: the certificate's key (PEM).")]
 
 
+def open_tls(url: str, ca: Path | None, cert: Path | None, key: Path | None) -> ClientTls | None:
+    """Give what a client needs to speak TLS, None where nothing asks for it."""
+    from ovmstrio.client import ClientTls
+
+    if (cert is None) != (key is None):
+        fail("--cert and --key belong together", EX_USAGE)
+    secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
+    return ClientTls(ca, cert, key) if secure else None
+
+
 @contextmanager
 def asking(
     url: str, *, rest: bool, timeout: float, ca: Path | None = None, cert: Path | None = None, key: Path | None = None
 ) -> Iterator[Client]:
     """Give a client; what the server refuses ends the command with 1, a server that does not answer with 2."""
-    from ovmstrio.client import ClientTls, Unreachable, open_client
+    from ovmstrio.client import Unreachable, open_client
     from ovmstrio.core.errors import ServerError
 
-    if (cert is None) != (key is None):
-        fail("--cert and --key belong together", EX_USAGE)
-    secure = url.startswith(("https://", "grpcs://")) or ca is not None or cert is not None
+    tls = open_tls(url, ca, cert, key)
     with ending_with(EX_USAGE, ServerError):
-        opened = open_client(url, rest=rest, timeout=timeout, tls=ClientTls(ca, cert, key) if secure else None)
+        opened = open_client(url, rest=rest, timeout=timeout, tls=tls)
     try:
         with opened as client:
             yield client

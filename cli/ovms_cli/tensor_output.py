@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import typer
 
-from ovms_cli.console import data_table, stderr, stdout
+from ovms_cli.console import data_table, stderr
 from ovms_cli.problems import safe
+from ovms_cli.tables import print_table
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _print_table(outputs: Mapping[str, Array]) -> None:
     for name, array in outputs.items():
         kind = "bytes" if array.dtype.hasobject else str(array.dtype)
         table.add_row(safe(name), kind, str(list(array.shape)), safe(_values(array)))
-    stdout().print(table)
+    print_table(table)
 
 
 def _values(array: Array) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import EX_INTERRUPTED, EX_USAGE, ending_with, stdout
-from ovms_cli.server_options import EX_UNREACHABLE, Timeout
+from ovms_cli.console import ending_with, stdout
+from ovms_cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
+from ovms_cli.server_options import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

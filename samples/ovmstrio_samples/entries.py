@@ -9,7 +9,7 @@ from pathlib import Path
 from ovmstrio.conversion import new_folder, new_version
 from ovmstrio_samples.catalog import Sample
 
-__all__ = ["write_config", "write_entries"]
+__all__ = ["prepared_folders", "write_config", "write_entries"]
 
 
 def write_entries(
@@ -32,6 +32,13 @@ def write_entries(
             write(files, directory)
         written.append(target)
     return written
+
+
+def prepared_folders(sample: Sample, repository: Path, version: int = 1) -> list[Path]:
+    """Give the folders that :func:`write_entries` writes, whether or not they exist."""
+    return [
+        repository / name / str(version) if sample.has_versions(name) else repository / name for name in sample.entries
+    ]
 
 
 def write_config(samples: Sequence[Sample], path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(serve
             assert answer.status_code == 200, (path, answer.text)
         for path in (path for path, told in document["paths"].items() if "get" in told and path != "/metrics"):
             assert client.get(path).status_code in {200, 503}, path
-    assert posts["/v2/models/large/infer"]["description"] == "b: FP32 [1, 3, 64, 64]; fill in 12288 values"
+    assert posts["/v2/models/large/infer"]["description"] == "x: FP32 [1, 3, 64, 64]; fill in 12288 values"
 
 
 def test_what_cannot_be_called_has_no_path(server: OvmsProcess) -> None:

@@ -1,0 +1,17 @@
+"""Where the command begins: light, so that an interrupt finds somebody who takes it while the rest is imported."""
+
+from __future__ import annotations
+
+from ovms_cli.exits import EX_INTERRUPTED
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; one that is interrupted ends with 130 and without a word."""
+    try:
+        from ovms_cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        raise SystemExit(EX_INTERRUPTED) from None

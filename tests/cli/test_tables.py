@@ -1,0 +1,133 @@
+"""Tables, exit codes and the beginning of the command, as they are for scripts and for people."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from ovms_cli import tables
+from ovms_cli.exits import EXIT_CODES
+from ovms_cli.tables import Output, print_table, show_data
+from tests.support import ir
+from tests.support.processes import environment, free_ports, run_ovms, serving
+
+ROOT = Path(__file__).parents[2]
+LONG = "a_model_with_quite_a_long_name_that_must_be_found"
+
+
+def _table() -> Table:
+    table = Table()
+    for column in ("model", "state", "inputs"):
+        table.add_column(column)
+    table.add_row(LONG, "[green]READY[/]", "x FP32 [-1, 10]".replace("[", "\\[") + "\ny INT64")
+    table.add_row("b", "READY", "")
+    return table
+
+
+def test_a_table_in_a_pipe_has_a_line_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """However long: names stay whole for grep."""
+    print_table(_table())
+    lines = capsys.readouterr().out.split("\n")
+    width = len(LONG)
+    assert lines == [
+        f"{'model':{width}}  state  inputs",
+        f"{LONG}  READY  x FP32 [-1, 10]; y INT64",
+        f"{'b':{width}}  READY",
+        "",
+    ]
+
+
+def test_a_table_on_a_narrow_terminal_is_a_block_for_each_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty columns cut no name into pieces."""
+    monkeypatch.setattr(tables, "stdout", lambda: Console(force_terminal=True, width=40))
+    print_table(_table())
+    told = capsys.readouterr().out
+    assert told.startswith(f"model   {LONG}\nstate   READY\ninputs  x FP32 [-1, 10]; y INT64\n\nmodel   b\n")
+
+
+def test_the_same_data_as_csv_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without colours, and with nothing cut."""
+    show_data(_table(), [1], Output.CSV)
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[1] == [LONG, "READY", "x FP32 [-1, 10]; y INT64"]
+    for output, as_json in ((Output.JSON, False), (Output.TABLE, True)):
+        show_data(_table(), [1], output, as_json=as_json)
+        assert json.loads(capsys.readouterr().out) == [1]
+
+
+def test_the_page_of_exit_codes_is_the_table_of_the_command() -> None:
+    """One table, and all of it."""
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs" / "exit_codes.md").read_text(), re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == EXIT_CODES
+
+
+def test_an_interrupt_while_importing_ends_without_a_word() -> None:
+    """It comes at the first import of the command itself, before any of it runs."""
+    code = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ovms_cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from ovms_cli.entry import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.e2e
+def test_health_speaks_the_protocol_of_the_port_and_json_logs_are_json_alone(tmp_path: Path) -> None:
+    """Neither needs to be told which port is whose; every line that the server printed is a JSON object."""
+    base = ir.save(ir.dummy(), tmp_path, "dummy")
+    log = tmp_path / "log"
+    options = ("--model_name", "dummy", "--model_path", str(base), "--log_format", "json", "--grpc_workers", "4")
+    with serving(*options, log=log) as server:
+        for url in (server.grpc, server.rest, server.rest.removeprefix("http://")):
+            done = run_ovms("health", "--url", url)
+            assert (done.returncode, done.stdout) == (0, "ready\n"), (url, done.stderr)
+        done = run_ovms("models", "--url", server.grpc, "--output", "csv")
+        assert done.stdout.split("\n")[1] == 'dummy,1,READY,"b FP32 [1, 10]","a FP32 [1, 10]",'
+        server.stop(signal.SIGTERM)
+    lines = log.read_text().splitlines()
+    assert any("grpc_workers" in line for line in lines)
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    (port,) = free_ports(1)
+    assert run_ovms("health", "--url", f"127.0.0.1:{port}").returncode == 2
+
+
+def test_a_sample_that_is_there_is_no_failure(tmp_path: Path) -> None:
+    """Preparing it once more says so, and ends well; --force does it again."""
+    command = [sys.executable, "-m", "ovms_cli", "prepare", "--sample", "incrementer", "--repository", str(tmp_path)]
+    ends = [
+        subprocess.run(
+            [*command, *more],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, **environment()},
+        )
+        for more in ([], [], ["--force"])
+    ]
+    assert [done.returncode for done in ends] == [0, 0, 0]
+    assert [done.stdout.partition(str(tmp_path))[0].strip() for done in ends] == [
+        "prepared",
+        "is there already",
+        "prepared",
+    ]
