@@ -14,7 +14,7 @@ from ovmstrio.config.documents import OPTIONAL, Schema, check_members
 from ovmstrio.config.findings import Findings
 from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.located import Located, Place
-from ovmstrio.config.model_options import LAYOUT_DEPENDENT, check_base_path, check_name, read_model_options
+from ovmstrio.config.model_options import check_base_path, check_name, read_model_options
 from ovmstrio.config.service_entries import ServiceEntry
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import Problem
@@ -39,14 +39,16 @@ class _Entry(Schema):
 
 
 class _Model(ServiceEntry):
-    hints: ClassVar[Mapping[str, str]] = dict.fromkeys(LAYOUT_DEPENDENT, "it is an option of the command line only")
-
     name: str
     base_path: str = OPTIONAL
     batch_size: Count | str = OPTIONAL
     batching: Object = OPTIONAL
     shape: str | dict[str, str] = OPTIONAL
     layout: str | dict[str, str] = OPTIONAL
+    mean: str | float | list[float] = OPTIONAL
+    scale: str | float | list[float] = OPTIONAL
+    precision: str | dict[str, str] = OPTIONAL
+    color_format: str | dict[str, str] = OPTIONAL
     model_version_policy: Object = OPTIONAL
     nireq: Count = OPTIONAL
     target_device: str = OPTIONAL

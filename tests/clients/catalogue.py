@@ -1,6 +1,7 @@
 """The client programs that are run against a served repository, by package, and what came of it as a table.
 
-``python -m tests.clients.catalogue`` runs all of them and writes ``docs/clients.md``.
+``python -m tests.clients.catalogue [PYTHON ...]`` runs all of them and writes ``docs/clients.md``; interpreters are of
+environments that have packages which are not installed here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,6 +66,7 @@ class Outcome:
     client: Client
     result: str
     said: str = ""
+    version: str = ""
 
 
 @contextmanager
@@ -100,8 +102,7 @@ def run_client(client: Client, server: ServedInThread, python: str = sys.executa
 def table(outcomes: list[Outcome]) -> str:
     """Write the document."""
     rows = "\n".join(
-        f"| `{each.client.package}` | {each.client.version or ''} | `{each.client.program}` | {each.client.does} "
-        f"| {each.result} |"
+        f"| `{each.client.package}` | {each.version} | `{each.client.program}` | {each.client.does} | {each.result} |"
         for each in outcomes
     )
     return (
@@ -116,16 +117,27 @@ def table(outcomes: list[Outcome]) -> str:
     )
 
 
+def _home_of(client: Client, others: list[str]) -> tuple[str, str]:
+    """Find an interpreter that has a client's package, and the package's version; empty texts if none has."""
+    if client.version:
+        return sys.executable, client.version
+    code = f"from importlib.metadata import version; print(version({client.package!r}))"
+    for python in others:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False)
+        if not done.returncode:
+            return python, done.stdout.strip()
+    return "", ""
+
+
 def main() -> None:
-    """Run what is installed here, and write the document."""
+    """Run what is installed, here or elsewhere, and write the document."""
     outcomes = []
     with TemporaryDirectory() as folder, serving_repository(Path(folder)) as server:
         for client in CLIENTS:
-            if client.version:
-                outcomes.append(run_client(client, server))
-            else:
-                outcomes.append(Outcome(client, "not installed here"))
-            print(outcomes[-1].result, client.program, outcomes[-1].said)  # noqa: T201 - what the command is for
+            python, found = _home_of(client, sys.argv[1:])
+            outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
+            outcomes.append(replace(outcome, version=found))
+            print(outcome.result, client.program, outcome.said)  # noqa: T201 - what the command is for
     DOCUMENT.write_text(table(outcomes))
 
 

@@ -135,7 +135,7 @@ def test_all_mistakes_of_a_file_are_told_at_once() -> None:
         (_model(shape=[1]), "model_config_list[0].config.shape", "a string or an object", "[1]", ""),
         (_model(batching=4), "model_config_list[0].config.batching", "an object", "4", ""),
         (_model(stateful="yes"), "model_config_list[0].config.stateful", "true or false", '"yes"', ""),
-        (_model(mean="1"), "model_config_list[0].config.mean", "", "", "command line only"),
+        (_model(mean=True), "model_config_list[0].config.mean", "a string or a number or a list", "true", ""),
         (_model(weird=1), "model_config_list[0].config.weird", "", "", "known are name, base_path"),
     ],
 )
@@ -305,3 +305,21 @@ def test_no_settings_fail_otherwise_than_with_located_problems(models: list[dict
     for problem in problems:
         assert (problem.file, problem.line) == (str(FILE), 1)
         assert problem.path.startswith("model_config_list[")
+
+
+def test_preprocessing_may_be_configured_as_on_the_command_line() -> None:
+    """Mean and scale are numbers, lists or OVMS's texts; precision and colours as texts or by input."""
+    settings = {"layout": "NHWC:NCHW", "precision": "uint8:fp32", "color_format": {"x": "BGR:RGB"}}
+    for mean in ([1, 2.5, 3], "[1,2.5,3]", "(1, 2.5, 3)"):
+        spec = parse_config(KINDS.values(), json.dumps(_model(mean=mean, scale=2, **settings)).encode(), Path("c.json"))
+        (model,) = spec.services
+        assert isinstance(model, ModelSpec)
+        assert (model.mean, model.scale, model.errors) == ((1.0, 2.5, 3.0), (2.0,), ())
+        assert (model.precisions, model.color_formats) == ({"": "UINT8"}, {"x": "BGR:RGB"})
+
+
+def test_preprocessing_needs_a_layout_in_the_file_too() -> None:
+    """The model is known by name and fails with the way out."""
+    spec = parse_config(KINDS.values(), json.dumps(_model(mean=1)).encode(), Path("c.json"))
+    (model,) = spec.services
+    assert [problem.message for problem in model.errors] == ["this needs a layout"]
