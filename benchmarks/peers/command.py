@@ -33,7 +33,7 @@ _SETTINGS: Final = {**F32, "PERFORMANCE_HINT": "LATENCY"}
 _CONCURRENCY: Final = 8
 _ROUNDS: Final = 3
 _SECONDS: Final = 2.0
-_CYCLES: Final = 2.5
+_CYCLES: Final = 6.0
 _HOW: Final = """Three models with open batches in each server, compiled with {settings}; {concurrency} callers at
 once, medians of {rounds} rounds in which the servers take turns while the others idle. Server and load share the cores.
 A door that a server does not have is missing; LitServe and BentoML have JSON of their own. This server knows the models

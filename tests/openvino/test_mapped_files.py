@@ -10,7 +10,9 @@ import openvino as ov
 import openvino.opset13 as op
 import pytest
 
+from ovmstrio.config.specs import ModelSpec
 from ovmstrio.openvino.mapped_files import let_file_pages_go
+from ovmstrio.runtimes.models.load_model import load_model
 
 SIZE = 8 * 2**20
 
@@ -66,3 +68,19 @@ def test_a_model_gives_the_same_numbers_afterwards(tmp_path: Path, batch: int) -
 
     (answer,) = request.infer([np.ones((batch, 512), np.float32)]).values()
     np.testing.assert_allclose(answer, np.repeat(weights.sum(0, keepdims=True), batch, 0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+async def test_a_loaded_model_keeps_nothing_of_its_files(tmp_path: Path, is_cached: bool) -> None:
+    """What OpenVINO has mapped of weights, and of what it compiled before, takes no memory once a model is loaded."""
+    folder, cache = tmp_path / "m" / "1", tmp_path / "cache"
+    folder.mkdir(parents=True)
+    weights = np.random.default_rng(0).random((1024, 2048), np.float32)
+    x = op.parameter([-1, 1024], np.float32)
+    ov.save_model(ov.Model([op.matmul(x, weights, False, False)], [x]), folder / "m.xml", compress_to_fp16=False)
+    spec = ModelSpec(name="m", base_path=tmp_path / "m", cache_dir=cache if is_cached else None)
+    for _ in range(2):
+        servable = await load_model(spec, 1, folder)
+        assert sum(map(_resident_kb, [folder / "m.bin", *cache.glob("*.blob")])) == 0
+        await servable.aclose()
+    assert bool(list(cache.glob("*.blob"))) is is_cached

@@ -106,7 +106,8 @@ async def _load_network(source: ModelFile, hooks: ServableHooks, requested: Mapp
 def _compile(source: ModelFile) -> Compiled:
     """Compile a model, and keep its weights in memory once."""
     compiled = compile_model(source)
-    let_file_pages_go(source.file.parent)
+    for folder in {source.file.parent, source.spec.cache_dir or source.file.parent}:
+        let_file_pages_go(folder)
     return compiled
 
 
