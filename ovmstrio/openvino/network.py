@@ -70,6 +70,8 @@ class Network:
         self._slots = [compiled.make_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
         self._inline_slot = compiled.make_inline_slot()
+        self._long = 0
+        self._idle = trio.Event()
         self._waits_inline = compiled.blocking is Blocking.QUEUED
         self._runs = Runs(may_fail=compiled.may_fail)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
@@ -108,7 +110,10 @@ class Network:
         is asked to stop, and this returns when it has.  A short inference on the event loop has no checkpoint.
         """
         size = sum([array.nbytes for array in arrays])
-        if self._placement.is_inline(size) and self._loop_may_run():
+        inline = self._placement.is_inline(size)
+        while inline and self._is_worth_waiting():
+            await self._idle.wait()
+        if inline and self._loop_may_run():
             try:
                 return self._infer_inline(arrays, change, event, most_bytes)
             except ModelFailure as error:
@@ -116,17 +121,36 @@ class Network:
                     await self._mend(None)
                 if not isinstance(error, LostFailure):
                     raise
-        call = _Call(time.perf_counter(), arrays, change, event, most_bytes)
-        while True:
-            slot = await self._acquire()
-            try:
-                return await self._infer_away(slot, call)
-            except SuspectRunError:
-                continue
-            finally:
-                slot.unbind()
-                self.pool.release(slot)
-                self._hooks.set_pool(self.pool.size, self.pool.active)
+        return await self._infer_in_pool(_Call(time.perf_counter(), arrays, change, event, most_bytes), short=inline)
+
+    async def _infer_in_pool(self, call: _Call, *, short: bool) -> list[Array]:
+        if not short:
+            self._long += 1
+            self._look_for_idle()
+        try:
+            while True:
+                slot = await self._acquire()
+                try:
+                    return await self._infer_away(slot, call)
+                except SuspectRunError:
+                    continue
+                finally:
+                    slot.unbind()
+                    self.pool.release(slot)
+                    self._look_for_idle()
+                    self._hooks.set_pool(self.pool.size, self.pool.active)
+        finally:
+            self._long -= not short
+
+    def _is_worth_waiting(self) -> bool:
+        """Tell whether the loop may infer soon: the pool is busy with what is as short as that, if with anything."""
+        return self._may_fail and self.pool.active > 0 and not self._long and not self._away_until
+
+    def _look_for_idle(self) -> None:
+        """Wake those who wait for the pool, if they need not any more."""
+        if not self._is_worth_waiting():
+            self._idle.set()
+            self._idle = trio.Event()
 
     def _loop_may_run(self) -> bool:
         """Tell whether the event loop may infer now.
@@ -290,6 +314,7 @@ class Network:
                 for each in held:
                     self.pool.release(each)
                 self._runs.mended()
+                self._look_for_idle()
 
     async def _runs_again(self, slot: Slot | None) -> bool:
         """Have the stream that failed run something else; of several streams nobody knows which one that was."""

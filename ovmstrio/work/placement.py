@@ -22,11 +22,10 @@ _T = TypeVar("_T")
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
 """Inferences expected to be shorter run on the event loop."""
 
-_WEIGHT_OF_LAST: Final = 0.125
+_STEP: Final = 1.1
+_RANGE: Final = 8
 _LEAVES_AT: Final = 1.25
 _RETURNS_AT: Final = 0.8
-_MOST_OF_LIMIT: Final = 4
-"""A time counts for no more than so many times the limit: one that others held up is no news of the model."""
 _NEARLY: Final = 3
 _PROBE_EVERY: Final = 128
 
@@ -48,7 +47,7 @@ def load_limiter() -> trio.CapacityLimiter:
 
 @dataclass(slots=True)
 class _Size:
-    """What is known of inferences on inputs of about one size."""
+    """What is known of inferences on inputs of about one size; ``seconds`` is about their median."""
 
     seconds: float
     inline: bool
@@ -113,8 +112,10 @@ class Placement:
         known = self._sizes.get(size)
         if known is None:
             inline = input_bytes <= self.inline_bytes
-            known = self._sizes[size] = _Size(min(seconds, limit / 2) if inline else max(seconds, limit), inline)
-        known.seconds += _WEIGHT_OF_LAST * (min(seconds, _MOST_OF_LIMIT * limit) - known.seconds)
+            known = self._sizes[size] = _Size(limit / 2 if inline else 2 * limit, inline)
+        # This comes to the median: a few long times, of a machine that others use, are no news of the model.
+        step = _STEP if seconds > known.seconds else 1 / _STEP
+        known.seconds = min(max(known.seconds * step, limit / _RANGE), limit * _RANGE)
         if known.inline == (known.seconds < limit * (_LEAVES_AT if known.inline else _RETURNS_AT)):
             return False
         known.inline = not known.inline

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,21 @@ def test_small_models_run_inline_on_one_thread(tmp_path: Path) -> None:
     assert made.placement.is_inline(40)
     assert made.timing is not None
     assert made.timing.input_bytes == 40
+
+
+@pytest.mark.parametrize("model", [ir.dummy(), ir.dummy([-1, 10])])
+@pytest.mark.parametrize(
+    ("hint", "threads", "streams"), [({}, 1, 1), ({"PERFORMANCE_HINT": "LATENCY"}, 1, 1), ({"NUM_STREAMS": "2"}, 2, 2)]
+)
+def test_small_models_never_keep_two_cores_busy(
+    model: ov.Model, hint: dict[str, str], threads: int, streams: int, tmp_path: Path
+) -> None:
+    """Whatever their shapes, and where the user asks for low latency, too; streams that the user asks for are made."""
+    made = compiled(model, tmp_path, plugin_config=hint)
+    assert made.placement.is_inline(40)
+    assert made.streams == streams
+    if os.cpu_count() != 1:
+        assert made.model.get_property("INFERENCE_NUM_THREADS") == threads
 
 
 def test_user_settings_win_over_ours(tmp_path: Path) -> None:

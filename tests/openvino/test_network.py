@@ -286,6 +286,28 @@ async def test_nothing_runs_on_the_loop_beside_requests_that_may_fail(tmp_path: 
     assert (await send_away(network(ir.dummy(), tmp_path, nireq=1)).pool.acquire()) is not None
 
 
+async def test_short_requests_of_a_model_that_may_fail_find_their_way_back_to_the_loop(tmp_path: Path) -> None:
+    """They wait for the last of those that were sent away, so that a steady load does not keep all of them there."""
+    running = network(ir.matmul(), tmp_path, plugin_config={"INFERENCE_NUM_THREADS": "1"})
+    inline = Placement(float("inf"))
+    slot = await running.pool.acquire()
+    running._placement = inline
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(multiplies, running, 2, 3, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert running.pool.active == 1
+        running.pool.release(slot)
+        running._look_for_idle()
+    running._placement = Placement.away()
+    large = [np.ones((700, 700), np.float32), np.ones((700, 700), np.float32)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.infer, large)
+        await trio.testing.wait_all_tasks_blocked()
+        running._placement = inline
+        assert not running._is_worth_waiting()
+
+
 async def test_who_leaves_does_not_make_others_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled request of a model that may fail is stopped if it is alone, and else left to end."""
     running = send_away(network(ir.matmul(), tmp_path, nireq=4))
@@ -367,11 +389,11 @@ async def test_a_model_that_turns_out_to_be_slow_leaves_the_loop(
     running = network(ir.dummy(), tmp_path, hooks=hooks)
     assert hooks.places == [(True, False)]
     monkeypatch.setattr(network_module, "current_loop_load", lambda: SimpleNamespace(limit=1e-9))
-    for _ in range(20):
+    for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places == [(True, False), (False, True)]
     monkeypatch.setattr(network_module, "current_loop_load", lambda: SimpleNamespace(limit=1e9))
-    for _ in range(20):
+    for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places[2:] == [(True, True)]
 
