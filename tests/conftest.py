@@ -23,10 +23,10 @@ settings.load_profile("unhurried")
 def pytest_configure() -> None:
     """Let interrupts arrive, here and in the processes that tests start, where a shell's job has them ignored.
 
-    The application over HTTP, which a server imports in a thread when it first needs it, is there: a clock that jumps
-    would not wait for the thread.
+    What a server imports in threads when it first needs it is there: a clock that jumps would not wait for them.
     """
-    import_module("ovmstrio.wire.http.application")
+    for late in ("ovmstrio.server.front_ends", "ovmstrio.wire.http.application"):
+        import_module(late)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
