@@ -549,9 +549,9 @@ class DataPlane:
             raise NotSupported("this server has no configuration to reload")
         return await self._reload()
 
-    def render_metrics(self) -> bytes | None:
-        """Print the metrics in Prometheus's text format, None when they are off."""
-        return None if self._metrics is None else self._metrics.render()
+    def render_metrics(self, families: Sequence[str] = ()) -> bytes | None:
+        """Print the metrics, or those of the families named, in Prometheus's text format, None when they are off."""
+        return None if self._metrics is None else self._metrics.render(families)
 
     # Observers
 

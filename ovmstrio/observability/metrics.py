@@ -1,7 +1,8 @@
 """Prometheus metrics of one server: OVMS's families under OVMS's names, and a few of our own.
 
-Every label combination of a servable exists, at zero, from the moment it is loaded, and its children are bound then,
-so that counting costs no look-up by label.  Graphs have families of their own (``graph_metrics``).
+Every label combination of a servable's counters exists, at zero, from the moment it is loaded, and its children are
+bound then, so that counting costs no look-up by label; histograms exist once there is something in them.  Graphs have
+families of their own (``graph_metrics``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.service_metrics import ServiceMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ovmstrio.core.events import CallEvent, Step
     from ovmstrio.core.metric_families import Family
@@ -45,6 +46,8 @@ _GRAPH: Final = "graph"
 _OF_NO_VERSION: Final = frozenset({"ModelReady", "GetModelStatus"})
 _INTERFACES: Final = ("gRPC", "REST")
 _MICROSECONDS: Final = 1e6
+_SUFFIXES: Final = ("", "_total", "_bucket", "_sum", "_count")
+"""What the names of a family's samples end with."""
 # The client library ends every counter's name in "_total"; dashboards made for OVMS ask for the bare names.
 _TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re.MULTILINE)
 
@@ -124,12 +127,14 @@ class Metrics(Meters):
             found = self._servables[key] = made(self, *key)
         return found
 
-    def render(self) -> bytes:
-        """Print every family in Prometheus's text format."""
+    def render(self, families: Sequence[str] = ()) -> bytes:
+        """Print every family, or those named, in Prometheus's text format; from any thread, but one at a time."""
         dropped = WRITER.dropped
         self.child("ovmstrio_dropped_log_lines").inc(dropped - self._dropped_lines)
         self._dropped_lines = dropped
-        return _TOTAL.sub(rb"\1", generate_latest(self.registry))
+        names = [f"{family}{suffix}" for family in families for suffix in _SUFFIXES]
+        source: Any = self.registry.restricted_registry(names) if names else self.registry
+        return _TOTAL.sub(rb"\1", generate_latest(source))
 
 
 class BatchMetrics(BatchHooks):
@@ -184,12 +189,18 @@ class ServableMetrics(CallMetrics, ServableHooks):
 
     def __init__(self, metrics: Metrics, name: str, version: str) -> None:
         super().__init__(metrics, name, version)
-        self._inference = metrics.child("ovms_inference_time_us", name, version)
-        self._wait = metrics.child("ovms_wait_for_infer_req_time_us", name, version)
         for (method, api), interface in product(_METHODS, _INTERFACES):
-            self._time(interface)
             for code in (OK, "InvalidRequest"):
                 self._outcome(method, api, interface, code)
+
+    @cached_property
+    def _inference(self) -> Any:
+        """Histograms have dozens of lines, and are there once there is something in them."""
+        return self._metrics.child("ovms_inference_time_us", *self._labels)
+
+    @cached_property
+    def _wait(self) -> Any:
+        return self._metrics.child("ovms_wait_for_infer_req_time_us", *self._labels)
 
     @cached_property
     def _pool(self) -> tuple[Any, Any]:

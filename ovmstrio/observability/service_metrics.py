@@ -34,7 +34,7 @@ class ServiceMetrics:
     def collect(self) -> Iterable[Metric]:
         """Give each family with the samples of all services."""
         families: dict[str, Metric] = {}
-        for name, collectors in self._services:
+        for name, collectors in tuple(self._services):
             labels = {"name": name} if name else {}
             for found in (family for collector in collectors for family in collector.collect()):
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
+
+import trio
 
 from ovmstrio.api.admin.locality import check_is_local
 from ovmstrio.api.refusals import INVALID_URL, status_document
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["admin_rules", "metrics_rules"]
 
+_LEVEL: Final = 1
 _FILE_MISSING: Final = "Config file not found or cannot open."
 _FILE_FAILED: Final = "Reloading config file failed. Check server logs for more info"
 _VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
@@ -48,14 +53,25 @@ def admin_rules(plane: DataPlane, *, allows_remote: bool = False) -> list[Rule]:
 
 def metrics_rules(plane: DataPlane) -> list[Rule]:
     """Make the rule of what scrapers get."""
+    limiter = trio.CapacityLimiter(1)
 
-    async def metrics(_: HttpRequest) -> HttpAnswer:
-        text = plane.render_metrics()
+    async def metrics(request: HttpRequest) -> HttpAnswer:
+        asked = parse_qs(request.query)
+        families = [*asked.get("match[]", ()), *asked.get("name[]", ())]
+        packs = "gzip" in (request.header("accept-encoding") or "")
+        text = await trio.to_thread.run_sync(_printed, plane, families, packs, limiter=limiter)
         if text is None:
             raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; --metrics_enable turns them on")
-        return HttpAnswer(200, (("content-type", CONTENT_TYPE),), text)
+        headers = (("content-type", CONTENT_TYPE), *((("content-encoding", "gzip"),) if packs else ()))
+        return HttpAnswer(200, headers, text)
 
     return [rule("/metrics", "GET", metrics, is_hot=True)]
+
+
+def _printed(plane: DataPlane, families: list[str], packs: bool) -> bytes | None:
+    """Print the metrics in a thread: with thousands of services there are megabytes of them."""
+    text = plane.render_metrics(families)
+    return gzip.compress(text, _LEVEL, mtime=0) if packs and text is not None else text
 
 
 def _statuses(plane: DataPlane) -> dict[str, Any]:

@@ -115,6 +115,33 @@ async def test_metrics_are_prometheus_text(tmp_path: Path) -> None:
     assert any('interface="REST"' in line and 'name="echo"' in line and line.endswith(" 1.0") for line in counted)
 
 
+@pytest.mark.parametrize("key", ["match[]", "name[]"])
+async def test_scrapers_may_ask_for_families_and_for_gzip(tmp_path: Path, key: str) -> None:
+    """Only what is named is answered, histograms whole; who takes gzip gets it, and nobody else."""
+    async with serving_rest(tmp_path, metrics=Metrics()) as server:
+        await server.post("/v2/models/echo/infer", content=BODY)
+        path = f"/metrics?{key}=ovms_request_time_us&{key}=ovmstrio_ready"
+        plain = await server.get(path, headers={"accept-encoding": "identity"})
+        packed = await server.get(path, headers={"accept-encoding": "gzip"})
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.text == plain.text
+    families = {line.split()[2] for line in plain.text.splitlines() if line.startswith("# TYPE")}
+    assert families == {"ovms_request_time_us", "ovmstrio_ready"}
+    assert 'ovms_request_time_us_count{interface="REST",name="echo",version="2"} 1.0' in plain.text
+    assert "ovms_request_time_us_bucket{" in plain.text
+
+
+def test_histograms_are_there_once_there_is_something_in_them() -> None:
+    """A server of many models has none of those that nobody called; counters are at zero from the start."""
+    metrics = Metrics()
+    metrics.servable("idle", "1")
+    assert b'name="idle"' in metrics.render(["ovms_requests_success"])
+    assert b'name="idle"' not in metrics.render(["ovms_request_time_us", "ovms_inference_time_us"])
+    metrics.servable("idle", "1").inference_time(0.5)
+    assert b'name="idle"' in metrics.render(["ovms_inference_time_us"])
+
+
 async def test_metrics_that_are_off_are_no_path(serving: Serving) -> None:
     """The refusal is OVMS's and names the option."""
     answer = await serving.get("/metrics")

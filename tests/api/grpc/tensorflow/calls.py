@@ -63,9 +63,11 @@ class Server:
         return await self.call(make(model_spec=model_spec(**spec) if spec else None, metadata_field=fields))
 
     def metric(self, line: str) -> float:
-        """Read one sample of the metrics, named as it is printed."""
-        (found,) = (each for each in (self.plane.render_metrics() or b"").decode().splitlines() if line + " " in each)
-        return float(found.rpartition(" ")[2])
+        """Read one sample of the metrics, named as it is printed; 0 for one that is not there yet."""
+        text = (self.plane.render_metrics() or b"").decode()
+        found = [each for each in text.splitlines() if line + " " in each]
+        assert len(found) < 2
+        return float(found[0].rpartition(" ")[2]) if found else 0.0
 
 
 def model_spec(name: str = "", version: int = 0, **others: Any) -> dict[str, Any]:
