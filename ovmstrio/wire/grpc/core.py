@@ -90,8 +90,7 @@ class Http2Core:
         self._credit = 0
         self._table_update: bytes | None = None
         self._table_given_up = False
-        self._queued: list[Buffer] = []
-        self._queued_bytes = 0
+        self._queued, self._queued_bytes = list[Buffer](), 0
         self._continued: ContinuedBlock | None = None
         self._reset_ids: OrderedDict[int, None] = OrderedDict()
         self._resets = RateLimit(limits.max_resets_per_second, clock)
