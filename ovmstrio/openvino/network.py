@@ -25,7 +25,6 @@ from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
 from ovmstrio.work.loop_load import current_loop_load
-from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
 
 __all__ = ["Network"]
 
@@ -187,17 +186,17 @@ class Network:
         worked = time.thread_time() - begin_of_work
         if taken > _LONG_INLINE_SECONDS and worked > _LONG_INLINE_SECONDS:
             self._away_until = begin + _AWAY_FACTOR * taken
-        self._learn(arrays, taken if taken < INLINE_THRESHOLD_SECONDS or self._waits_inline else worked)
+        self._learn(arrays, taken if self._waits_inline else min(taken, worked), on_loop=True)
         self._hooks.wait_time(0.0)
         self._hooks.inference_time(taken)
         if event is not None:
             event.compute_seconds += taken
         return outputs
 
-    def _learn(self, arrays: Sequence[Array], seconds: float) -> None:
+    def _learn(self, arrays: Sequence[Array], seconds: float, *, on_loop: bool) -> None:
         """Let the placement know how long an inference took."""
         size = sum([array.nbytes for array in arrays])
-        if self._placement.learn(size, seconds, current_loop_load().limit):
+        if self._placement.learn(size, seconds, current_loop_load().limit, on_loop=on_loop):
             self._hooks.placed(inline=self._placement.is_inline(size), moved=True)
 
     async def _acquire(self) -> Slot:
@@ -225,7 +224,7 @@ class Network:
         ended = slot.ended_at or time.perf_counter()
         started = max(start, min(self._ends[0], ended))
         self._ends.append(ended)
-        self._learn(call.arrays, ended - started)
+        self._learn(call.arrays, ended - started, on_loop=False)
         outputs = await self._copied(slot, call.most_bytes)
         if call.change is not None:
             call.change.leave(slot.request)

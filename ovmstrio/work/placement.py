@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 INLINE_THRESHOLD_SECONDS: Final = 200e-6
 """Inferences expected to be shorter run on the event loop."""
 
-_STEP: Final = 1.1
+_STEP: Final = 1.03
 _RANGE: Final = 8
 _LEAVES_AT: Final = 1.25
 _RETURNS_AT: Final = 0.8
@@ -101,10 +101,13 @@ class Placement:
         known.asked += 1
         return known.asked % _PROBE_EVERY == 0
 
-    def learn(self, input_bytes: int, seconds: float, limit: float = INLINE_THRESHOLD_SECONDS) -> bool:
+    def learn(
+        self, input_bytes: int, seconds: float, limit: float = INLINE_THRESHOLD_SECONDS, *, on_loop: bool = False
+    ) -> bool:
         """Take in how long an inference took; gives whether requests of its size change places.
 
-        ``limit`` is what is short enough now.  Only times that stay well beyond it, or well below, change anything.
+        ``limit`` is what is short enough now.  One short run on the loop brings a size back there; else only times
+        that stay well beyond it, or well below, change anything.
         """
         if not self._learns:
             return False
@@ -116,6 +119,8 @@ class Placement:
         # This comes to the median: a few long times, of a machine that others use, are no news of the model.
         step = _STEP if seconds > known.seconds else 1 / _STEP
         known.seconds = min(max(known.seconds * step, limit / _RANGE), limit * _RANGE)
+        if on_loop and not known.inline and seconds < limit * _RETURNS_AT:
+            known.seconds = limit / 2
         if known.inline == (known.seconds < limit * (_LEAVES_AT if known.inline else _RETURNS_AT)):
             return False
         known.inline = not known.inline

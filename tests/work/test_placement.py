@@ -70,6 +70,14 @@ def test_a_size_that_is_nearly_short_enough_is_tried_now_and_then() -> None:
     assert not any(placement.is_inline(40) for _ in range(1000))
 
 
+def test_one_short_run_on_the_loop_brings_a_size_back() -> None:
+    """What it takes elsewhere has the way there and back in it, and under load much more than that."""
+    placement = Placement.measured(2 * INLINE_THRESHOLD_SECONDS, 40, fixed_shape=True)
+    assert not placement.learn(40, INLINE_THRESHOLD_SECONDS / 10)
+    assert placement.learn(40, INLINE_THRESHOLD_SECONDS / 10, on_loop=True)
+    assert placement.is_inline(40)
+
+
 def test_what_must_not_run_on_the_loop_learns_nothing() -> None:
     """However short it is."""
     placement = Placement.away()
