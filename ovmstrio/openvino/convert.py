@@ -311,6 +311,9 @@ def convert(
     framework = framework_of(source)
     _refuse_existing(target, "--version", force=force)
     model = _read(source, framework)
+    if not model.outputs:
+        # An empty file is a whole model to some readers, and nothing could be served of it.
+        raise _problem(source, f"as {framework} it is a model without outputs", "is the file complete?")
     state = _transform(source, model, wanted)
     with new_version(repository, name, version, force=force) as directory:
         save(model, directory, fp16=wanted.fp16)

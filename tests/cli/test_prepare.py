@@ -97,6 +97,15 @@ def test_a_corrupt_file_ends_with_1_and_one_line(run: Run, tmp_path: Path) -> No
     assert "Traceback" not in result.output
 
 
+def test_a_file_of_nothing_is_refused(run: Run, tmp_path: Path) -> None:
+    """Some readers take it for a model; it would be one without outputs."""
+    (tmp_path / "empty.onnx").touch()
+    result = run("empty.onnx")
+    assert result.exit_code == 1
+    assert "as ONNX it is a model without outputs; is the file complete?" in result.stderr
+    assert not Path("models").exists()
+
+
 def test_the_list_needs_no_network(run: Run) -> None:
     """Every sample is listed with licence and size, as a table and as JSON."""
     table = run("--list").stdout
