@@ -6,18 +6,20 @@ counts then, takes its place when that is read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from ovmstrio.core.limits import current_place
+from ovmstrio.core.limits import current_place, leave_place
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import Door
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["answer_admitted", "first_text", "keep_place"]
+
+_T = TypeVar("_T")
 
 _DELIMITED: Final = 2
 _FIRST_TEXT: Final = 1 << 3 | _DELIMITED
@@ -39,29 +41,40 @@ def first_text(data: bytes) -> bytes:
 
 
 async def answer_admitted(
-    plane: DataPlane, door: Door, call: Call, name: bytes, answer: Callable[[], Awaitable[None]]
-) -> None:
+    plane: DataPlane,
+    door: Door,
+    name: bytes,
+    answer: Callable[[], Awaitable[_T]],
+    *,
+    method: str = "",
+    arrival: Arrival | None = None,
+) -> _T:
     """Answer a call that has a place of a service, if there is one of that name.
+
+    Args:
+        plane: has the service.
+        door: which the call has come by.
+        name: what its message begins with.
+        answer: reads the message and answers the call.
+        method: what is called; by default the door's inference.
+        arrival: the call's, if its order matters.
 
     Raises:
         Overloaded: it would have to wait, and as many wait as may.
 
     Cancellation: while it waits; as what answers.
     """
-    place = await plane.admit(name.decode(errors="replace"), "", door, door.infer, call.arrival)
+    place = await plane.admit(name.decode(errors="replace"), "", door, method or door.infer, arrival)
     if place is None:
-        await answer()
-        return
+        return await answer()
     current_place.set(place)
     try:
-        await answer()
+        return await answer()
     finally:
         place.release()
 
 
 def keep_place(called: str, name: bytes) -> None:
     """Give the place of a call back unless it calls what its first bytes have said."""
-    place = current_place.get()
-    if place is not None and called.encode(errors="replace") != name:
-        current_place.set(None)
-        place.release()
+    if called.encode(errors="replace") != name:
+        leave_place()

@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ovmstrio.protocol.descriptors import message_class
 
-__all__ = ["METHOD", "REQUEST", "RESPONSE", "SERVICE", "TENSOR", "decode_request"]
+__all__ = ["METHOD", "REQUEST", "RESPONSE", "SERVICE", "TENSOR", "decode_request", "name_in"]
 
 PACKAGE: Final = "baidu.paddle_serving.pipeline_serving"
 SERVICE: Final = f"{PACKAGE}.PipelineService"
@@ -34,14 +34,13 @@ RESPONSE: Final[Any] = message_class(f"{PACKAGE}.Response")
 TENSOR: Final[Any] = message_class(f"{PACKAGE}.Tensor")
 
 _OLD_FIELDS: Final = ("key", "value", "name", "method", "logid", "clientip")
-_VARINT: Final = 0
-_FIXED64: Final = 1
-_LENGTH: Final = 2
-_FIXED32: Final = 5
-_VARINT_BITS: Final = 70
+_TEXT: Final = FieldDescriptorProto.TYPE_STRING
+_BYTES: Final = FieldDescriptorProto.TYPE_BYTES
+_NUMBER: Final = FieldDescriptorProto.TYPE_INT64
 
 
-def _old_request_class() -> Any:
+def _own_classes() -> tuple[Any, Any]:
+    """Make the class of requests in the older layout, and that of what tells the layouts apart."""
     file = FileDescriptorProto(name="old_pipeline.proto", package=f"{PACKAGE}.old", syntax="proto2")
     message = file.message_type.add(name="Request")
     for number, name in enumerate(_OLD_FIELDS, start=1):
@@ -49,15 +48,21 @@ def _old_request_class() -> Any:
         message.field.add(
             name=name,
             number=number,
-            type=FieldDescriptorProto.TYPE_INT64 if name == "logid" else FieldDescriptorProto.TYPE_STRING,
+            type=_NUMBER if name == "logid" else _TEXT,
             label=FieldDescriptorProto.LABEL_REPEATED if repeated else FieldDescriptorProto.LABEL_OPTIONAL,
         )
+    message = file.message_type.add(name="Envelope")
+    fields = {3: ("old_name", _BYTES), 4: ("name", _BYTES), 5: ("old_logid", _NUMBER), 6: ("old_clientip", _BYTES)}
+    for number, (name, kind) in fields.items():
+        message.field.add(name=name, number=number, type=kind, label=FieldDescriptorProto.LABEL_OPTIONAL)
     pool = DescriptorPool()
     pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.old.Request"))
+    found = (pool.FindMessageTypeByName(f"{PACKAGE}.old.{name}") for name in ("Request", "Envelope"))
+    request, envelope = map(GetMessageClass, found)
+    return request, envelope
 
 
-_OLD_REQUEST: Final[Any] = _old_request_class()
+_OLD_REQUEST, _ENVELOPE = _own_classes()
 
 
 def decode_request(data: bytes) -> Any:
@@ -69,7 +74,8 @@ def decode_request(data: bytes) -> Any:
     Raises:
         ValueError: the bytes are a request of neither layout.
     """
-    if not _is_old(data):
+    envelope = _envelope_of(data)
+    if envelope is None or not _is_old(envelope):
         try:
             return REQUEST.FromString(data)
         except DecodeError:
@@ -83,38 +89,26 @@ def decode_request(data: bytes) -> Any:
     )
 
 
-def _is_old(data: bytes) -> bool:
-    """Tell by the wire types of the top-level fields; what cannot be read as fields is left to the parser."""
-    position, end = 0, len(data)
+def name_in(data: bytes) -> bytes:
+    """Give the name that a request says, of which nothing else is read; empty if there is none, or it is unknown.
+
+    That of a request in the older layout whose layout its name alone tells is unknown.
+    """
+    envelope = _envelope_of(data)
+    if envelope is None:
+        return b""
+    name: bytes = envelope.old_name if _is_old(envelope) else envelope.name
+    return name
+
+
+def _envelope_of(data: bytes) -> Any | None:
+    """Read the few fields that tell the layout; None of bytes that are no message."""
     try:
-        while position < end:
-            tag, position = _read_varint(data, position)
-            kind = tag & 7
-            if (tag >> 3, kind) in {(5, _VARINT), (6, _LENGTH)}:
-                return True
-            position = _skip(data, position, kind)
-    except (IndexError, ValueError):
-        return False
-    return False
+        return _ENVELOPE.FromString(data)
+    except DecodeError:
+        return None
 
 
-def _skip(data: bytes, position: int, kind: int) -> int:
-    if kind == _LENGTH:
-        length, position = _read_varint(data, position)
-        return position + length
-    if kind == _VARINT:
-        return _read_varint(data, position)[1]
-    if kind in {_FIXED32, _FIXED64}:
-        return position + (4 if kind == _FIXED32 else 8)
-    raise ValueError(f"wire type {kind}")
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, _VARINT_BITS, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the bit that says that more follows
-            return value, position
-    raise ValueError("a number without end")
+def _is_old(envelope: Any) -> bool:
+    """Tell the layout by the wire types of fields: those of another type are none of the envelope's."""
+    return bool(envelope.HasField("old_logid") or envelope.HasField("old_clientip"))

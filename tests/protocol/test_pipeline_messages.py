@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.protocol.pipeline_messages import REQUEST, decode_request
+from ovmstrio.protocol.pipeline_messages import REQUEST, decode_request, name_in
 
 
 def _text(number: int, value: str) -> bytes:
@@ -50,6 +52,41 @@ def test_older_layout_needs_only_one_of_its_marks(tail: bytes) -> None:
 def test_older_layout_without_marks_is_known_by_a_name_that_is_no_tensor() -> None:
     """A name in the place of a tensor cannot be read as one."""
     assert decode_request(_text(1, "x") + _text(2, "1") + _text(3, "uci") + _text(4, "prediction")).name == "uci"
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (REQUEST(key=["x"], value=["1"], name="uci", method="m", logid=7).SerializeToString(), b"uci"),
+        (REQUEST(name="uci", tensors=[{"name": "other"}]).SerializeToString(), b"uci"),
+        (_text(3, "uci") + _text(4, "prediction") + b"\x28\x07", b"uci"),
+        (_text(3, "uci") + _text(6, "10.0.0.1"), b"uci"),
+        (_text(4, "one") + _text(4, "uci"), b"uci"),
+        (_text(1, "x"), b""),
+        (b"", b""),
+        (b"\xff\xff\xff", b""),
+    ],
+)
+def test_the_name_is_known_before_the_request_is_read(data: bytes, name: bytes) -> None:
+    """In both layouts; of what is no message, or has none, there is none."""
+    assert name_in(data) == name
+
+
+def test_a_request_of_many_empty_fields_is_told_from_the_older_layout_at_once() -> None:
+    """However many there are: that is not looked for field by field in Python."""
+    steps = 0
+
+    def count(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+
+    sys.setprofile(count)
+    try:
+        request = decode_request(_text(1, "") * 100_000 + _text(4, "uci"))
+    finally:
+        sys.setprofile(None)
+    assert (len(request.key), request.name) == (100_000, "uci")
+    assert steps < 100
 
 
 def test_garbage_is_refused() -> None:

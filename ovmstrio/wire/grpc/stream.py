@@ -204,8 +204,10 @@ class Call:
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
-    async def recv_message(self) -> Any:
+    async def recv_message(self, *, is_decoded: bool = True) -> Any:
         """Receive the next request message; ``None`` when the client has sent its last.
+
+        One that is not to be decoded yet is given as bytes, which :meth:`decode` reads.
 
         Raises:
             GRPCError: the message is too large, cut off, compressed in an unknown way or cannot be decoded, or a
@@ -232,17 +234,32 @@ class Call:
             if flag:
                 data = await self._inflate(data)
             self.received += len(data)
+            return self._decode(data) if is_decoded else data
+        except GRPCError as error:
+            self._tell_fault(error)
+            raise
+
+    def decode(self, data: bytes) -> Any:
+        """Read a message that was received without being decoded.
+
+        Raises:
+            GRPCError: it cannot be decoded.
+        """
+        try:
             return self._decode(data)
         except GRPCError as error:
-            self._host.faults.tell(
-                "request cannot be read",
-                peer=self.peer.address,
-                kind=error.status.name,
-                path=self.path,
-                status=error.status.name,
-                reason=error.message,
-            )
+            self._tell_fault(error)
             raise
+
+    def _tell_fault(self, error: GRPCError) -> None:
+        self._host.faults.tell(
+            "request cannot be read",
+            peer=self.peer.address,
+            kind=error.status.name,
+            path=self.path,
+            status=error.status.name,
+            reason=error.message,
+        )
 
     async def _wait_readable(self) -> None:
         if self.state.uncredited:

@@ -8,14 +8,16 @@ import pytest
 import trio
 import trio.testing
 
+from ovmstrio.api import grpc_codec
 from ovmstrio.api.admitted_calls import first_text
 from ovmstrio.api.doors import KSERVE_GRPC
-from ovmstrio.config.specs import GraphSpec
+from ovmstrio.api.kserve.grpc.request_decoding import decode_request
+from ovmstrio.config.specs import GraphSpec, ModelSpec
 from ovmstrio.core.errors import Overloaded
 from ovmstrio.core.request import InferRequest
 from ovmstrio.protocol.descriptors import message_class
 from tests.api.grpc.conftest import Serving
-from tests.api.grpc.streams import streaming_server
+from tests.api.grpc.streams import STREAM, Streaming, open_peer, streaming_server
 from tests.support.streaming_servables import GRAPH
 from tests.wire.grpc.bytes_client import message, request_headers
 from tests.wire.grpc.peers import Peer
@@ -111,12 +113,16 @@ async def test_a_name_that_is_said_twice_counts_as_it_is_read(serving: Serving) 
         assert (await peer.trailers(twice))["grpc-status"] == "8"
 
 
+async def _limit_streams(serving: Streaming, repository: Path, queue: int) -> None:
+    base, limits = repository / GRAPH, {"max_concurrency": 1, "max_queue": queue}
+    graph = GraphSpec(name=GRAPH, base_path=base, graph_path=base / "graph.pbtxt", **limits)
+    await serving.registry.apply([graph, ModelSpec(name="echo", base_path=repository / "echo", **limits)])
+
+
 async def test_a_stream_has_one_place_while_it_is_open(tmp_path: Path) -> None:
     """However many requests it has; when it ends the next one may be opened."""
     async with streaming_server(tmp_path) as serving:
-        base = tmp_path / GRAPH
-        limits = {"max_concurrency": 1, "max_queue": 0}
-        await serving.registry.apply([GraphSpec(name=GRAPH, base_path=base, graph_path=base / "graph.pbtxt", **limits)])
+        await _limit_streams(serving, tmp_path, 0)
         plane = serving.plane
         door = KSERVE_GRPC
         for _ in range(2):
@@ -129,6 +135,64 @@ async def test_a_stream_has_one_place_while_it_is_open(tmp_path: Path) -> None:
                 async for _ in stream:
                     pass
         assert plane._admission.under_way(GRAPH) == 0
+
+
+async def test_a_stream_beyond_the_queue_is_refused_before_its_first_message_is_read(tmp_path: Path) -> None:
+    """What follows the name is not looked at; once the first stream has ended, it is what is wrong."""
+    async with streaming_server(tmp_path) as serving:
+        await _limit_streams(serving, tmp_path, 0)
+        async with open_peer(serving.address) as peer:
+            first = _send(peer, _infer(GRAPH, hold=1), STREAM)
+            await peer.flush()
+            await serving.wait(serving.servable.holding)
+            refused = _send(peer, _infer(GRAPH) + _GARBAGE, STREAM)
+            await peer.flush()
+            trailers = await peer.trailers(refused)
+            assert trailers["grpc-status"] == "8"
+            assert "1 calls under way and 0 waiting" in trailers["grpc-message"]
+            serving.servable.release()
+            assert (await peer.trailers(first))["grpc-status"] == "0"
+            wrong = _send(peer, _infer(GRAPH) + _GARBAGE, STREAM)
+            await peer.flush()
+            assert (await peer.trailers(wrong))["grpc-status"] == "3"
+        assert serving.plane._admission.under_way(GRAPH) == 0
+        (counted,) = (line for line in serving.metrics.splitlines() if 'code="Overloaded"' in line)
+        assert 'method="ModelInferStream"' in counted
+        assert 'ovmstrio_refused_requests_total{name="graph"} 1.0' in serving.metrics
+
+
+async def test_requests_of_a_stream_to_a_model_wait_unread(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a place of its own, and is decoded when it has one; one that is refused is told which it is."""
+    await _limit(serving, 1, 1)
+    read: list[str] = []
+
+    def spy(data: bytes) -> InferRequest:
+        request = decode_request(data)
+        read.append(request.id)
+        return request
+
+    monkeypatch.setitem(grpc_codec._DECODERS, InferRequest, spy)
+    peer = await _peer(serving)
+    async with peer.stream:
+        holder = _send(peer, _infer(block=1))
+        await peer.flush()
+        with trio.fail_after(10):
+            await serving.servable.blocked.wait()
+        waiting = _send(peer, _infer(id="waits"), STREAM)
+        await peer.flush()
+        with trio.fail_after(10):
+            while not serving.plane._admission.queued("echo"):
+                await trio.lowlevel.checkpoint()
+        assert read == []
+        refused = _send(peer, _infer(id="refused"), STREAM)
+        await peer.flush()
+        assert (await peer.trailers(refused))["grpc-status"] == "0"
+        assert read == ["refused"]
+        peer.h2.reset_stream(holder)
+        await peer.flush()
+        assert (await peer.trailers(waiting))["grpc-status"] == "0"
+    assert read == ["refused", "waits"]
+    assert serving.plane._admission.under_way("echo") == serving.plane._admission.queued("echo") == 0
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         data: bytes = await call.recv_message()
         if self._plane.has_limits():
             name = first_text(data)
-            await answer_admitted(self._plane, KSERVE_GRPC, call, name, partial(self._answer, call, data, name))
+            answer = partial(self._answer, call, data, name)
+            await answer_admitted(self._plane, KSERVE_GRPC, name, answer, arrival=call.arrival)
         else:
             await self._answer(call, data)
 
@@ -167,12 +168,22 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         Ownership: the tasks that receive and send, and the open stream.
         Cancellation: at any checkpoint; the stream is stopped before this returns.
         """
-        first: InferRequest | None = await call.recv_message()
+        first: bytes | None = await call.recv_message(is_decoded=False)
         if first is None:
             raise InvalidRequest("Client disconnected during reading first streaming request")
-        if not await self._plane.takes_streams(first.model_name):
+        name = first_text(first)
+        called = name.decode(errors="replace") or call.decode(first).model_name
+        if not await self._plane.takes_streams(called):
             await answer_requests(call, self._plane, first)
-            return
+        elif self._plane.has_limits():
+            answer = partial(self._answer_stream, call, first, name)
+            await answer_admitted(self._plane, KSERVE_GRPC, name, answer, method=KSERVE_GRPC.stream)
+        else:
+            await self._answer_stream(call, first)
+
+    async def _answer_stream(self, call: Call, data: bytes, name: bytes = b"") -> None:
+        first: InferRequest = call.decode(data)
+        keep_place(first.model_name, name)
         first.deadline = call.deadline
         opened = False
         try:

@@ -2,7 +2,7 @@
 
 ::
 
-    messages ── receive ──> a task each: DataPlane.infer ──> answers, in order ──> client
+    messages ── receive ──> a task each: admit, decode, DataPlane.infer ──> answers, in order ──> client
                    └ waits while as many are under way as may be, or their answers would be too large together
 
 An error of one request is a message of the stream, which goes on.
@@ -11,11 +11,13 @@ An error of one request is a message of the stream, which goes on.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from grpclib.exceptions import GRPCError
 
+from ovmstrio.api.admitted_calls import answer_admitted, first_text, keep_place
 from ovmstrio.api.doors import KSERVE_GRPC
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_stream_response
 from ovmstrio.core.arrivals import Arrivals
@@ -23,6 +25,7 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.core.request import InferResponse
 
 if TYPE_CHECKING:
+    from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.request import InferRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
@@ -37,8 +40,8 @@ _WANTS_END: Final = "triton_enable_empty_final_response"
 _IS_END: Final = "triton_final_response"
 
 
-async def answer_requests(call: Call, plane: DataPlane, first: InferRequest) -> None:
-    """Answer a stream whose first request has been received.
+async def answer_requests(call: Call, plane: DataPlane, first: bytes) -> None:
+    """Answer a stream whose first message has been received, and not been decoded.
 
     Raises:
         GRPCError: a message is malformed or too large; those before it have been answered.
@@ -84,21 +87,20 @@ class _RequestStream:
         self._changed = trio.Event()
         self.failure: Exception | None = None
 
-    async def receive(self, request: InferRequest | None, nursery: trio.Nursery) -> None:
+    async def receive(self, message: bytes | None, nursery: trio.Nursery) -> None:
         """Start a task for each message, until there are no more."""
         number = 0
         failure: Exception | None = None
-        while request is not None and failure is None:
+        while message is not None and failure is None:
             while not self._has_room:
                 await self._changed.wait()
             answer = _Answer()
             self._answers.append(answer)
-            request.deadline, request.arrival = self._call.deadline, self._arrivals.note(number)
+            nursery.start_soon(self._answer, message, answer, self._arrivals.note(number))
             number += 1
-            nursery.start_soon(self._answer, request, answer)
             self._announce()
             try:
-                request = await self._call.recv_message()
+                message = await self._call.recv_message(is_decoded=False)
             except GRPCError as error:
                 failure = error
         if failure is not None:
@@ -121,20 +123,38 @@ class _RequestStream:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def _answer(self, request: InferRequest, answer: _Answer) -> None:
+    async def _answer(self, message: bytes, answer: _Answer, arrival: Arrival) -> None:
         try:
-            answer.data = await self._plane.infer(request, KSERVE_GRPC, lambda response: _render(request, response))
-        except ServerError as error:
-            named = InferResponse(request.model_name, request.model_version, [], request.id)
-            _mark_end(request, named)
-            answer.data = encode_stream_response(StreamInferResponse(error.message, named))
+            answer.data = await self._answered(message, arrival)
         except Exception as error:  # noqa: BLE001 - whatever it is ends the stream in this request's turn
             answer.failure = error
         finally:
-            if request.arrival is not None:
-                request.arrival.settle()
+            arrival.settle()
         self._largest = max(self._largest or 0, len(answer.data))
         answer.done.set()
+
+    async def _answered(self, message: bytes, arrival: Arrival) -> bytes:
+        request: InferRequest | None = None
+
+        async def infer(name: bytes = b"") -> bytes:
+            nonlocal request
+            request = self._decode(message)
+            keep_place(request.model_name, name)
+            request.deadline, request.arrival = self._call.deadline, arrival
+            return await self._plane.infer(request, KSERVE_GRPC, partial(_render, request))
+
+        try:
+            if not self._plane.has_limits():
+                return await infer()
+            name = first_text(message)
+            return await answer_admitted(self._plane, KSERVE_GRPC, name, partial(infer, name), arrival=arrival)
+        except ServerError as error:
+            # A refusal names its request as well, which nobody has read then.
+            return _problem(request or self._decode(message), error)
+
+    def _decode(self, message: bytes) -> InferRequest:
+        request: InferRequest = self._call.decode(message)
+        return request
 
     async def send(self) -> None:
         """Send the answers in the order of their requests, until there are no more."""
@@ -160,6 +180,12 @@ def _render(request: InferRequest, response: InferResponse) -> tuple[bytes, int]
     _mark_end(request, response)
     data = encode_stream_response(StreamInferResponse("", response))
     return data, len(data)
+
+
+def _problem(request: InferRequest, error: ServerError) -> bytes:
+    named = InferResponse(request.model_name, request.model_version, [], request.id)
+    _mark_end(request, named)
+    return encode_stream_response(StreamInferResponse(error.message, named))
 
 
 def _mark_end(request: InferRequest, response: InferResponse) -> None:

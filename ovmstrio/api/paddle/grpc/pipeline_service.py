@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from grpclib.const import Cardinality, Handler
 
+from ovmstrio.api.admitted_calls import answer_admitted, keep_place
 from ovmstrio.api.doors import PADDLE_GRPC
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import InvalidRequest, NotSupported, Overloaded, ServerError
 from ovmstrio.core.servable import Service
-from ovmstrio.protocol.pipeline_messages import METHOD, decode_request
+from ovmstrio.protocol.pipeline_messages import METHOD, decode_request, name_in
 from ovmstrio.runtimes.ops.messages import from_message, to_message
 from ovmstrio.runtimes.ops.op_service import wrong_name
 from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineResponse
@@ -126,12 +128,23 @@ class PipelineService:
         Cancellation: at any checkpoint; the pipeline gives back what the request held.
         """
         data: bytes = await call.recv_message()
+        named = self._entries.find(name_in(data).decode(errors="replace")) if self._plane.has_limits() else None
+        if named is None:
+            await self._answer(call, data)
+            return
+        entry = named.encode()
+        await answer_admitted(
+            self._plane, PADDLE_GRPC, entry, partial(self._answer, call, data, entry), method=_INFERENCE
+        )
+
+    async def _answer(self, call: Call, data: bytes, entry: bytes = b"") -> None:
         request = _read(data)
         request.clientip = request.clientip or host_of(call.peer.address)
         name = self._entries.find(request.name)
         if name is None:
             await call.send_message(_written(wrong_name(request)))
             return
+        keep_place(name, entry)
         with await self._plane.call(name, PADDLE_GRPC, _INFERENCE, received=len(data)) as observed:
             response = await answer_of(observed, request, call.deadline)
             if response.is_overload:

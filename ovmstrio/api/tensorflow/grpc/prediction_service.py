@@ -58,7 +58,8 @@ class PredictionService(pb.PredictionServiceBase):
         if self._plane.has_limits():
             # The first field is the model's specification, whose first field is the name.
             name = first_text(first_text(data))
-            await answer_admitted(self._plane, TENSORFLOW_GRPC, call, name, partial(self._answer, call, data, name))
+            answer = partial(self._answer, call, data, name)
+            await answer_admitted(self._plane, TENSORFLOW_GRPC, name, answer, arrival=call.arrival)
         else:
             await self._answer(call, data)
 

@@ -76,6 +76,39 @@ async def test_garbage_is_an_invalid_argument() -> None:
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (METHOD, REQUEST(name="uci", key=["x"], value=["1"]).SerializeToString() + b"\x1a\x01\xff"),
+        (METHOD, b"\x0a\x01x\x12\x011\x1a\x03uci\x22\x01m\x28\x07\x08\xff"),
+        ("/inference.GRPCInferenceService/ModelInfer", b"\x0a\x03uci\xff"),
+    ],
+)
+async def test_a_request_beyond_the_queue_is_refused_undecoded(path: str, body: bytes) -> None:
+    """By the name in it, in both layouts, and over KServe; what is wrong with it is told once there is a place."""
+    executor = EchoExecutor()
+    executor.gate = trio.Event()
+
+    def work(channel: grpc.Channel) -> list[tuple[grpc.StatusCode, str]]:
+        held = channel.unary_unary(METHOD).future(REQUEST(name="uci").SerializeToString(), timeout=20)
+        trio.from_thread.run(executor.arrived.wait)
+        ends = []
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError) as raised:
+                channel.unary_unary(path)(body, timeout=20)
+            ends.append((raised.value.code(), raised.value.details()))
+            trio.from_thread.run_sync(executor.gate.set)
+            held.result()
+        return ends
+
+    async with serving_pipeline(executor, max_concurrency=1, max_queue=0) as running:
+        refused, read = await with_channel(running.grpc[0], work)
+    assert refused[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "the server has 1 calls under way and 0 waiting" in refused[1]
+    assert read[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert len(executor.requests) == 1
+
+
 async def test_answer_that_cannot_be_packed_is_told() -> None:
     """A service that fills the answer with what it cannot hold is error 8000, and nothing hangs."""
     executor = EchoExecutor()
