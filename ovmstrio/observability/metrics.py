@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from ovmstrio.core.events import OK, QUESTIONS
 from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, ServableHooks
@@ -22,6 +22,7 @@ from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.service_metrics import ServiceMetrics
+from ovmstrio.observability.tallies import Counts, Spreads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,6 +70,7 @@ class Metrics(Meters):
         self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}
         self._dropped_lines = 0
+        self.child("ovmstrio_dropped_log_lines")
         self._services = ServiceMetrics()
         self.registry.register(self._services)
 
@@ -99,12 +101,13 @@ class Metrics(Meters):
         metric = self._families.get(family)
         if metric is None:
             return _OFF
-        return metric.labels(*labels) if labels else metric
+        return metric if not labels and isinstance(metric, Gauge) else metric.labels(*labels)
 
     def call_started(self, event: CallEvent) -> None:
         """Count a call in."""
         if event.kind != _GRAPH and event.method not in QUESTIONS:
-            self._calls(event).in_flight += 1
+            found = self._servables.get((event.name, event.version)) or self._make_calls(event)
+            found.in_flight += 1
 
     def call_moved(self, event: CallEvent, step: Step) -> None:
         """Count what moves in a stream of a graph."""
@@ -116,16 +119,13 @@ class Metrics(Meters):
         if event.kind == _GRAPH:
             self.graph(event.name).ended(event)
         else:
-            self._calls(event).ended(event)
+            (self._servables.get((event.name, event.version)) or self._make_calls(event)).ended(event)
 
-    def _calls(self, event: CallEvent) -> CallMetrics:
-        """Give the metrics of the calls of one version, made on first sight."""
+    def _make_calls(self, event: CallEvent) -> CallMetrics:
+        """Make the metrics of the calls of one version, on first sight."""
         key = (event.name, event.version)
-        found = self._servables.get(key)
-        if found is None:
-            made = ServableMetrics if event.door.infer else CallMetrics
-            found = self._servables[key] = made(self, *key)
-        return found
+        made = self._servables[key] = (ServableMetrics if event.door.infer else CallMetrics)(self, *key)
+        return made
 
     def render(self, families: Sequence[str] = ()) -> bytes:
         """Print every family, or those named, in Prometheus's text format; from any thread, but one at a time."""
@@ -249,7 +249,9 @@ class _Off:
 _OFF: Final = _Off()
 
 
-def _make(row: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
-    if row.kind == "histogram":
-        return Histogram(row.name, row.help, row.labels, buckets=row.buckets, registry=registry)
-    return (Counter if row.kind == "counter" else Gauge)(row.name, row.help, row.labels, registry=registry)
+def _make(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads:
+    if row.kind == "gauge":
+        return Gauge(row.name, row.help, row.labels, registry=registry)
+    made = (Counts if row.kind == "counter" else Spreads)(row)
+    registry.register(made)
+    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,7 +20,10 @@ log = structlog.get_logger(__name__)
 
 
 class RequestLog:
-    """Observes calls and logs their ends."""
+    """Observes calls and logs their ends, at the level that logs have when it is made."""
+
+    def __init__(self) -> None:
+        self._tells_all = log.bind().is_enabled_for(logging.DEBUG)
 
     def call_started(self, event: CallEvent) -> None:
         """Nothing is known yet that is worth a line."""
@@ -31,7 +35,8 @@ class RequestLog:
         """Log success and the caller's mistakes at debug level, failures of services or the server at error level."""
         error = event.error
         if event.code == OK:
-            log.debug("request", **_facts(event))
+            if self._tells_all:
+                log.debug("request", **_facts(event))
         elif _is_failure(event):
             log.error("request failed", **_facts(event), exc_info=error)
         else:

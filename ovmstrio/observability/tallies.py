@@ -1,0 +1,103 @@
+"""Counters and histograms that cost a call next to nothing; the library's own take a lock for each number.
+
+They are counted by the event loop alone, and read by whichever thread answers a scraper.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ovmstrio.core.metric_families import Family
+
+__all__ = ["Count", "Counts", "Spread", "Spreads"]
+
+
+class Count:
+    """How often something has happened."""
+
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def inc(self, amount: int = 1) -> None:
+        """Count it once more, or so many times."""
+        self.number += amount
+
+
+class Spread:
+    """How values are spread over buckets, whose upper bounds belong to them."""
+
+    __slots__ = ("_bounds", "numbers", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.numbers = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value in."""
+        self.numbers[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+
+class Counts:
+    """A family of counters, as a collector."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._children: dict[tuple[str, ...], Count] = {}
+
+    def labels(self, *values: str) -> Count:
+        """Give the counter with these labels, made at zero on first sight."""
+        return self._children.get(values) or self._children.setdefault(values, Count())
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        """Tell the family's name, for which it answers."""
+        return (self._empty(),)
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Give what was counted."""
+        collected = self._empty()
+        for values, child in tuple(self._children.items()):
+            collected.add_metric(values, child.number)
+        return (collected,)
+
+    def _empty(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._family.name, self._family.help, labels=self._family.labels)
+
+
+class Spreads:
+    """A family of histograms, as a collector."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._children: dict[tuple[str, ...], Spread] = {}
+        self._names: Final = [*map(floatToGoString, family.buckets), "+Inf"]
+
+    def labels(self, *values: str) -> Spread:
+        """Give the histogram with these labels, empty on first sight."""
+        return self._children.get(values) or self._children.setdefault(values, Spread(self._family.buckets))
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        """Tell the family's name, for which it answers."""
+        return (self._empty(),)
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Give what was counted."""
+        collected = self._empty()
+        for values, child in tuple(self._children.items()):
+            total, numbers = child.total, accumulate(map(float, child.numbers))
+            collected.add_metric(values, list(zip(self._names, numbers, strict=True)), total)
+        return (collected,)
+
+    def _empty(self) -> HistogramMetricFamily:
+        return HistogramMetricFamily(self._family.name, self._family.help, labels=self._family.labels)
