@@ -15,6 +15,7 @@ __all__ = [
     "Place",
     "current_place",
     "leave_place",
+    "local_limit",
     "refuse_more",
 ]
 
@@ -37,6 +38,18 @@ class Place(Protocol):
         """How long it was waited for."""
         ...
 
+    def hold(self, limit: ConcurrencyLimit) -> None:
+        """Have the call count among those that its service allows itself, too, until that is passed on or given back.
+
+        Raises:
+            TooManyRequests: there are as many as may be.
+        """
+        ...
+
+    def pass_on(self) -> ConcurrencyLimit | None:
+        """Leave it to the caller to give back what is held; None if there is nothing."""
+        ...
+
     def release(self) -> None:
         """Give it back; may be called again."""
         ...
@@ -55,7 +68,12 @@ current_place: Final[ContextVar[Place | None]] = ContextVar("current_place", def
 
 
 class ConcurrencyLimit(Protocol):
-    """Counts requests in flight."""
+    """Counts the requests that a service has in flight, wherever they are; nobody waits for it."""
+
+    @property
+    def maximum(self) -> int:
+        """How many there may be; 0 for any number."""
+        ...
 
     def take(self) -> None:
         """Count one more.
@@ -83,7 +101,7 @@ class LocalLimit:
     """
 
     def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
+        self.maximum = maximum
         self.in_flight = 0
 
     def take(self) -> None:
@@ -92,10 +110,15 @@ class LocalLimit:
         Raises:
             TooManyRequests: there are as many as may be.
         """
-        if self._maximum and self.in_flight >= self._maximum:
-            raise refuse_more(self._maximum)
+        if self.maximum and self.in_flight >= self.maximum:
+            raise refuse_more(self.maximum)
         self.in_flight += 1
 
     def give_back(self) -> None:
         """Count one less."""
         self.in_flight -= 1
+
+
+def local_limit(maximum: int) -> LocalLimit | None:
+    """Make the limit of a project that one process serves; None if there is none, for then nobody counts."""
+    return LocalLimit(maximum) if maximum else None

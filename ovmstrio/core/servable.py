@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata, StreamReply
 
 __all__ = [
+    "CountedService",
     "GrpcDeclaration",
     "GrpcServices",
     "HttpRoutes",
@@ -118,6 +120,16 @@ class SequenceInfo:
     idle_seconds: float
     requests: int
     lost_seconds: float = 0.0
+
+
+@runtime_checkable
+class CountedService(Protocol):
+    """A service whose calls are counted from before their bodies are read, and refused beyond a number of its own."""
+
+    @property
+    def concurrency_limit(self) -> ConcurrencyLimit | None:
+        """What counts them; None if nothing does."""
+        ...
 
 
 @runtime_checkable

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import LeasedServable, LeaseServable, Servable
 
@@ -176,13 +177,14 @@ class CallPlace:
         waited_seconds: how long it was waited for.
     """
 
-    __slots__ = ("_admission", "_gate", "_is_nested", "_taken_at", "waited_seconds")
+    __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_taken_at", "waited_seconds")
 
     def __init__(self, admission: Admission, gate: _Gate, is_nested: bool, seconds: float) -> None:
         self._admission: Admission | None = admission
         self._gate = gate
         self._is_nested = is_nested
         self._taken_at = perf_counter()
+        self._held: ConcurrencyLimit | None = None
         self.waited_seconds = seconds
 
     @property
@@ -190,8 +192,24 @@ class CallPlace:
         """The service's."""
         return self._gate.name
 
+    def hold(self, limit: ConcurrencyLimit) -> None:
+        """Have the call count among those that its service allows itself, too, until that is passed on or given back.
+
+        Raises:
+            TooManyRequests: there are as many as may be.
+        """
+        limit.take()
+        self._held = limit
+
+    def pass_on(self) -> ConcurrencyLimit | None:
+        """Leave it to the caller to give back what is held; None if there is nothing."""
+        held, self._held = self._held, None
+        return held
+
     def release(self) -> None:
         """Give the place back; may be called again."""
+        if (held := self.pass_on()) is not None:
+            held.give_back()
         admission, self._admission = self._admission, None
         if admission is not None:
             seconds = perf_counter() - self._taken_at

@@ -10,8 +10,10 @@ import trio
 from ovmstrio.core.pending_answers import current_share
 
 if TYPE_CHECKING:
+    from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.servable import Service
+    from ovmstrio.registry import Lease
 
 __all__ = ["AnswerRoom", "Room"]
 
@@ -54,6 +56,21 @@ class AnswerRoom:
             await share.wait(size)
             return size
         share.add(size)
+        return size
+
+    async def make(self, lease: Lease, arrival: Arrival | None, share: PendingShare | None) -> int:
+        """Wait until there is room for the answer of an inference, in its turn if that matters; give the room's bytes.
+
+        Cancellation: while it waits; nothing is counted then.
+        """
+        if arrival is not None:
+            if lease.has_order:
+                await arrival.take_turn()
+            else:
+                arrival.settle()
+        size = self.sizes.get(lease.name, 0)
+        if share is not None and not (size and share.take(size)):
+            size = await self.wait(share, lease.name, lease.servable)
         return size
 
     async def enter(self, key: str, *, is_stream: bool) -> Room | None:

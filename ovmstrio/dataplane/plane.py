@@ -24,6 +24,7 @@ from ovmstrio.core.errors import (
     Overloaded,
     ServerError,
     ServiceMissing,
+    TooManyRequests,
     VersionRetired,
 )
 from ovmstrio.core.events import OK, CallEvent, Step
@@ -36,6 +37,7 @@ from ovmstrio.dataplane.classification import keep_classes
 from ovmstrio.dataplane.descriptions import DEFAULT_NAME, Description, ModelMetadata, no_streams, otherwise
 from ovmstrio.dataplane.observed_call import ObservedCall, code_of
 from ovmstrio.dataplane.open_stream import OpenStream
+from ovmstrio.dataplane.own_limits import OwnLimits, count_call, give_place
 from ovmstrio.dataplane.rendering import Renderer
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.dataplane.shared_memory.placed_tensors import names_regions, output_places, view_inputs, write_outputs
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallObserver, Door
     from ovmstrio.core.limits import Place
-    from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
@@ -104,6 +105,7 @@ class DataPlane:
         self._renderer = Renderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
+        self._own_limits = OwnLimits(registry)
         self._obstacle = obstacle
         self._reload = reload
         self._statistics = CallStatistics()
@@ -249,7 +251,7 @@ class DataPlane:
 
     def has_limits(self) -> bool:
         """Whether calls may have to wait, or be refused, for their number."""
-        return self._has_limit or self.registry.has_limits
+        return self._has_limit or self.registry.has_limits or bool(self._own_limits)
 
     async def admit(
         self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
@@ -261,6 +263,7 @@ class DataPlane:
 
         Raises:
             Overloaded: the call would have to wait, and as many wait as may; it has been counted.
+            TooManyRequests: the service itself allows no more; likewise.
 
         Cancellation: while it waits; it leaves the queue.
         """
@@ -272,13 +275,21 @@ class DataPlane:
         if self._metrics is not None and name not in self._metered:
             self._metered.add(name)
             self._metrics.child("ovmstrio_queued_requests", name).set_function(lambda: self._admission.queued(name))
+        place = None
         try:
-            return await self._admission.enter(name)
+            place = await self._admission.enter(name)
+            self._own_limits.hold(name, place)
         except Overloaded as error:
-            if self._metrics is not None:
-                self._metrics.child("ovmstrio_refused_requests", name).inc()
-            self.count_unparsed(name, version, error, door, method=method or door.infer)
+            if place is not None:
+                place.release()
+            self._count_refused(name, version, error, door, method or door.infer)
             raise
+        return place
+
+    def _count_refused(self, name: str, version: str, error: Overloaded, door: Door, method: str) -> None:
+        if self._metrics is not None:
+            self._metrics.child("ovmstrio_refused_requests", name).inc()
+        self.count_unparsed(name, version, error, door, method=method)
 
     @overload
     async def infer(self, request: InferRequest, door: Door) -> InferResponse: ...
@@ -311,7 +322,7 @@ class DataPlane:
             if Takes.TENSORS not in lease.takes:
                 raise NotSupported(otherwise(lease, "tensors"))
             share = current_share.get()
-            size = 0 if share is None and arrival is None else await self._make_room(lease, arrival, share)
+            size = 0 if share is None and arrival is None else await self._room.make(lease, arrival, share)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
             self._start(event, lease)
@@ -351,18 +362,6 @@ class DataPlane:
         view_inputs(request, self.regions)
         return output_places(request, self.regions)
 
-    async def _make_room(self, lease: Lease, arrival: Arrival | None, share: PendingShare | None) -> int:
-        """Wait until there is room for the answer of a call, in its turn if that matters; give the room's bytes."""
-        if arrival is not None:
-            if lease.has_order:
-                await arrival.take_turn()
-            else:
-                arrival.settle()
-        size = self._room.sizes.get(lease.name, 0)
-        if share is not None and not (size and share.take(size)):
-            size = await self._room.wait(share, lease.name, lease.servable)
-        return size
-
     async def call(
         self,
         name: str,
@@ -382,6 +381,7 @@ class DataPlane:
         Raises:
             NotFound: the name is unknown, or not served any more.
             VersionLoading: it was not loaded in time.
+            Overloaded: as many calls are under way, or wait, as may.
 
         Ownership: the lease, and the event's end, until the block is left, or whoever it was handed over to is done.
         Cancellation: while it is waited for; nothing is held.
@@ -390,9 +390,13 @@ class DataPlane:
             name, "", door, method
         )
         try:
+            if not is_free:
+                count_call(lease)
             room = await self._room.enter(f"{name}/{method}", is_stream=is_stream)
-        except BaseException:
+        except BaseException as error:
             lease.release()
+            if isinstance(error, TooManyRequests):
+                self._count_refused(name, lease.version, error, door, method)
             raise
         event = CallEvent(name, lease.version, lease.kind, door, method, request_id, received)
         self._start(event, lease)
@@ -482,7 +486,7 @@ class DataPlane:
         place = await self._place(name, "", door, door.stream)
         try:
             lease = await self.registry.lease(name)
-            _give_place(lease, place)
+            give_place(lease, place)
             place = None
         except VersionRetired as error:
             raise door.words(error, door.stream) from None
@@ -500,7 +504,7 @@ class DataPlane:
         place = await self._place(name, version, door, method, arrival)
         try:
             lease = await self._lease(name, version, door, method)
-            _give_place(lease, place)
+            give_place(lease, place)
             place = None
         finally:
             if place is not None:
@@ -589,11 +593,3 @@ class DataPlane:
         self._statistics.call_finished(event)
         for observer in self._observers:
             observer.call_finished(event)
-
-
-def _give_place(lease: Lease, place: Place | None) -> None:
-    """Give a lease the place that was taken for its call, now or before."""
-    lease.place = place
-    taken = place or current_place.get()
-    if taken is not None:
-        lease.waited_seconds = taken.waited_seconds

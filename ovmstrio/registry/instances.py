@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.core.servable import SequenceServable
+from ovmstrio.core.servable import CountedService, SequenceServable
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
-    from ovmstrio.core.limits import Place
+    from ovmstrio.core.limits import ConcurrencyLimit, Place
     from ovmstrio.core.servable import Servable
     from ovmstrio.runtimes.kind import Takes
 
@@ -30,7 +30,8 @@ class Instance:
 
     A version that is loaded again has a new instance; the old one lives until its last lease is given back.
     ``files`` is the mark of what it was loaded from, ``calls`` are the names that it calls, ``takes`` the calls that
-    it takes, and ``remarks`` are what is odd with it; ``has_order`` is true where the order of requests matters.
+    it takes, and ``remarks`` are what is odd with it; ``has_order`` is true where the order of requests matters, and
+    ``concurrency_limit`` counts calls for a service that limits them itself.
     """
 
     spec: ServableSpec
@@ -42,12 +43,15 @@ class Instance:
     remarks: tuple[Problem, ...] = ()
     name: str = field(init=False)
     has_order: bool = field(init=False)
+    concurrency_limit: ConcurrencyLimit | None = field(init=False)
     in_flight: int = 0
     _drained: trio.Event | None = None
 
     def __post_init__(self) -> None:
         self.name = self.spec.name
         self.has_order = isinstance(self.servable, SequenceServable)
+        service: object = self.servable
+        self.concurrency_limit = service.concurrency_limit if isinstance(service, CountedService) else None
 
     def release(self) -> None:
         """Give back one lease; the last one wakes who waits to close the servable."""
@@ -69,10 +73,13 @@ class Lease:
     """The right to call one servable, which stays open until the lease is given back by leaving its ``with`` block.
 
     ``place`` is given back with it, if the call has taken one; ``waited_seconds`` is how long it waited for a place.
+    So is the call's count, if it has one, by what is ``counted``.
     """
 
     __slots__ = (
         "_instance",
+        "concurrency_limit",
+        "counted",
         "has_order",
         "kind",
         "name",
@@ -91,6 +98,8 @@ class Lease:
         self.kind = instance.spec.kind
         self.takes = instance.takes
         self.has_order = instance.has_order
+        self.concurrency_limit = instance.concurrency_limit
+        self.counted: ConcurrencyLimit | None = None
         self.servable = instance.servable
         self.place: Place | None = None
         self.waited_seconds = 0.0
@@ -104,13 +113,13 @@ class Lease:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._instance.release()
-        if self.place is not None:
-            self.place.release()
+        self.release()
 
     def release(self) -> None:
         """Give the lease back, and the place that was taken with it, where no block does."""
         self._instance.release()
+        if self.counted is not None:
+            self.counted.give_back()
         if self.place is not None:
             self.place.release()
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.servable import LeaseServable, Servable
     from ovmstrio.runtimes.kind import Kind, Takes
 
@@ -263,6 +264,12 @@ class Registry:
         service = self._services.get(name)
         spec = None if service is None else service.spec
         return NO_LIMIT if spec is None else Limit(spec.max_concurrency, spec.max_queue)
+
+    def concurrency_limit(self, name: str) -> ConcurrencyLimit | None:
+        """Give what counts the calls of a service that limits them itself, if it is loaded and does."""
+        service = self._services.get(name)
+        instance = None if service is None else service.find(DEFAULT_VERSION)
+        return None if instance is None else instance.concurrency_limit
 
     def knows(self, name: str) -> bool:
         """Tell whether anything of that name is or was configured."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ServiceMissing
 from ovmstrio.core.hooks import NULL_METERS
-from ovmstrio.core.limits import ConcurrencyLimit, LocalLimit
+from ovmstrio.core.limits import ConcurrencyLimit, local_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -79,7 +79,7 @@ class LoadContext:
         is_trial: whether what is loaded is closed again without a call, as a check does.
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
         queue_timeout: for how many seconds calls of handlers wait for a thread; 0 for any time.
-        make_limit: makes what counts the requests of a service that may have so many in flight.
+        make_limit: makes what counts the requests of a service that may have so many in flight; None if nobody does.
         names: what else is configured, for those that miss something by its name.
         remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
     """
@@ -94,7 +94,7 @@ class LoadContext:
     is_trial: bool = False
     is_alone: bool = False
     queue_timeout: float = 0
-    make_limit: Callable[[int], ConcurrencyLimit] = LocalLimit
+    make_limit: Callable[[int], ConcurrencyLimit | None] = local_limit
     names: Collection[str] = ()
     remark: Callable[[Problem], None] = ignore_remark
     _shared: dict[Any, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import grpc
 import trio
 
 from ovmstrio.config.specs import HandlerSpec
-from ovmstrio.core.limits import LocalLimit
+from ovmstrio.core.limits import local_limit
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
@@ -94,12 +94,12 @@ class ServedProject:
 
 @asynccontextmanager
 async def served(
-    folder: Path, proto: str, handler: str, *, settings: str = "", isolation: Isolation | None = None
+    folder: Path, proto: str, handler: str, *, settings: str = "", isolation: Isolation | None = None, most: int = 0
 ) -> AsyncIterator[ServedProject]:
-    """Serve a handler's source with the services of a protobuf source."""
+    """Serve a handler's source with the services of a protobuf source, with so many calls at most."""
     async with (
         opened(folder, proto, handler, settings=settings, isolation=isolation) as project,
-        front_end_of(project) as front_end,
+        front_end_of(project, most) as front_end,
         trio.open_nursery() as nursery,
     ):
         (address,) = await nursery.start(front_end.serve)
@@ -108,11 +108,14 @@ async def served(
 
 
 @asynccontextmanager
-async def front_end_of(project: GrpcProject) -> AsyncIterator[GrpcFrontEnd]:
-    """Make the front end of a server with one project, which is loaded already and closed by whoever did that."""
+async def front_end_of(project: GrpcProject, most: int = 0) -> AsyncIterator[GrpcFrontEnd]:
+    """Make the front end of a server with one project, which is loaded already and closed by whoever did that.
+
+    ``most`` is its ``max_concurrency``.
+    """
     models: Any = None
     assert isinstance(project.handler, LoadedHandler | IsolatedHandler)
-    handler = HandlerServable("project", project.handler, project.limit, project, models)
+    handler = HandlerServable("project", project.handler, local_limit(most), project, models)
     handler.gone()
 
     async def give(_spec: HandlerSpec, _version: int, _directory: Path) -> HandlerServable:
@@ -141,10 +144,10 @@ async def opened(
     spec, _ = read_project(written(folder, "nucleus.yaml", "\n".join(lines)))
     if isolation is not None:
         async with proto_of(spec) as made, open_isolated_handler(spec, isolation, mounted_as="") as isolated:
-            yield GrpcProject(made, isolated, LocalLimit(spec.max_concurrency))
+            yield GrpcProject(made, isolated)
         return
     async with proto_of(spec) as made, open_rpc_handler(spec, made) as loaded:
-        yield GrpcProject(made, loaded, LocalLimit(spec.max_concurrency))
+        yield GrpcProject(made, loaded)
 
 
 def _side(*, streams: bool) -> str:

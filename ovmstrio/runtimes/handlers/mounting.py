@@ -49,21 +49,27 @@ class HandlerServable(ResidentService):
     Args:
         name: that it is served under.
         handler: the user's object.
-        limit: how many requests may be in flight.
+        limit: how many requests may be in flight; None where nobody counts them.
         grpc: its services; None if it is called over HTTP.
         models: tells of the project's.
 
     Attributes:
+        concurrency_limit: what counts its calls, from before their bodies are read.
         declaration: the services that it brings, None if it is called over HTTP.
     """
 
     def __init__(
-        self, name: str, handler: HttpHandler, limit: ConcurrencyLimit, grpc: GrpcProject | None, models: ModelsInfo
+        self,
+        name: str,
+        handler: HttpHandler,
+        limit: ConcurrencyLimit | None,
+        grpc: GrpcProject | None,
+        models: ModelsInfo,
     ) -> None:
         super().__init__()
         self.handler = handler
         self.models = models
-        self.limit = limit
+        self.concurrency_limit = limit
         self.grpc = grpc
         self.declaration = None if grpc is None else declaration_of(grpc.proto)
         self._metadata = ServableMetadata(name, _PLATFORM, (), ())
@@ -175,7 +181,7 @@ async def _isolated(
             yield HandlerServable(project.name, handler, limit, None, IsolatedModels(handler))
         return
     async with proto_of(project) as proto, opening as handler:
-        grpc = GrpcProject(proto, handler, limit)
+        grpc = GrpcProject(proto, handler)
         yield HandlerServable(project.name, handler, limit, grpc, IsolatedModels(handler))
 
 
@@ -190,7 +196,7 @@ async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[H
         if project.protobuf_path is not None:
             loading_rpc = partial(open_rpc_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
             async with proto_of(project) as proto, loading_rpc(project, proto) as rpc_handler:
-                grpc = GrpcProject(proto, rpc_handler, limit)
+                grpc = GrpcProject(proto, rpc_handler)
                 yield HandlerServable(project.name, rpc_handler, limit, grpc, models)
             return
         loading = partial(open_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)

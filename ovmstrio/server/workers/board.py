@@ -135,7 +135,7 @@ class SharedLimit:
     def __init__(self, board: Board, row: int, maximum: int) -> None:
         self._board = board
         self._row = row
-        self._maximum = maximum
+        self.maximum = maximum
 
     def take(self) -> None:
         """Count one more.
@@ -143,12 +143,12 @@ class SharedLimit:
         Raises:
             TooManyRequests: there are as many as may be.
         """
-        if not self._maximum:
+        if not self.maximum:
             self._board.add_in_flight(self._row, 1)
             return
         with self._board.locked():
-            if self._board.total_in_flight() >= self._maximum:
-                raise refuse_more(self._maximum)
+            if self._board.total_in_flight() >= self.maximum:
+                raise refuse_more(self.maximum)
             self._board.add_in_flight(self._row, 1)
 
     def give_back(self) -> None:

@@ -45,7 +45,6 @@ class _HandlerRpcs:
 
     def __init__(self, project: GrpcProject) -> None:
         self._handler = project.handler
-        self._limit = project.limit
 
     async def run(self, rpc: Rpc, call: Call) -> None:
         """Answer one call.
@@ -53,14 +52,9 @@ class _HandlerRpcs:
         Raises:
             GRPCError: the handler failed, ended the call with a status, or gave back something wrong; or a request
                 cannot be read.
-            TooManyRequests: as many calls as may be are in flight.
             ServerError: the handler met an error of the server's that is fit for callers.
 
         Ownership: the tasks that feed the handler with requests and look after its context.
         Cancellation: at any checkpoint; a generator is closed after the step that it is in.
         """
-        self._limit.take()
-        try:
-            await self._handler.answer_rpc(rpc, call)
-        finally:
-            self._limit.give_back()
+        await self._handler.answer_rpc(rpc, call)

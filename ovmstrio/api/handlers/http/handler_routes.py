@@ -15,7 +15,7 @@ import trio
 
 from ovmstrio.api.doors import HANDLERS_HTTP
 from ovmstrio.api.handlers.http.held_stream import HeldStream
-from ovmstrio.core.errors import ServerError, TooManyRequests
+from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.runtimes.handlers.batches import current_request_id, in_log, request_id_for
 from ovmstrio.runtimes.handlers.handler_code import HIDDEN
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ovmstrio.core.http import Headers, HttpRequest
-    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.servable import HttpRoutes
     from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
     from ovmstrio.runtimes.handlers.http_handler import HttpHandler
@@ -106,7 +105,6 @@ class HandlerRoutes:
 
     Args:
         handler: whose methods are called.
-        limit: how many requests may be in flight.
         info: what is told of its models; blocking.
         shows_details: whether clients may see what the handler's code raised.
         logs_access: whether every request is logged.
@@ -115,14 +113,12 @@ class HandlerRoutes:
     def __init__(
         self,
         handler: HttpHandler,
-        limit: ConcurrencyLimit,
         *,
         info: Callable[[], Mapping[str, Any]] = dict,
         shows_details: bool = False,
         logs_access: bool = False,
     ) -> None:
         self._handler = handler
-        self._limit = limit
         self._info = info
         self._shows_details = shows_details
         self._logs_access = logs_access
@@ -137,7 +133,7 @@ class HandlerRoutes:
 
         Raises: nothing but cancellation; every failure becomes an answer.
 
-        Ownership: a stream in the answer is the caller's to close; the request is in flight until then.
+        Ownership: a stream in the answer is the caller's to close.
 
         Cancellation: as :meth:`HttpHandler.answer`, or while it waits for files.
         """
@@ -163,14 +159,10 @@ class HandlerRoutes:
         method = self._methods.get(request.method)
         if method is None:
             return self._logged(request, self._without_method(request.method))
-        try:
-            self._limit.take()
-        except TooManyRequests as error:
-            return self._logged(request, refuse(error))
         sent_id = request.header(_REQUEST_ID)
         request_id = request_id_for(sent_id)
         with in_log(request_id):
-            made = await self._in_flight(method, request)
+            made = await self._finished(method, request)
         if (request_id == sent_id or made.status in _FAILURES) and _REQUEST_ID not in dict(made.headers):
             made = made.with_headers(((_REQUEST_ID, request_id),))
         return self._logged(request, made, request_id)
@@ -180,20 +172,14 @@ class HandlerRoutes:
             log_access(request.client, request.method, request.target, answer.status, request_id)
         return answer
 
-    async def _in_flight(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
-        is_streamed = False
-        try:
-            answer = await self._answered(method, request)
-            is_streamed = not isinstance(answer.body, bytes)
-        finally:
-            if not is_streamed:
-                self._limit.give_back()
+    async def _finished(self, method: HandlerMethod, request: HttpRequest) -> HttpAnswer:
+        answer = await self._answered(method, request)
         headers = with_cors(tuple(line for line in answer.headers if line[0] not in _OF_THE_CONNECTION))
         # What comes later is still of this request, for the log.
         after = (partial(copy_context().run, self._handler.run_after, answer.after),) if answer.after else ()
         body = answer.body
         if not isinstance(body, bytes):
-            body = HeldStream(body, self._limit.give_back, current_request_id())
+            body = HeldStream(body, request_id=current_request_id())
         return HttpAnswer(answer.status, headers, body, after)
 
     def _without_method(self, verb: str) -> HttpAnswer:
@@ -249,7 +235,6 @@ class HandlerMountKind:
             return _CalledOverGrpc(name)
         return HandlerRoutes(
             service.handler,
-            service.limit,
             info=service.models.info,
             shows_details=self._shows_details,
             logs_access=is_root,

@@ -25,14 +25,14 @@ class HeldStream:
 
     Args:
         body: the stream.
-        give_back: what it holds.
+        give_back: gives back what it holds; None if that is nothing.
         request_id: of the request that it answers, for the log.
     """
 
-    def __init__(self, body: ByteStream, give_back: Callable[[], None], request_id: str = "") -> None:
+    def __init__(self, body: ByteStream, give_back: Callable[[], None] | None = None, request_id: str = "") -> None:
         self._body = body
         self._request_id = request_id
-        self._give_back: Callable[[], None] | None = give_back
+        self._give_back = give_back
 
     def __aiter__(self) -> Self:
         """Give itself."""

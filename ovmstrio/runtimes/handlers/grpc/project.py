@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.limits import ConcurrencyLimit
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.ends import PASSING
 from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
@@ -39,11 +38,10 @@ class RpcHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GrpcProject:
-    """What a front end serves: the services, the handler with a method for each of their RPCs, and how many at once."""
+    """What a front end serves: the services, and the handler with a method for each of their RPCs."""
 
     proto: UserProto
     handler: RpcHandler
-    limit: ConcurrencyLimit
 
 
 @asynccontextmanager

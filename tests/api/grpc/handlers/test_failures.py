@@ -199,7 +199,7 @@ async def test_calls_beyond_max_concurrency_are_refused(tmp_path: Path) -> None:
                 yield from payload
     """
     proto = FOUR_KINDS.format(package="crowded")
-    async with served(tmp_path, proto, handler, settings="max_concurrency: 1\nthreads_per_process: 2") as project:
+    async with served(tmp_path, proto, handler, settings="threads_per_process: 2", most=1) as project:
         sample = project.pb.Sample(text="x")
 
         def work(stub: Any) -> tuple[grpc.StatusCode, list[str], str]:

@@ -17,11 +17,16 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from ovmstrio.api.handlers.http.handler_routes import HandlerRoutes
+from ovmstrio.api.doors import HANDLERS_HTTP
+from ovmstrio.api.handlers.http.handler_routes import HandlerRoutes, refuse
+from ovmstrio.config.specs import HandlerSpec
+from ovmstrio.core.errors import TooManyRequests
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import LocalLimit
-from ovmstrio.runtimes.handlers.handler import LoadedHandler
+from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.runtimes.handlers.mounting import HandlerServable
 from ovmstrio.runtimes.handlers.project import open_handler
+from tests.support.lone_service import open_plane_of
 from tests.support.projects import make_project
 
 Kind = Literal["good", "bad", "absent", "malformed", "poison", "refusal", "short"]
@@ -99,22 +104,32 @@ class World:
         with capture_logs():
             async with open_handler(project) as handler:
                 self.instance = handler.instance
-                with trio.fail_after(1000):
-                    await self._ask_all(handler, limit)
-                assert limit.in_flight == 0
+                models: Any = None
+                servable = HandlerServable(project.name, handler, limit, None, models)
+                servable.gone()
+                spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
+                async with open_plane_of(spec, servable, lambda: "") as plane:
+                    with trio.fail_after(1000):
+                        await self._ask_all(plane, HandlerRoutes(handler))
+                    assert limit.in_flight == 0
         self.called.update(number for batch in self.instance.batches for number in batch)
 
-    async def _ask_all(self, handler: LoadedHandler, limit: LocalLimit) -> None:
-        service = HandlerRoutes(handler, limit)
+    async def _ask_all(self, plane: DataPlane, routes: HandlerRoutes) -> None:
         async with trio.open_nursery() as nursery:
             for client in self.clients:
-                nursery.start_soon(self._ask, service, client)
+                nursery.start_soon(self._ask, plane, routes, client)
 
-    async def _ask(self, service: HandlerRoutes, client: Client) -> None:
+    async def _ask(self, plane: DataPlane, routes: HandlerRoutes, client: Client) -> None:
         await trio.sleep_until(client.comes)
         answer: HttpAnswer | None = None
         with trio.move_on_at(client.leaves):
-            answer = await service.answer_http(HttpRequest("POST", "/", f"n={client.number}", JSON, client.body))
+            asked = HttpRequest("POST", "/", f"n={client.number}", JSON, client.body)
+            (name,) = plane.registry.statuses()
+            try:
+                with await plane.call(name, HANDLERS_HTTP, "POST"):
+                    answer = await routes.answer_http(asked)
+            except TooManyRequests as error:
+                answer = refuse(error)
             assert answer is not None
             for callback in answer.after:
                 callback()

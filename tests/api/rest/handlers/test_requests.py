@@ -195,6 +195,23 @@ async def test_what_is_beyond_the_limit_is_refused_at_once(tmp_path: Path, fast:
 
 
 @lanes
+async def test_what_is_beyond_the_limit_is_refused_at_its_head(tmp_path: Path, fast: bool) -> None:
+    """Its body has not come yet; a request whose body never comes holds its place no longer than its connection."""
+    extra = "" if fast else "TE: trailers\r\n"
+    head = f"POST / HTTP/1.1\r\nHost: h\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n{extra}\r\n".encode()
+    async with serving_handler(tmp_path, WAITING, max_concurrency=1) as served:
+        async with served.connect() as first, served.connect() as second:
+            await first.send(head)
+            await served.limit.wait(1)
+            answer = await second.ask(head)
+            text = "1 requests are in flight already, which is max_concurrency; try again later"
+            assert (answer.status, answer.body.decode()) == (503, text)
+        await served.limit.wait(0)
+        assert (await served.ask(content=b"next", headers=TEXT, fast=fast)).text == "next"
+        assert served.limit.in_flight == 0
+
+
+@lanes
 async def test_who_leaves_the_queue_is_not_served(tmp_path: Path, fast: bool) -> None:
     """A request whose client has gone before its turn never reaches the handler."""
     async with serving_handler(tmp_path, WAITING) as served, trio.open_nursery() as nursery:
