@@ -45,11 +45,14 @@ def call_script(
 ) -> None:  # fmt: skip
     """Run a script as Python would, with our packages on its path and ``run_service`` doing what it is told.
 
+    Meanwhile numpy is as programs for its first major release know it.
+
     Exits with 1 if the script cannot be prepared, or does not call ``run_service``.
 
     Raises:
         BaseException: whatever the script raises.
     """
+    from ovmstrio.runtimes.ops.numpy_one import numpy_one
     from ovmstrio.runtimes.ops.scripts import run_as_main
     from ovmstrio.runtimes.ops.web_service import set_service_runner
 
@@ -66,7 +69,8 @@ def call_script(
     set_service_runner(note_and_serve)
     main: Any = sys.modules[_MAIN]
     try:
-        run_as_main(script)
+        with numpy_one():
+            run_as_main(script)
     finally:
         set_service_runner(None)
         sys.modules[_MAIN] = main

@@ -1,6 +1,6 @@
-"""Paddle Serving's package for applications: ``local_predict`` is ours, all else is the original's if it is installed.
+"""Paddle Serving's package for applications: ``local_predict`` and ``reader`` are ours, all else the original's.
 
-The readers of the original are plain Python and work with any server; its ``local_predict`` needs Paddle.
+What we have not is found in the original package if that is installed.
 """
 
 import sys

@@ -28,6 +28,7 @@ class Extra(StrEnum):
 
     HANDLERS = "handlers"
     LLM = "llm"
+    PADDLE = "paddle"
     S3 = "s3"
     SAMPLES = "samples"
     VISION = "vision"

@@ -36,7 +36,14 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _argument(script: Path, name: str = "uci", config: str | None = None) -> str:
     return json.dumps(
-        {"script": str(script), "argv": [str(script), "a"], "name": name, "config": config, "folder": None}
+        {
+            "script": str(script),
+            "argv": [str(script), "a"],
+            "name": name,
+            "config": config,
+            "folder": None,
+            "numpy_one": False,
+        }
     )
 
 

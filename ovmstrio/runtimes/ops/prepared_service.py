@@ -15,6 +15,7 @@ from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config, read_pipeline_config
 from ovmstrio.runtimes.ops.examining import problem_of_model
 from ovmstrio.runtimes.ops.executor.processes.pipeline_source import LoadedPipeline, PipelineSource
+from ovmstrio.runtimes.ops.numpy_one import speak_numpy_one, speaks_numpy_one
 from ovmstrio.runtimes.ops.predictor.make import PredictorMaker
 from ovmstrio.runtimes.ops.scripts import MAIN, find_service
 
@@ -118,6 +119,7 @@ class PreparedService:
             "name": self.service.name,
             "config": self.config,
             "folder": None if self.folder is None else str(self.folder),
+            "numpy_one": speaks_numpy_one(),
         }
         return PipelineSource(f"{__name__}:{load_in_worker.__name__}", json.dumps(argument))
 
@@ -145,6 +147,8 @@ def load_in_worker(argument: str) -> LoadedPipeline:
     script, folder = Path(known["script"]), known["folder"]
     if folder is not None:
         sys.path.insert(0, str(script.parent))
+    if known["numpy_one"]:
+        speak_numpy_one()
     service = find_service(script, known["name"])
     prepared = PreparedService(service, known["config"], script, None if folder is None else Path(folder))
     settings = prepared.settings()

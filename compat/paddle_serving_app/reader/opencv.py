@@ -1,0 +1,27 @@
+"""OpenCV, or how to get it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ovmstrio.extras import Extra, way_to_install
+
+__all__ = ["cv2"]
+
+
+def _load() -> ModuleType:
+    try:
+        import cv2 as found  # noqa: PLC0415 - that it may be missing is what this module is about
+    except ModuleNotFoundError as error:
+        if error.name != "cv2":
+            raise
+        message = f"readers of images need OpenCV; install it: {way_to_install(Extra.PADDLE)}"
+        raise ModuleNotFoundError(message, name="cv2") from error
+    return found
+
+
+if TYPE_CHECKING:
+    import cv2
+else:
+    cv2 = _load()
