@@ -45,8 +45,19 @@ class Arrivals:
         Numbers grow with time.  Those of one read may be noted in any order, before any task runs.
         """
         arrival = Arrival(self, number)
+        self._forget_named()
         heapq.heappush(self._unnamed, (number, arrival))
         return arrival
+
+    def _forget_named(self) -> None:
+        unnamed = self._unnamed
+        while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
+            heapq.heappop(unnamed)
+
+    @property
+    def is_waited_in(self) -> bool:
+        """Whether any request waits for its turn."""
+        return bool(self._waiting)
 
     def put(self, arrival: Arrival) -> None:
         """Put a request into its next queue, where all that came before it are already, or have been."""
@@ -54,9 +65,8 @@ class Arrivals:
 
     def first(self, queue: _Queue) -> Arrival | None:
         """Give the request of a queue whose turn it is; None while one before it may be for the same service."""
+        self._forget_named()
         unnamed, named = self._unnamed, self._named.get(queue)
-        while unnamed and (unnamed[0][1].name or unnamed[0][1].turns):
-            heapq.heappop(unnamed)
         while named and named[0][1].turns != queue[1]:
             heapq.heappop(named)
         if not named:
@@ -135,5 +145,6 @@ class Arrival:
     def settle(self) -> None:
         """Let nobody wait for it any more; may be called again."""
         if self.turns != _SETTLED:
-            queue, self.turns = self.queue, _SETTLED
-            self._all.left(queue)
+            queue, self.turns = (self.name, self.turns), _SETTLED
+            if self.name or self._all.is_waited_in:
+                self._all.left(queue)

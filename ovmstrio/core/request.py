@@ -118,7 +118,10 @@ class InferResponse:
     @property
     def nbytes(self) -> int:
         """The bytes of all outputs."""
-        return sum([output.nbytes for output in self.outputs])
+        size = 0
+        for output in self.outputs:
+            size += output.nbytes
+        return size
 
 
 @dataclass(frozen=True, slots=True)

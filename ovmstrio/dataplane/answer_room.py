@@ -10,10 +10,8 @@ import trio
 from ovmstrio.core.pending_answers import current_share
 
 if TYPE_CHECKING:
-    from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.core.servable import Service
-    from ovmstrio.registry import Lease
 
 __all__ = ["AnswerRoom", "Room"]
 
@@ -34,6 +32,11 @@ class AnswerRoom:
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
+
+    def take(self, share: PendingShare, key: str) -> int:
+        """Count an answer that is to come as :meth:`wait` does; 0 if nothing is counted, as one may have to wait."""
+        size = self.sizes.get(key, 0)
+        return size if size and share.take(size) else 0
 
     async def wait(self, share: PendingShare, key: str, service: Service | None = None) -> int:
         """Count an answer that is to come in the share of its client, once there is room; tell its expected size.
@@ -58,21 +61,6 @@ class AnswerRoom:
         share.add(size)
         return size
 
-    async def make(self, lease: Lease, arrival: Arrival | None, share: PendingShare | None) -> int:
-        """Wait until there is room for the answer of an inference, in its turn if that matters; give the room's bytes.
-
-        Cancellation: while it waits; nothing is counted then.
-        """
-        if arrival is not None:
-            if lease.has_order:
-                await arrival.take_turn()
-            else:
-                arrival.settle()
-        size = self.sizes.get(lease.name, 0)
-        if share is not None and not (size and share.take(size)):
-            size = await self.wait(share, lease.name, lease.servable)
-        return size
-
     async def enter(self, key: str, *, is_stream: bool) -> Room | None:
         """Wait for room for the answer of a call that takes no tensors; None if none has to be given back.
 
@@ -86,9 +74,7 @@ class AnswerRoom:
         if is_stream:
             await share.wait(0)
             return None
-        size = self.sizes.get(key, 0)
-        if not (size and share.take(size)):
-            size = await self.wait(share, key)
+        size = self.take(share, key) or await self.wait(share, key)
         return Room(self, share, key, size)
 
     def learn(self, key: str, size: int) -> None:

@@ -40,7 +40,7 @@ from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.own_limits import OwnLimits, count_call, give_place
 from ovmstrio.dataplane.rendering import Renderer
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
-from ovmstrio.dataplane.shared_memory.placed_tensors import names_regions, output_places, view_inputs, write_outputs
+from ovmstrio.dataplane.shared_memory.placed_tensors import names_regions, place_tensors, write_outputs
 from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
 from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.registry import Readiness, parse_version
@@ -314,15 +314,18 @@ class DataPlane:
         Cancellation: at any checkpoint; the servable gives back what the call held.
         """
         method, arrival = door.infer, request.arrival
-        if arrival is not None:
-            arrival.call(request.model_name)
-        asked = request.model_name, request.model_version, door, method
-        leasing = self._admitted_lease(*asked, arrival) if self.has_limits() else self._lease(*asked)
-        with await leasing as lease:
+        now = None if self.has_limits() else self.registry.lease_now(request.model_name, request.model_version)
+        with now or await self._lease_later(request, door) as lease:
             if Takes.TENSORS not in lease.takes:
                 raise NotSupported(otherwise(lease, "tensors"))
-            share = current_share.get()
-            size = 0 if share is None and arrival is None else await self._room.make(lease, arrival, share)
+            if arrival is not None:
+                if lease.has_order:
+                    arrival.call(request.model_name)
+                    await arrival.take_turn()
+                else:
+                    arrival.settle()
+            share, room, key = current_share.get(), self._room, lease.name
+            size = 0 if share is None else room.take(share, key) or await room.wait(share, key, lease.servable)
             event = CallEvent(lease.name, lease.version, lease.kind, door, method, request.id, request.received)
             request.event = event
             self._start(event, lease)
@@ -330,7 +333,7 @@ class DataPlane:
                 if arrival is not None and lease.has_order:
                     await arrival.take_turn()
                     arrival.settle()
-                places = self._look_ahead(request, lease)
+                places = self._look_ahead(request, lease) if request.outputs or names_regions(request) else {}
                 answer: Any = await lease.servable.infer(request)
                 if request.outputs:
                     keep_outputs(answer, request.outputs)
@@ -353,14 +356,15 @@ class DataPlane:
         """Refuse what could not be answered, and tell where outputs are to go."""
         if request.outputs:
             check_outputs(request.outputs, lease.servable.metadata.outputs)
-        return self._places(request)
+        return place_tensors(request, self.regions)
 
-    def _places(self, request: InferRequest) -> OutputPlaces:
-        """Give a request its inputs that lie in regions of its client, and tell where its outputs are to go."""
-        if not names_regions(request):
-            return {}
-        view_inputs(request, self.regions)
-        return output_places(request, self.regions)
+    async def _lease_later(self, request: InferRequest, door: Door) -> Lease:
+        """Lease what a request calls where that may have to wait; no later request for others waits for this one."""
+        arrival = request.arrival
+        if arrival is not None:
+            arrival.call(request.model_name)
+        asked = request.model_name, request.model_version, door, door.infer
+        return await (self._admitted_lease(*asked, arrival) if self.has_limits() else self._lease(*asked))
 
     async def call(
         self,
@@ -479,7 +483,7 @@ class DataPlane:
 
     def _view_streamed(self, request: InferRequest) -> None:
         """Give a request of a stream its inputs that lie in regions; replies to no one request have no place there."""
-        if self._places(request):
+        if place_tensors(request, self.regions):
             raise InvalidRequest("outputs in shared memory: the replies of a stream belong to none of its requests")
 
     async def _lease_stream(self, name: str, door: Door) -> Lease:

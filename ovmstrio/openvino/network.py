@@ -25,6 +25,7 @@ from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
 from ovmstrio.work.loop_load import current_loop_load
+from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
 
 __all__ = ["Network"]
 
@@ -32,6 +33,8 @@ _LEAST_PATIENCE_SECONDS: Final = 0.02
 _PATIENCE_FACTOR: Final = 3
 _WEIGHT_OF_LAST: Final = 0.125
 _LONG_INLINE_SECONDS: Final = 0.02
+_SURELY_SHORT_SECONDS: Final = INLINE_THRESHOLD_SECONDS / 4
+"""Short enough for the loop however busy that is."""
 _AWAY_FACTOR: Final = 500
 """An inference that held the event loop up keeps others from it for so many times as long."""
 _COPIED_AT_ONCE: Final = 2 * 2**20
@@ -43,6 +46,7 @@ class _Call(NamedTuple):
 
     begin: float
     arrays: Sequence[Array]
+    nbytes: int
     change: StateChange | None
     event: CallEvent | None
     most_bytes: float
@@ -78,6 +82,7 @@ class Network:
         # Requests that run side by side share the device, and each takes so much longer.
         self._usual_seconds = median * self.pool.size
         self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
+        self._loop_load = current_loop_load()
         hooks.set_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
         hooks.placed(inline=self.runs_inline, moved=False)
@@ -108,19 +113,22 @@ class Network:
         Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
         is asked to stop, and this returns when it has.  A short inference on the event loop has no checkpoint.
         """
-        size = sum([array.nbytes for array in arrays])
+        size = 0
+        for array in arrays:
+            size += array.nbytes
+        call = _Call(time.perf_counter(), arrays, size, change, event, most_bytes)
         inline = self._placement.is_inline(size)
-        while inline and self._is_worth_waiting():
+        while inline and self._may_fail and self._is_worth_waiting():
             await self._idle.wait()
         if inline and self._loop_may_run():
             try:
-                return self._infer_inline(arrays, change, event, most_bytes)
+                return self._infer_inline(call)
             except ModelFailure as error:
                 if self._may_fail:
                     await self._mend(None)
                 if not isinstance(error, LostFailure):
                     raise
-        return await self._infer_in_pool(_Call(time.perf_counter(), arrays, change, event, most_bytes), short=inline)
+        return await self._infer_in_pool(call, short=inline)
 
     async def _infer_in_pool(self, call: _Call, *, short: bool) -> list[Array]:
         if not short:
@@ -162,42 +170,41 @@ class Network:
             self._away_until = 0.0
         return not self._may_fail or (not self.pool.active and self._runs.is_sound)
 
-    def _infer_inline(
-        self,
-        arrays: Sequence[Array],
-        change: StateChange | None,
-        event: CallEvent | None,
-        most_bytes: float,
-    ) -> list[Array]:
-        slot = self._inline_slot
-        begin, begin_of_work = time.perf_counter(), time.thread_time()
+    def _infer_inline(self, call: _Call) -> list[Array]:
+        slot, change = self._inline_slot, call.change
+        begin = time.perf_counter()
         try:
-            slot.bind(arrays)
+            slot.bind(call.arrays)
             if change is not None:
                 change.enter(slot.request)
             slot.infer()
-            outputs = slot.outputs(most_bytes)
+            outputs = slot.outputs(call.most_bytes)
             if change is not None:
                 change.leave(slot.request)
         finally:
             slot.unbind()
         taken = time.perf_counter() - begin
-        # A thread that others keep from the processor has not worked.
-        worked = time.thread_time() - begin_of_work
-        if taken > _LONG_INLINE_SECONDS and worked > _LONG_INLINE_SECONDS:
-            self._away_until = begin + _AWAY_FACTOR * taken
-        self._learn(arrays, taken if self._waits_inline else min(taken, worked), on_loop=True)
+        self._learn(call, self._worked(begin, taken), on_loop=True)
         self._hooks.wait_time(0.0)
         self._hooks.inference_time(taken)
-        if event is not None:
-            event.compute_seconds += taken
+        if call.event is not None:
+            call.event.compute_seconds += taken
         return outputs
 
-    def _learn(self, arrays: Sequence[Array], seconds: float, *, on_loop: bool) -> None:
+    def _worked(self, begin: float, taken: float) -> float:
+        """Tell how long an inference on the loop has worked that took so long, and keep others off if that is long."""
+        if taken < _SURELY_SHORT_SECONDS:
+            return taken
+        # A thread that others keep from the processor has not worked; asking for that costs more than the clock.
+        worked = min(taken, self._loop_load.worked())
+        if worked > _LONG_INLINE_SECONDS:
+            self._away_until = begin + _AWAY_FACTOR * taken
+        return taken if self._waits_inline else worked
+
+    def _learn(self, call: _Call, seconds: float, *, on_loop: bool) -> None:
         """Let the placement know how long an inference took."""
-        size = sum([array.nbytes for array in arrays])
-        if self._placement.learn(size, seconds, current_loop_load().limit, on_loop=on_loop):
-            self._hooks.placed(inline=self._placement.is_inline(size), moved=True)
+        if self._placement.learn(call.nbytes, seconds, self._loop_load.limit, on_loop=on_loop):
+            self._hooks.placed(inline=self._placement.is_inline(call.nbytes), moved=True)
 
     async def _acquire(self) -> Slot:
         """Take a request of the pool of a model that is sound."""
@@ -224,7 +231,7 @@ class Network:
         ended = slot.ended_at or time.perf_counter()
         started = max(start, min(self._ends[0], ended))
         self._ends.append(ended)
-        self._learn(call.arrays, ended - started, on_loop=False)
+        self._learn(call, ended - started, on_loop=False)
         outputs = await self._copied(slot, call.most_bytes)
         if call.change is not None:
             call.change.leave(slot.request)

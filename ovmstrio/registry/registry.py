@@ -195,12 +195,13 @@ class Registry:
 
         Cancellation: while a load is waited for; nothing is held then.
         """
+        return self.lease_now(name, version) or await self._lease_later(name, parse_version(version))
+
+    def lease_now(self, name: str, version: str = "") -> Lease | None:
+        """Take a lease of a version, or of the default one, if it is available; None is no more than :meth:`lease`."""
         service = self._services.get(name)
-        if service is not None:
-            instance = service.serving.get(version)
-            if instance is not None:
-                return Lease(instance)
-        return await self._lease_later(name, parse_version(version))
+        instance = None if service is None else service.serving.get(version)
+        return None if instance is None else Lease(instance)
 
     def peek(self, name: str, version: str = "") -> Servable:
         """Give the servable of a version, or of the default one, without a lease: for its metadata, used at once.

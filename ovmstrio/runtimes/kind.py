@@ -44,6 +44,9 @@ class Takes(Enum):
     HTTP = "HTTP routes"
     GRPC = "gRPC services of its own"
 
+    # Every call looks for one among those of its service; the hash of ``Enum`` is a function of Python's.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Dependency:

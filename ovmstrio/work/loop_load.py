@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Final
 
 import trio
@@ -29,6 +29,7 @@ class LoopLoad(trio.abc.Instrument):
         self.busy = 0.0
         self._begun = self._waits_since = perf_counter()
         self._waited = 0.0
+        self._worked_before = thread_time()
 
     def before_io_wait(self, timeout: float) -> None:
         """Be told by trio that the loop has nothing to do, or looks for more."""
@@ -38,6 +39,7 @@ class LoopLoad(trio.abc.Instrument):
     def after_io_wait(self, timeout: float) -> None:
         """Be told by trio that it goes on."""
         del timeout
+        self._worked_before = thread_time()
         now = perf_counter()
         self._waited += now - self._waits_since
         passed = now - self._begun
@@ -45,6 +47,13 @@ class LoopLoad(trio.abc.Instrument):
             self.busy = 1 - self._waited / passed
             self.limit = _BUSY_LIMIT_SECONDS if self.busy > _BUSY else INLINE_THRESHOLD_SECONDS
             self._begun, self._waited = now, 0.0
+
+    def worked(self) -> float:
+        """Tell how long the loop's thread has had a processor since the loop waited last, in seconds.
+
+        So nothing that has run since then has worked longer, whatever clocks on the wall say of it.
+        """
+        return thread_time() - self._worked_before
 
 
 _current: Final = trio.lowlevel.RunVar[LoopLoad]("loop load")

@@ -388,11 +388,11 @@ async def test_a_model_that_turns_out_to_be_slow_leaves_the_loop(
     hooks = RecordingHooks()
     running = network(ir.dummy(), tmp_path, hooks=hooks)
     assert hooks.places == [(True, False)]
-    monkeypatch.setattr(network_module, "current_loop_load", lambda: SimpleNamespace(limit=1e-9))
+    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit=1e-9, worked=lambda: 1))
     for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places == [(True, False), (False, True)]
-    monkeypatch.setattr(network_module, "current_loop_load", lambda: SimpleNamespace(limit=1e9))
+    monkeypatch.setattr(running, "_loop_load", SimpleNamespace(limit=1e9, worked=lambda: 1))
     for _ in range(60):
         np.testing.assert_array_equal((await running.infer([ONES]))[0], ONES + 1)
     assert hooks.places[2:] == [(True, True)]
@@ -486,7 +486,8 @@ async def test_an_inference_that_held_the_loop_up_keeps_others_from_it(
 
     monkeypatch.setattr(Network, "_infer_inline", note)
     await running.infer([ONES])
-    monkeypatch.setattr(network_module, "_LONG_INLINE_SECONDS", 0.0)
+    for name in ("_SURELY_SHORT_SECONDS", "_LONG_INLINE_SECONDS"):
+        monkeypatch.setattr(network_module, name, 0.0)
     monkeypatch.setattr(network_module, "_AWAY_FACTOR", 1e9)
     await running.infer([ONES])
     for _ in range(3):
@@ -498,7 +499,7 @@ async def test_an_inference_that_held_the_loop_up_keeps_others_from_it(
     assert inline == [0, 1, 2]
 
 
-def test_a_model_whose_outputs_depend_on_values_runs_nothing_on_the_loop(tmp_path: Path) -> None:
+async def test_a_model_whose_outputs_depend_on_values_runs_nothing_on_the_loop(tmp_path: Path) -> None:
     """Ones of a number that is asked for: the first request may take seconds, and nothing tells which."""
     assert not network(ir.ones(), tmp_path).runs_inline
     assert network(ir.dynamic(), tmp_path).runs_inline

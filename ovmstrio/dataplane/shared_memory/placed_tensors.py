@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import Tensor
     from ovmstrio.dataplane.shared_memory.client_regions import ClientRegion, ClientRegions
 
-__all__ = ["OutputPlaces", "names_regions", "output_places", "view_inputs", "write_outputs"]
+__all__ = ["OutputPlaces", "names_regions", "output_places", "place_tensors", "view_inputs", "write_outputs"]
 
 _REGION: Final = "shared_memory_region"
 _OFFSET: Final = "shared_memory_offset"
@@ -41,7 +41,19 @@ def names_regions(request: InferRequest) -> bool:
     for given in request.inputs:
         if _REGION in given.parameters:
             return True
-    return any(_REGION in wanted.parameters for wanted in request.outputs)
+    return bool(request.outputs) and any(_REGION in wanted.parameters for wanted in request.outputs)
+
+
+def place_tensors(request: InferRequest, regions: ClientRegions) -> OutputPlaces:
+    """Give a request its inputs that lie in regions of its client, and tell where its outputs are to go.
+
+    Raises:
+        ServerError: as :func:`view_inputs` and :func:`output_places`.
+    """
+    if not names_regions(request):
+        return {}
+    view_inputs(request, regions)
+    return output_places(request, regions)
 
 
 def view_inputs(request: InferRequest, regions: ClientRegions) -> None:

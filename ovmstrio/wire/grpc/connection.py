@@ -77,6 +77,7 @@ class Connection:
         calls: the calls whose handlers run, by stream.
         faults: of peers, for the log.
         inflater: decompresses messages.
+        mark_dirty: lets the writer send what waits in the core.
         senders: messages that wait for the peer.
         share: counts what waits for the peer.
         closed: set when ``run`` has ended.
@@ -110,6 +111,7 @@ class Connection:
         self._further = further
         self._reading = trio.CancelScope()
         self._unsent = Wakeup()
+        self.mark_dirty = self._unsent.wake
         self.share = share
         self.inflater = Inflater(limits.max_receive_message_bytes)
         self.senders = Senders(self.core, share, limits.write_high_water_bytes, self._unsent.wake)
@@ -237,10 +239,6 @@ class Connection:
                 self._reading.cancel()
 
     # -- what calls need -----------------------------------------------------------------------------------------
-
-    def mark_dirty(self) -> None:
-        """Let the writer send what waits in the core."""
-        self._unsent.wake()
 
     # -- events --------------------------------------------------------------------------------------------------
 

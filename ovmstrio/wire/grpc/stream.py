@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from base64 import b64decode
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -83,8 +83,9 @@ class CallHost(Protocol):
     senders: Senders
     share: PendingShare
 
-    def mark_dirty(self) -> None:
-        """Let the writer send what waits in the core."""
+    @property
+    def mark_dirty(self) -> Callable[[], None]:
+        """What lets the writer send what waits in the core."""
 
 
 class Call:
@@ -429,7 +430,8 @@ class Call:
         failure: GRPCError | None = None
         try:
             with self.scope:
-                if self.scope.deadline <= trio.current_time():
+                deadline = self.scope.deadline
+                if deadline != math.inf and deadline <= trio.current_time():
                     self.scope.cancel()
                     await trio.lowlevel.checkpoint()
                 self._refuse_unknown_encoding()

@@ -148,9 +148,10 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         else:
             await self._answer(call, data)
 
-    async def _answer(self, call: Call, data: bytes, name: bytes = b"") -> None:
+    async def _answer(self, call: Call, data: bytes, name: bytes | None = None) -> None:
         request = decode_request(data)
-        keep_place(request.model_name, name)
+        if name is not None:
+            keep_place(request.model_name, name)
         request.deadline, request.arrival = call.deadline, call.arrival
         await call.send_message(await self._plane.infer(request, KSERVE_GRPC, _render))
 
