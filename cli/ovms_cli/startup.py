@@ -57,14 +57,14 @@ def _panel(running: Running) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in ("servable", "version", "state", "load time", ""):
+    for column in ("servable", "version", "state", "load time", "memory", ""):
         table.add_column(column, overflow="fold")
     registry = running.plane.registry
     for name, statuses in running.plane.statuses().items():
         for status in statuses:
             table.add_row(*_row(status))
         if not statuses:
-            table.add_row(escape(name), "", "[red]NOT READY[/]", "", escape(registry.why_not(name)))
+            table.add_row(escape(name), "", "[red]NOT READY[/]", "", "", escape(registry.why_not(name)))
     readiness = running.plane.readiness()
     where = Text()
     rows = [("gRPC", running.grpc), ("REST", running.rest)]
@@ -76,7 +76,7 @@ def _panel(running: Running) -> RenderableType:
     return Panel(content, title="ovms", title_align="left", border_style="green" if readiness.ready else "red")
 
 
-def _row(status: VersionStatus) -> tuple[str, str, str, str, str]:
+def _row(status: VersionStatus) -> tuple[str, str, str, str, str, str]:
     from rich.markup import escape
 
     state = status.state.name
@@ -87,5 +87,6 @@ def _row(status: VersionStatus) -> tuple[str, str, str, str, str]:
         str(status.version or ""),
         f"[{colour}]{state}[/]",
         seconds,
+        "" if status.grown_bytes is None else f"{status.grown_bytes / 2**20:.0f} MiB",
         escape(status.reason.split("\n")[0]),
     )

@@ -53,6 +53,9 @@ class ServableHooks(BatchHooks):
     def set_load_seconds(self, seconds: float) -> None:
         """The version took this long to load."""
 
+    def set_memory(self, part: str, size: int) -> None:
+        """So many bytes of the loaded version are of this part: ``weights`` or ``outputs``."""
+
 
 NULL_HOOKS: Final = ServableHooks()
 
@@ -81,6 +84,10 @@ class Meters:
         """Give the hooks of one version of a model."""
         del name, version
         return NULL_HOOKS
+
+    def set_memory(self, name: str, version: str, part: str, size: int) -> None:
+        """The last load of one version of a service took so many bytes for this part."""
+        del name, version, part, size
 
     def graph(self, name: str) -> GraphHooks:
         """Give the hooks of a graph."""

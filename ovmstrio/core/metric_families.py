@@ -63,6 +63,7 @@ FAMILIES: Final[Mapping[str, Family]] = _table(
 OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_requests", "counter", (*_REQUEST, "code"), "Requests by outcome, as the gRPC status is called."),
     Family("ovmstrio_model_load_seconds", "gauge", _VERSION, "Time that the last load of a version took."),
+    Family("ovmstrio_memory_bytes", "gauge", (*_VERSION, "part"), "Memory that the last load of a version took."),
     Family("ovmstrio_inline", "gauge", _VERSION, "1 while inferences such as the last run on the event loop."),
     Family("ovmstrio_placement_moves", "counter", _VERSION, "How often inferences came to the event loop or left it."),
     Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows of a batch of joined requests.", buckets=BUCKETS_SIZE),

@@ -85,6 +85,10 @@ class Metrics(Meters):
             found = self._servables[name, version] = ServableMetrics(self, name, version)
         return found
 
+    def set_memory(self, name: str, version: str, part: str, size: int) -> None:
+        """Say how many bytes the last load of one version of a service took for a part."""
+        self.child("ovmstrio_memory_bytes", name, version, part).set(size)
+
     def graph(self, name: str) -> GraphMetrics:
         """Give the metrics of one graph, made at zero on first sight."""
         found = self._graphs.get(name)
@@ -235,6 +239,10 @@ class ServableMetrics(CallMetrics, ServableHooks):
     def set_load_seconds(self, seconds: float) -> None:
         """Say how long the version took to load."""
         self._metrics.child("ovmstrio_model_load_seconds", *self._labels).set(seconds)
+
+    def set_memory(self, part: str, size: int) -> None:
+        """Say how many bytes of a part the version has."""
+        self._metrics.set_memory(*self._labels, part, size)
 
 
 class _Off:

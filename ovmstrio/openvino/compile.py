@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,7 @@ class Compiled:
     spoils a stream for others until it is mended (``docs/openvino_defects.md``).  ``compile_again`` makes another one,
     of one stream if the model may fail; ``isolated`` as many of one stream as this has.  Requests of the pool are
     ``nireq``, of which ``side_by_side`` run at once.  ``blocking`` is how the event loop infers, ``variables`` what a
-    stateful model remembers, empty for others.
+    stateful model remembers, empty for others.  ``weight_bytes`` are those of the constants that the file has.
     """
 
     model: ov.CompiledModel
@@ -85,6 +85,7 @@ class Compiled:
     may_fail: bool
     blocking: Blocking
     variables: tuple[TensorSpec, ...] = ()
+    weight_bytes: int = 0
 
     def make_slot(self) -> Slot:
         """Make an infer request that any thread may use."""
@@ -156,8 +157,11 @@ def _is_small(model: ov.Model) -> bool:
     operations = model.get_ops()
     if len(operations) > SMALL_OPERATIONS:
         return False
-    weights = sum(node.get_byte_size() for node in operations if node.get_type_name() == "Constant")
-    return bool(weights <= SMALL_WEIGHT_BYTES)
+    return _weight_bytes(operations) <= SMALL_WEIGHT_BYTES
+
+
+def _weight_bytes(operations: Iterable[ov.Node]) -> int:
+    return sum(int(node.get_byte_size()) for node in operations if node.get_type_name() == "Constant")
 
 
 def _config(source: ModelFile) -> dict[str, str]:
@@ -240,6 +244,7 @@ def _build(
         may_fail=may_fail,
         blocking=blocking,
         variables=variables,
+        weight_bytes=_weight_bytes(model.get_ops()),
     )
 
 

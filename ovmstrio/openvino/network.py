@@ -85,6 +85,8 @@ class Network:
         self._loop_load = current_loop_load()
         hooks.set_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
+        hooks.set_memory("weights", compiled.weight_bytes)
+        hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
         hooks.placed(inline=self.runs_inline, moved=False)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import openvino as ov
@@ -41,6 +42,17 @@ class ModelSignature:
     def depends_on_values(self) -> bool:
         """Whether inputs of one shape have outputs of many: how large they are is in the values."""
         return self.has_fixed_inputs and not all(dim.is_fixed for spec in self.outputs for dim in spec.shape)
+
+    @property
+    def output_bytes(self) -> int:
+        """How many bytes the outputs of fixed shapes have together."""
+        ranked = (
+            spec
+            for port, spec in zip(self.output_ports, self.outputs, strict=True)
+            if port not in self.unranked_outputs
+        )
+        fixed = (spec for spec in ranked if all(dim.is_fixed for dim in spec.shape))
+        return sum(spec.datatype.itemsize * prod(dim.low for dim in spec.shape) for spec in fixed)
 
 
 def port_names(ports: Sequence[Any], aliases: Mapping[str, str], *, is_input: bool) -> list[str]:

@@ -64,6 +64,7 @@ class VersionRecord:
     error_code: str = OK
     reason: str = ""
     load_seconds: float | None = None
+    grown_bytes: int | None = None
     instance: Instance | None = None
     failure: Failure | None = None
     closing: int = 0
@@ -73,7 +74,14 @@ class VersionRecord:
     def status(self) -> VersionStatus:
         """The record as others see it."""
         return VersionStatus(
-            self.name, self.version, self.state, self.error_code, self.reason, self.load_seconds, self.kind.name
+            self.name,
+            self.version,
+            self.state,
+            self.error_code,
+            self.reason,
+            self.load_seconds,
+            self.kind.name,
+            self.grown_bytes,
         )
 
     @property

@@ -28,7 +28,8 @@ class VersionStatus:
     ``error_code`` is ``"OK"``, ``"UNKNOWN"`` (a model's load failed) or ``"FAILED_PRECONDITION"`` (a pipeline's
     or a graph's); ``reason`` says in words why it failed.  A version that is AVAILABLE with an error code serves what
     was loaded before the failure.  ``load_seconds`` is the time that the last load took, None before the first has
-    ended.  ``kind`` is ``"model"``, ``"pipeline"`` or ``"graph"``.
+    ended, and ``grown_bytes`` by how much it made the process grow, None where that cannot be told.  ``kind`` is
+    ``"model"``, ``"pipeline"`` or ``"graph"``.
     """
 
     name: str
@@ -38,6 +39,7 @@ class VersionStatus:
     reason: str = ""
     load_seconds: float | None = None
     kind: str = "model"
+    grown_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

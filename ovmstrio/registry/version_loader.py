@@ -11,6 +11,7 @@ import trio
 
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.core.texts import text_of
+from ovmstrio.observability.resident_memory import GrowthWatch
 from ovmstrio.protocol.descriptors import OWN_SERVICES
 from ovmstrio.registry.instances import Instance
 from ovmstrio.registry.records import Failure
@@ -92,6 +93,7 @@ class VersionLoader:
         self._context = context
         self._marks = marks
         self._limiter = trio.CapacityLimiter(concurrent_loads)
+        self._growth = GrowthWatch()
 
     async def load(self, service: ServiceRecord, spec: ServableSpec, version: int, directory: Path) -> Instance | None:
         """Load a version and let it serve; the instance that it replaces is returned, to be retired.
@@ -137,7 +139,15 @@ class VersionLoader:
         if context is None:
             raise NotReady("the server is not running")
         lent = replace(context, remark=remarks.append, names=tuple(self._marks.services))
-        return await service.kind.load(spec, version, directory, lent)
+        with self._growth.watching() as grown:
+            loaded = await service.kind.load(spec, version, directory, lent)
+            size = grown()
+        record = service.record(version)
+        if record is not None:
+            record.grown_bytes = size
+        if size is not None:
+            context.meters.set_memory(service.name, str(version), "resident", size)
+        return loaded
 
     async def _check_grpc_names(self, record: ServiceRecord, servable: Service) -> None:
         """Close what brings a gRPC service that something else has; no checkpoint for what does not."""

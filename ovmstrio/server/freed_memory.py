@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
+
+from ovmstrio.observability.resident_memory import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,7 +31,6 @@ _BUSY_SECONDS: Final = _LOOK_SECONDS / 10
 _LONGEST_PAUSE_SECONDS: Final = 600.0
 _WORTH_BYTES: Final = 8 * 2**20
 _STILL_BYTES: Final = 2**20
-_RESIDENT: Final = Path("/proc/self/statm")
 
 
 def keep_freed_memory() -> bool:
@@ -107,7 +106,7 @@ async def give_back_freed_memory(
 
     Cancellation: at any time; a thread that is giving back is waited for, which takes milliseconds.
     """
-    resident, trim = resident or _resident_bytes, trim or _malloc_trim()
+    resident, trim = resident or resident_bytes, trim or _malloc_trim()
     if trim is None or not resident():
         return
     growth, before = Growth(resident(), trio.current_time()), worked()
@@ -139,10 +138,3 @@ def _give_back(trim: Callable[[], object]) -> None:
 def _malloc_trim() -> Callable[[], object] | None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None if trim is None else partial(trim, 0)
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0

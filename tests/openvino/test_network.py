@@ -381,6 +381,15 @@ async def test_large_requests_of_a_dynamic_model_leave_the_event_loop(tmp_path: 
     assert large[0, 0] == 2
 
 
+async def test_what_weights_and_outputs_have_of_memory_is_told(tmp_path: Path) -> None:
+    """A constant of four bytes, and the outputs of each request; those of open shapes have no size yet."""
+    hooks = RecordingHooks()
+    network(ir.dummy(), tmp_path / "fixed", nireq=3, hooks=hooks)
+    assert hooks.memory == {"weights": 4, "outputs": (3 + 1) * 10 * 4}
+    network(ir.dynamic(), tmp_path / "open", nireq=3, hooks=hooks)
+    assert hooks.memory == {"weights": 4, "outputs": 0}
+
+
 async def test_a_model_that_turns_out_to_be_slow_leaves_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

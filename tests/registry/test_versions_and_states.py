@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,11 @@ import trio.testing
 
 from ovmstrio.config.specs import AllVersions, LatestVersions, ModelSpec, SpecificVersions, VersionPolicy
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.registry import Registry, VersionState, VersionStatus
+from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.resident_memory import GrowthWatch
+from ovmstrio.registry import Registry, VersionState, VersionStatus, version_loader
 from ovmstrio.repository.versions import choose_versions
+from ovmstrio.runtimes.kind import LoadContext
 from tests.support.stub_registry import StubLoader, add_versions, registry_of, running
 
 LOADING, AVAILABLE, END = VersionState.LOADING, VersionState.AVAILABLE, VersionState.END
@@ -56,6 +61,31 @@ async def test_a_version_that_cannot_be_loaded_is_listed_and_the_next_lower_one_
         assert registry.available_versions("m") == [2]
         with await registry.lease("m") as lease:
             assert lease.version == "2"
+
+
+async def test_what_a_load_has_made_the_process_grow_is_told_where_it_was_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two side by side nobody knows whose it is; metrics have what is known."""
+    sizes = count(1000, 24)
+    monkeypatch.setattr(version_loader, "GrowthWatch", partial(GrowthWatch, lambda: next(sizes)))
+    loader, metrics = StubLoader(), Metrics()
+    gates = [loader.hold("m", version) for version in (2, 3)]
+    base = add_versions(tmp_path, 1)
+    registry = registry_of(loader, poll_seconds=0, lend=partial(LoadContext, meters=metrics))
+    async with running(registry):
+        await registry.apply([_spec(base, AllVersions())])
+        add_versions(tmp_path, 2, 3)
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(registry.rescan)
+            for version in (2, 3):
+                await loader.begun["m", version].wait()
+            for gate in gates:
+                gate.set()
+        grown = {status.version: status.grown_bytes for status in registry.statuses()["m"]}
+    assert grown == {1: 24, 2: None, 3: None}
+    told = [line for line in metrics.render().decode().splitlines() if line.startswith("ovmstrio_memory_bytes")]
+    assert told == ['ovmstrio_memory_bytes{name="m",part="resident",version="1"} 24.0']
 
 
 async def test_a_failed_version_takes_over_once_it_can_be_loaded(tmp_path: Path) -> None:

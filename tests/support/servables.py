@@ -49,6 +49,7 @@ class RecordingHooks(ServableHooks):
         self.streams = 0
         self.pools: list[tuple[int, int]] = []
         self.places: list[tuple[bool, bool]] = []
+        self.memory: dict[str, int] = {}
 
     def inference_time(self, seconds: float) -> None:
         """Remember a time."""
@@ -80,6 +81,10 @@ class RecordingHooks(ServableHooks):
 
     def set_load_seconds(self, seconds: float) -> None:
         """Forget it."""
+
+    def set_memory(self, part: str, size: int) -> None:
+        """Remember the bytes of a part."""
+        self.memory[part] = size
 
 
 def _spec(model: ov.Model, repository: Path, name: str, settings: dict[str, Any]) -> ModelSpec:
