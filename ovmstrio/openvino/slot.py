@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
+import numpy as np
 import openvino as ov
 import trio
 
@@ -21,6 +22,8 @@ from ovmstrio.openvino.signature import ModelSignature
 __all__ = ["Blocking", "LostFailure", "Slot", "marks_of"]
 
 _UNLIKELY: Final = 7919
+_KEPT_BYTES: Final = 16 * 1024
+"""Inputs up to which are copied into memory of a request's own."""
 _kept: Final[list[ov.InferRequest]] = []
 """Requests that OpenVINO may still run from a queue of its own, and that therefore must never be freed."""
 
@@ -70,7 +73,19 @@ class Slot:
         broken: why nothing may run, or an empty text.
     """
 
-    __slots__ = ("_arrays", "_blocking", "_completion", "_idle", "_marks", "_signature", "_stuck", "broken", "request")
+    __slots__ = (
+        "_arrays",
+        "_blocking",
+        "_completion",
+        "_idle",
+        "_marks",
+        "_may_keep",
+        "_own",
+        "_signature",
+        "_stuck",
+        "broken",
+        "request",
+    )
 
     def __init__(self, model: ov.CompiledModel, signature: ModelSignature, blocking: Blocking) -> None:
         self._blocking = blocking
@@ -80,6 +95,8 @@ class Slot:
         self._signature = signature
         self._idle = [idle_tensor(spec) for spec in signature.inputs]
         self._arrays: Sequence[Array] = ()
+        self._own: Sequence[Array] | None = None
+        self._may_keep = all(spec.datatype is not BYTES for spec in signature.inputs)
         self._completion = Completion()
         self._create(model)
 
@@ -89,6 +106,7 @@ class Slot:
         self._create(model)
 
     def _create(self, model: ov.CompiledModel) -> None:
+        self._own = None
         self.request: ov.InferRequest = model.create_infer_request()
         self.request.set_callback(self._completion, None)
 
@@ -101,22 +119,36 @@ class Slot:
     def bind(self, arrays: Sequence[Array]) -> None:
         """Set the inputs, which are kept alive until :meth:`unbind`.
 
+        Small ones are copied, into the same memory as long as their shapes stay: to give OpenVINO a tensor, and to
+        take it away again, costs more than that.
+
         Raises:
             ModelFailure: OpenVINO refuses them, or the model is broken.
         """
         if self.broken:
             raise ModelFailure(f"The model failed and cannot be loaded again: {self.broken}")
-        self._arrays = arrays
+        if self._own is not None and _copy_into(self._own, arrays):
+            return
+        # OpenVINO has what was set before until it is given something else.
+        before, self._own = self._own, None
+        keeps = self._may_keep and sum([array.nbytes for array in arrays]) <= _KEPT_BYTES
+        self._arrays = [np.array(array, order="C") for array in arrays] if keeps else arrays
         signature = self._signature
         try:
-            tensors = [to_tensor(array, spec) for array, spec in zip(arrays, signature.inputs, strict=True)]
+            tensors = [to_tensor(array, spec) for array, spec in zip(self._arrays, signature.inputs, strict=True)]
             set_inputs(self.request, signature.input_ports, tensors)
         except OPENVINO_ERRORS as error:
+            set_inputs(self.request, signature.input_ports, self._idle)
             raise ModelFailure(f"OpenVINO refuses the inputs: {reason(error)}") from error
+        del before
+        if keeps:
+            self._own = self._arrays
 
     def unbind(self) -> None:
-        """Let go of the inputs."""
-        set_inputs(self.request, self._signature.input_ports, self._idle)
+        """Let go of the caller's inputs."""
+        if self._own is None or self._stuck:
+            self._own = None
+            set_inputs(self.request, self._signature.input_ports, self._idle)
         self._arrays = ()
 
     def infer(self) -> None:
@@ -212,6 +244,17 @@ class Slot:
 
     def _output_tensors(self) -> list[ov.Tensor]:
         return [self.request.get_output_tensor(port) for port in self._signature.output_ports]
+
+
+def _copy_into(own: Sequence[Array], arrays: Sequence[Array]) -> bool:
+    """Copy arrays into others; False if one is of another kind, and some may not have been copied."""
+    if len(own) != len(arrays):
+        return False
+    for into, array in zip(own, arrays, strict=True):
+        if array.shape != into.shape or array.dtype != into.dtype:
+            return False
+        into[...] = array
+    return True
 
 
 def _size_of(tensors: Sequence[ov.Tensor]) -> int:

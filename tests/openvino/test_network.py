@@ -481,6 +481,23 @@ async def test_large_outputs_are_copied_in_a_thread(tmp_path: Path, monkeypatch:
     assert [thread == threading.get_ident() for thread in threads] == [True, False]
 
 
+@pytest.mark.parametrize("away", [False, True])
+async def test_each_answer_is_of_its_own_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, away: bool) -> None:
+    """Small ones are copied to where the last ones were, others and those of other shapes are not; none is kept."""
+    running = network(ir.dummy((-1, 10)), tmp_path)
+    monkeypatch.setattr(Placement, "is_inline", lambda *_: not away)
+    for rows, value in ((1, 1), (1, 2), (3, 3), (3, 4), (1, 5), (2000, 6), (2000, 7), (1, 8), (1, 9)):
+        given = np.full((rows, 10), value, np.float32)
+        (answer,) = await running.infer([given])
+        given.fill(-1)
+        np.testing.assert_array_equal(answer, np.full((rows, 10), value + 1))
+        kept = weakref.ref(given)
+        del given
+        assert kept() is None
+        with pytest.raises(ModelFailure):
+            await running.infer([np.ones((1, 11), np.float32)])
+
+
 async def test_an_inference_that_held_the_loop_up_keeps_others_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
