@@ -29,7 +29,8 @@ for _ in range(20_000):
     except TooManyRequests:
         continue
     taken += 1
-    most = max(most, board.total_in_flight())
+    with board.locked():
+        most = max(most, board.total_in_flight())
     limit.give_back()
 print(most, taken)
 """

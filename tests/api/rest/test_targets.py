@@ -21,7 +21,7 @@ def _request(line: bytes, *headers: bytes, body: bytes = b"") -> bytes:
 @pytest.mark.parametrize(
     ("line", "status", "text"),
     [
-        (b"GET /", 400, "Invalid request URL - GET /"),
+        (b"GET /index.html", 400, "Invalid request URL - GET /index.html"),
         (b"GET /v3/models", 400, "Invalid request URL - GET /v3/models"),
         (b"GET /v2//models", 400, "Invalid request URL"),
         (b"POST /v2/models//echo/infer", 400, "Invalid request URL"),
