@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import trio
@@ -24,7 +25,7 @@ from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
-from ovmstrio.work.loop_load import current_loop_load
+from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
 
 __all__ = ["Network"]
@@ -82,12 +83,16 @@ class Network:
         # Requests that run side by side share the device, and each takes so much longer.
         self._usual_seconds = median * self.pool.size
         self._ends = deque([0.0] * max(1, compiled.streams), maxlen=max(1, compiled.streams))
-        self._loop_load = current_loop_load()
         hooks.set_streams(compiled.streams)
         hooks.set_pool(self.pool.size, 0)
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
         hooks.placed(inline=self.runs_inline, moved=False)
+
+    @cached_property
+    def _loop_load(self) -> LoopLoad:
+        """The watcher of the loop that it serves, looked up once."""
+        return current_loop_load()
 
     @property
     def runs_inline(self) -> bool:

@@ -525,7 +525,7 @@ async def test_an_inference_that_held_the_loop_up_keeps_others_from_it(
     assert inline == [0, 1, 2]
 
 
-async def test_a_model_whose_outputs_depend_on_values_runs_nothing_on_the_loop(tmp_path: Path) -> None:
+def test_a_model_whose_outputs_depend_on_values_runs_nothing_on_the_loop(tmp_path: Path) -> None:
     """Ones of a number that is asked for: the first request may take seconds, and nothing tells which."""
     assert not network(ir.ones(), tmp_path).runs_inline
     assert network(ir.dynamic(), tmp_path).runs_inline
