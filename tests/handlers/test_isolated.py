@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import sysconfig
+import venv
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -291,6 +294,9 @@ async def test_requests_are_gathered_in_the_server(tmp_path: Path) -> None:
     """A batch is one call in the process; each request gets its own result, or error."""
     code = """
 import os
+import sys
+import sysconfig
+import venv
 from ovmstrio.handlers import HTTPError
 class Handler:
     def handle_post(self, payload):
@@ -330,6 +336,9 @@ async def test_models_are_opened_in_the_process(tmp_path: Path) -> None:
     """The clients work there, in plain and async methods, and what there is can be told here."""
     code = """
 import os
+import sys
+import sysconfig
+import venv
 from pathlib import Path
 class Handler:
     def __init__(self, model_client):
@@ -383,3 +392,23 @@ async def test_several_processes_share_the_calls(tmp_path: Path) -> None:
             await trio.sleep(0.005)
         wait.touch()
     assert len({*pids}) == 2
+
+
+async def test_a_handler_has_the_packages_of_its_own_environment(tmp_path: Path) -> None:
+    """Its process runs under the interpreter that the entry names."""
+    venv.EnvBuilder(symlinks=True).create(tmp_path / "venv")
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
+    (packages / "only_here.py").write_text("NAME = 'only here'")
+    (packages / "servers.pth").write_text("\n".join(each for each in sys.path if each))
+    code = """
+import sys
+import only_here
+class Handler:
+    def handle_post(self, payload):
+        return [only_here.NAME, sys.prefix, payload]
+"""
+    isolation = Isolation(python=tmp_path / "venv" / "bin" / "python")
+    async with _isolated(tmp_path, code, isolation, config={}, env={}) as handler:
+        answer = await _ask(handler, {"a": [1]})
+    assert isinstance(answer.body, bytes)
+    assert json.loads(answer.body) == ["only here", str(tmp_path / "venv"), {"a": [1]}]
