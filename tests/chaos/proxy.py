@@ -50,13 +50,15 @@ class Proxy:
         return len(broken)
 
     async def half_close(self, random: Random) -> None:
-        """Close one direction of some connection.
+        """Close one direction of some connection on which nothing is being sent.
 
         Cancellation: at once.
         """
-        if self._open:
-            with suppress(*_BROKEN, trio.BusyResourceError):
-                await random.choice([*self._open]).send_eof()
+        for stream in random.sample([*self._open], len(self._open)):
+            with suppress(trio.BusyResourceError):
+                with suppress(*_BROKEN):
+                    await stream.send_eof()
+                return
 
     async def _pass(self, client: trio.SocketStream) -> None:
         try:
@@ -74,7 +76,8 @@ class Proxy:
             self._open -= ends
 
     async def _pump(self, come: trio.SocketStream, go: trio.SocketStream) -> None:
-        with suppress(*_BROKEN):
+        # It may be sending, or closed, when the other task half-closes it.
+        with suppress(*_BROKEN, trio.BusyResourceError):
             async for data in come:
                 if self.delay_seconds:
                     await trio.sleep(self.delay_seconds)

@@ -104,5 +104,6 @@ async def test_a_half_closed_connection_ends() -> None:
     async with _proxied() as (proxy, stream):
         await stream.send_all(b"hello")
         await stream.receive_some()
+        await trio.testing.wait_all_tasks_blocked()
         await proxy.half_close(Random(0))
         assert await stream.receive_some() == b""

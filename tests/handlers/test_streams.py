@@ -175,3 +175,22 @@ async def test_models_are_leased_to_the_end_of_a_stream(tmp_path: Path) -> None:
         assert handler.instance.released == 1
         assert [value async for value in await handler.iterate("handle_get", int, query_params=3)] == [0, 1, 2]
         assert handler.instance.released == 2
+
+
+@PREFIXES
+async def test_a_value_that_cannot_be_converted_closes_the_generator(tmp_path: Path, prefix: str) -> None:
+    """It would go on if it was asked."""
+
+    def refuse(value: int) -> int:
+        if value == 2:
+            raise UserCodeError("wrong", detail="wrong")
+        return value
+
+    async with opened(tmp_path, NUMBERS.format(prefix=prefix)) as handler:
+        stream = await handler.iterate("handle_get", refuse, query_params=10**9)
+        with capture_logs():
+            assert await anext(stream) == 1
+            with pytest.raises(UserCodeError):
+                await anext(stream)
+        assert handler.instance.closed
+        await stream.aclose()

@@ -215,15 +215,23 @@ class AsyncPump(Generic[_T]):
     async def pull(self) -> _T | End | Failed:
         """Run the iterator to its next value; see :class:`Pump`.
 
-        Cancellation: wherever the iterator waits.
+        Cancellation: wherever the iterator waits; closing it behind a value that cannot be converted is shielded, for
+        the pool's grace.
         """
         with self._around():
             try:
-                return self._convert(await anext(self._iterator))
+                value = await anext(self._iterator)
             except StopAsyncIteration:
                 return _END
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the border of user code
                 return Failed(error)
+            try:
+                return self._convert(value)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+                failed = Failed(error)
+        # It would go on if it was asked, and nobody will.
+        await self.aclose()
+        return failed
 
     async def aclose(self) -> BaseException | None:
         """Close the iterator, if it can be closed.

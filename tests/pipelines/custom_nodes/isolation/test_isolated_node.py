@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ def library(tmp_path: Path) -> Path:
 
 
 def children() -> list[psutil.Process]:
-    """List the processes that this one has started and that still run."""
-    return psutil.Process().children(recursive=True)
+    """List the processes that this one has started and that still run, but for the one of Python's shared memory."""
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return [each for each in psutil.Process().children(recursive=True) if each.pid != tracker]
 
 
 def mark_of(library: Path) -> Path:
