@@ -87,6 +87,7 @@ class ThreadPump(Generic[_T]):
         self._is_awaited = False
         self._is_ended = False
         self._is_stopped = False
+        self._is_left = False
         self._close_error: BaseException | None = None
 
     async def pull(self) -> _T | End | Failed:
@@ -117,11 +118,9 @@ class ThreadPump(Generic[_T]):
 
     def leave(self) -> None:
         """Stop the generator and have it closed as soon as a thread is there for it, without waiting for that."""
-        self._is_stopped = True
-        if self._turn is None and not self._is_ended:
-            # The pool has ended together with whoever could still want the generator closed.
-            with suppress(RuntimeError):
-                self._threads.start(self._close, context=self._context.copy())
+        self._is_stopped = self._is_left = True
+        if self._turn is None:
+            self._close_soon()
 
     # On the event loop
 
@@ -132,8 +131,17 @@ class ThreadPump(Generic[_T]):
     def _end_turn(self) -> None:
         """A turn is over; go on if values have been taken meanwhile."""
         self._turn = None
-        if len(self._items) <= _LOW:
+        if self._is_left:
+            # It may have been over before it could see that it was to stop.
+            self._close_soon()
+        elif len(self._items) <= _LOW:
             self._begin_turn()
+
+    def _close_soon(self) -> None:
+        if not self._is_ended:
+            # The pool has ended together with whoever could still want the generator closed.
+            with suppress(RuntimeError):
+                self._threads.start(self._close, context=self._context.copy())
 
     async def _wait(self) -> None:
         self._is_awaited = True
