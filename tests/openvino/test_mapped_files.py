@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import shutil
 from pathlib import Path
 
 import numpy as np
+import numpy.linalg._umath_linalg as any_library
 import openvino as ov
 import openvino.opset13 as op
 import pytest
@@ -52,6 +55,15 @@ def test_what_was_changed_in_memory_stays(tmp_path: Path) -> None:
         assert let_file_pages_go(tmp_path) == 0
 
         assert mapped[0] == 7
+
+
+def test_what_the_linker_wrote_into_a_library_stays(tmp_path: Path) -> None:
+    """Its tables cannot be written to once it is loaded, and are not those of its file."""
+    library = tmp_path / "library.so"
+    shutil.copy(any_library.__file__, library)
+    ctypes.CDLL(str(library))
+
+    assert let_file_pages_go(tmp_path) == 0
 
 
 @pytest.mark.parametrize("batch", [1, 5])

@@ -50,7 +50,7 @@ import trio
 from ovmstrio.server import freed_memory
 
 assert freed_memory.keep_freed_memory()
-before = freed_memory._resident_bytes()
+before = freed_memory.resident_bytes()
 together = Barrier(4)
 
 def leave():
@@ -66,13 +66,13 @@ async def main():
             for _ in range(4):
                 threads.start_soon(trio.to_thread.run_sync, leave)
         with trio.move_on_after(30):
-            while freed_memory._resident_bytes() > before + 40 * 2**20:
+            while freed_memory.resident_bytes() > before + 40 * 2**20:
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
 
 import trio.testing
 trio.run(main)
-print(freed_memory._resident_bytes() - before)
+print(freed_memory.resident_bytes() - before)
 """
 
 
