@@ -11,7 +11,7 @@ from ovms_cli.console import EX_USAGE, data_table, ending_with, fail, say, stdou
 from ovms_cli.problems import conclude, problem_facts, safe
 
 if TYPE_CHECKING:
-    from ovms_cli.custom_node_check import Verdict
+    from ovms_cli.custom_node_check import LibraryVerdict
 
 __all__ = ["register"]
 
@@ -83,7 +83,7 @@ def _params(given: list[str]) -> dict[str, str]:
     return params
 
 
-def _show_items(verdict: Verdict) -> None:
+def _show_items(verdict: LibraryVerdict) -> None:
     table = data_table("", "name", "element type", "shape")
     for side, items in (("input", verdict.inputs), ("output", verdict.outputs)):
         for item in items:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ovmstrio.core.errors import Problem
 from ovmstrio.work.processes.program import describe_exit
 
-__all__ = ["Item", "Verdict", "check_library"]
+__all__ = ["Item", "LibraryVerdict", "check_library"]
 
 _PROBE: Final = "ovms_cli.custom_node_probe"
 _OPENING: Final = "it was being loaded, initialized and asked for its inputs and outputs"
@@ -31,7 +31,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LibraryVerdict:
     """What was found of a library."""
 
     inputs: tuple[Item, ...]
@@ -39,7 +39,7 @@ class Verdict:
     problems: tuple[Problem, ...]
 
 
-def check_library(library: str, params: Mapping[str, str], timeout: float) -> Verdict:
+def check_library(library: str, params: Mapping[str, str], timeout: float) -> LibraryVerdict:
     """Try a library with parameters; what it prints itself goes to standard error.
 
     Args:
@@ -70,12 +70,12 @@ def _told(report: Path) -> dict[str, Any]:
     return told
 
 
-def _verdict(library: str, told: Mapping[str, Any], end: str) -> Verdict:
+def _verdict(library: str, told: Mapping[str, Any], end: str) -> LibraryVerdict:
     problems = [Problem(**problem) for problem in told.get("problems", ())]
     if end:
         step = _STEPS.get(told.get("step", ""), "the check began")
         problems.append(Problem(f"the library {end} while {step}", file=library))
-    return Verdict(_items(told.get("inputs", ())), _items(told.get("outputs", ())), tuple(problems))
+    return LibraryVerdict(_items(told.get("inputs", ())), _items(told.get("outputs", ())), tuple(problems))
 
 
 def _items(told: Any) -> tuple[Item, ...]:

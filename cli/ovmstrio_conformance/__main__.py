@@ -9,7 +9,7 @@ import sys
 import httpx
 
 from ovmstrio_conformance.run import as_document, run_cases, summary
-from ovmstrio_conformance.target import Target
+from ovmstrio_conformance.target import TriedServer
 
 __all__ = ["main"]
 
@@ -22,9 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
         rest, grpc = "", rest.removeprefix("grpc://")
     model = options.model or _first_model(rest)
     if not model:
-        print("which model? Give --model: the server has no index that tells one", file=sys.stderr)  # noqa: T201
+        print("which model? Give --model: the server has no index that tells one", file=sys.stderr)  # noqa: T201 - what a command says
         return 2
-    with Target(rest, grpc, model, options.open_size) as target:
+    with TriedServer(rest, grpc, model, options.open_size) as target:
         results = list(run_cases(target))
     if options.output == "json":
         print(json.dumps(as_document(results), indent=1))  # noqa: T201 - what the command is for

@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from ovmstrio_conformance.target import DATATYPES, Target, Unsuitable, expect, message
+from ovmstrio_conformance.target import DATATYPES, TriedServer, Unsuitable, expect, message
 
 __all__ = ["GRPC_CASES"]
 
@@ -17,8 +17,8 @@ _MISSING: Final = "there-is-no-such-model"
 _BLAME: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 
 
-def _is_true(method: str, field: str, *, names_model: bool = False) -> Callable[[Target], None]:
-    def check(target: Target) -> None:
+def _is_true(method: str, field: str, *, names_model: bool = False) -> Callable[[TriedServer], None]:
+    def check(target: TriedServer) -> None:
         fields = {"name": target.model} if names_model else {}
         answer = target.call(method, message(f"{method}Request", **fields), f"{method}Response")
         expect(getattr(answer, field) is True, f"{field}: true", answer)
@@ -26,7 +26,7 @@ def _is_true(method: str, field: str, *, names_model: bool = False) -> Callable[
     return check
 
 
-def _unready_model(target: Target) -> None:
+def _unready_model(target: TriedServer) -> None:
     asked = message("ModelReadyRequest", name=_MISSING)
     try:
         answer = target.call("ModelReady", asked, "ModelReadyResponse")
@@ -37,12 +37,12 @@ def _unready_model(target: Target) -> None:
         expect(answer.ready is False, "NOT_FOUND, or ready: false", answer)
 
 
-def _server_metadata(target: Target) -> None:
+def _server_metadata(target: TriedServer) -> None:
     answer = target.call("ServerMetadata", message("ServerMetadataRequest"), "ServerMetadataResponse")
     expect(bool(answer.name and answer.version), "a name and a version", answer)
 
 
-def _model_metadata(target: Target) -> None:
+def _model_metadata(target: TriedServer) -> None:
     answer = target.call("ModelMetadata", message("ModelMetadataRequest", name=target.model), "ModelMetadataResponse")
     expect(answer.name == target.model, f"name: {target.model}", answer.name)
     for tensor in (*answer.inputs, *answer.outputs):
@@ -50,13 +50,13 @@ def _model_metadata(target: Target) -> None:
         expect(tensor.datatype in {*DATATYPES, "BF16"}, "a datatype of the protocol", tensor.datatype)
 
 
-def _unknown_metadata(target: Target) -> None:
+def _unknown_metadata(target: TriedServer) -> None:
     code = target.refusal("ModelMetadata", message("ModelMetadataRequest", name=_MISSING), "ModelMetadataResponse")
     expect(code in _BLAME, "NOT_FOUND", code)
 
 
-def _infers(*, raw: bool) -> Callable[[Target], None]:
-    def check(target: Target) -> None:
+def _infers(*, raw: bool) -> Callable[[TriedServer], None]:
+    def check(target: TriedServer) -> None:
         answer = target.infer(target.request(raw=raw))
         expect(answer.model_name == target.model, f"model_name: {target.model}", answer.model_name)
         _elements(answer)
@@ -81,19 +81,19 @@ def _elements(answer: Any) -> list[Any]:
     return found
 
 
-def _typed_is_raw(target: Target) -> None:
+def _typed_is_raw(target: TriedServer) -> None:
     typed, raw = (_elements(target.infer(target.request(raw=raw))) for raw in (False, True))
     expect(typed == raw, "the same outputs for typed and raw contents", "others")
 
 
-def _echoes_id(target: Target) -> None:
+def _echoes_id(target: TriedServer) -> None:
     request = target.request(raw=True)
     request.id = "the-id"
     found = target.infer(request).id
     expect(found == "the-id", 'id: "the-id"', found)
 
 
-def _obeys_outputs(target: Target) -> None:
+def _obeys_outputs(target: TriedServer) -> None:
     asked = message("ModelMetadataRequest", name=target.model)
     names = [each.name for each in target.call("ModelMetadata", asked, "ModelMetadataResponse").outputs]
     if not names:
@@ -104,7 +104,7 @@ def _obeys_outputs(target: Target) -> None:
     expect(found == names[-1:], f"the one output {names[-1]}", found)
 
 
-def _takes_parameters(target: Target) -> None:
+def _takes_parameters(target: TriedServer) -> None:
     request = target.request(raw=True)
     request.parameters["nobody_knows"].bool_param = True
     request.parameters["a_number"].int64_param = 5
@@ -112,10 +112,10 @@ def _takes_parameters(target: Target) -> None:
     target.infer(request)
 
 
-def _refuses(change: Callable[[Any], Any]) -> Callable[[Target], None]:
+def _refuses(change: Callable[[Any], Any]) -> Callable[[TriedServer], None]:
     """Make a case of a request that is wrong in one way."""
 
-    def check(target: Target) -> None:
+    def check(target: TriedServer) -> None:
         request = target.request(raw=True)
         if not request.inputs:
             raise Unsuitable("the model has no inputs")
@@ -155,7 +155,7 @@ def _both_styles(request: Any) -> None:
     request.inputs[0].contents.fp32_contents.append(0.0)
 
 
-GRPC_CASES: Final[tuple[tuple[str, str, Callable[[Target], None]], ...]] = (
+GRPC_CASES: Final[tuple[tuple[str, str, Callable[[TriedServer], None]], ...]] = (
     ("health", "ServerLive is true", _is_true("ServerLive", "live")),
     ("health", "ServerReady is true", _is_true("ServerReady", "ready")),
     ("health", "ModelReady is true", _is_true("ModelReady", "ready", names_model=True)),

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import httpx
 
-from ovmstrio_conformance.target import DATATYPES, Target, Unsuitable, expect
+from ovmstrio_conformance.target import DATATYPES, TriedServer, Unsuitable, expect
 
 __all__ = ["REST_CASES"]
 
@@ -17,8 +17,8 @@ _OK: Final = 200
 _CLIENT_ERRORS: Final = range(400, 500)
 
 
-def _succeeds(path: str) -> Callable[[Target], None]:
-    def check(target: Target) -> None:
+def _succeeds(path: str) -> Callable[[TriedServer], None]:
+    def check(target: TriedServer) -> None:
         answer = target.ask("GET", path.format(model=target.model))
         expect(answer.status_code == _OK, "status 200", answer.status_code)
 
@@ -41,19 +41,19 @@ def _document(answer: httpx.Response) -> dict[str, Any]:
     return dict(document or {})
 
 
-def _unready_model(target: Target) -> None:
+def _unready_model(target: TriedServer) -> None:
     answer = target.ask("GET", f"/v2/models/{_MISSING}/ready")
     expect(answer.status_code in _CLIENT_ERRORS, "a status of 400 to 499", answer.status_code)
 
 
-def _server_metadata(target: Target) -> None:
+def _server_metadata(target: TriedServer) -> None:
     document = _document(target.ask("GET", "/v2"))
     for key, kind in (("name", str), ("version", str), ("extensions", list)):
         expect(isinstance(document.get(key), kind), f"{key}: a {kind.__name__}", document.get(key))
     expect(all(isinstance(each, str) for each in document["extensions"]), "extensions: texts", document["extensions"])
 
 
-def _model_metadata(target: Target) -> None:
+def _model_metadata(target: TriedServer) -> None:
     document = _document(target.ask("GET", f"/v2/models/{target.model}"))
     expect(document.get("name") == target.model, f"name: {target.model}", document.get("name"))
     expect(isinstance(document.get("platform"), str), "platform: a text", document.get("platform"))
@@ -72,11 +72,11 @@ def _check_description(tensor: Any) -> None:
     expect(isinstance(shape, list) and all(type(each) is int for each in shape), "shape: integers", shape)
 
 
-def _unknown_metadata(target: Target) -> None:
+def _unknown_metadata(target: TriedServer) -> None:
     _is_refused(target.ask("GET", f"/v2/models/{_MISSING}"))
 
 
-def _infers(target: Target) -> None:
+def _infers(target: TriedServer) -> None:
     answer = target.infer_json()
     expect(answer.status_code == _OK, "status 200", f"{answer.status_code} {answer.text}")
     document = _document(answer)
@@ -91,7 +91,7 @@ def _count(data: Any) -> int:
     return sum(map(_count, data)) if isinstance(data, list) else 1
 
 
-def _nested_is_flat(target: Target) -> None:
+def _nested_is_flat(target: TriedServer) -> None:
     inputs = [target.json_input(each) for each in target.inputs_by_rest()]
     nested = [each | {"data": _nested(each["data"], each["shape"])} for each in inputs]
     flat, deep = target.infer_json(inputs=inputs), target.infer_json(inputs=nested)
@@ -106,12 +106,12 @@ def _nested(data: list[Any], shape: list[int]) -> list[Any]:
     return [_nested(data[begin * size : (begin + 1) * size], shape[1:]) for begin in range(shape[0])]
 
 
-def _echoes_id(target: Target) -> None:
+def _echoes_id(target: TriedServer) -> None:
     document = _document(target.infer_json(id="the-id"))
     expect(document.get("id") == "the-id", 'id: "the-id"', document.get("id"))
 
 
-def _obeys_outputs(target: Target) -> None:
+def _obeys_outputs(target: TriedServer) -> None:
     names = [each["name"] for each in target.ask("GET", f"/v2/models/{target.model}").json()["outputs"]]
     if not names:
         raise Unsuitable("the model does not tell its outputs")
@@ -120,12 +120,12 @@ def _obeys_outputs(target: Target) -> None:
     expect(found == names[-1:], f"the one output {names[-1]}", found)
 
 
-def _takes_parameters(target: Target) -> None:
+def _takes_parameters(target: TriedServer) -> None:
     answer = target.infer_json(parameters={"nobody_knows": True, "a_number": 5, "a_text": "x"})
     expect(answer.status_code == _OK, "status 200", f"{answer.status_code} {answer.text}")
 
 
-def _takes_versions(target: Target) -> None:
+def _takes_versions(target: TriedServer) -> None:
     versions = target.ask("GET", f"/v2/models/{target.model}").json().get("versions")
     if not versions:
         raise Unsuitable("the model has no versions")
@@ -141,10 +141,10 @@ def _takes_versions(target: Target) -> None:
     expect(found in (None, versions[-1]), f"model_version: {versions[-1]}", found)
 
 
-def _refuses(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[Target], None]:
+def _refuses(change: Callable[[list[dict[str, Any]]], Any]) -> Callable[[TriedServer], None]:
     """Make a case of inputs that are wrong in one way."""
 
-    def check(target: Target) -> None:
+    def check(target: TriedServer) -> None:
         inputs = [target.json_input(each) for each in target.inputs_by_rest()]
         if not inputs:
             raise Unsuitable("the model has no inputs")
@@ -161,18 +161,18 @@ def _one_less(inputs: list[dict[str, Any]]) -> Any:
     return [inputs[0] | {"data": [*inputs[0]["data"], *inputs[0]["data"][:1], 0]}, *inputs[1:]]
 
 
-def _refuses_body(body: bytes) -> Callable[[Target], None]:
-    def check(target: Target) -> None:
+def _refuses_body(body: bytes) -> Callable[[TriedServer], None]:
+    def check(target: TriedServer) -> None:
         _is_refused(target.ask("POST", f"/v2/models/{target.model}/infer", content=body))
 
     return check
 
 
-def _unknown_infer(target: Target) -> None:
+def _unknown_infer(target: TriedServer) -> None:
     _is_refused(target.ask("POST", f"/v2/models/{_MISSING}/infer", json={"inputs": []}))
 
 
-REST_CASES: Final[tuple[tuple[str, str, Callable[[Target], None]], ...]] = (
+REST_CASES: Final[tuple[tuple[str, str, Callable[[TriedServer], None]], ...]] = (
     ("health", "a server that lives answers 200", _succeeds("/v2/health/live")),
     ("health", "a server that is ready answers 200", _succeeds("/v2/health/ready")),
     ("health", "a model that is ready answers 200", _succeeds("/v2/models/{model}/ready")),

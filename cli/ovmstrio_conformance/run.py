@@ -11,13 +11,13 @@ import grpc
 
 from ovmstrio_conformance.grpc_cases import GRPC_CASES
 from ovmstrio_conformance.rest_cases import REST_CASES
-from ovmstrio_conformance.target import Disagreement, Target, Unsuitable
+from ovmstrio_conformance.target import Disagreement, TriedServer, Unsuitable
 
-__all__ = ["Result", "as_document", "run_cases", "summary"]
+__all__ = ["CaseResult", "as_document", "run_cases", "summary"]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CaseResult:
     """What came of one case; ``detail`` says what was expected and what came, or why it was not tried."""
 
     interface: Literal["REST", "gRPC"]
@@ -27,7 +27,7 @@ class Result:
     detail: str = ""
 
 
-def run_cases(target: Target) -> Iterator[Result]:
+def run_cases(target: TriedServer) -> Iterator[CaseResult]:
     """Try the cases of the interfaces that the target has, one after the other."""
     interfaces: tuple[tuple[Literal["REST", "gRPC"], Any, Any], ...] = (
         ("REST", REST_CASES, target.rest),
@@ -38,28 +38,28 @@ def run_cases(target: Target) -> Iterator[Result]:
             try:
                 check(target)
             except Unsuitable as error:
-                yield Result(interface, part, rule, "skipped", str(error))
+                yield CaseResult(interface, part, rule, "skipped", str(error))
             except Disagreement as error:
-                yield Result(interface, part, rule, "failed", str(error))
+                yield CaseResult(interface, part, rule, "failed", str(error))
             except grpc.RpcError as error:
-                yield Result(interface, part, rule, "failed", f"expected success, got {_status(error)}")
+                yield CaseResult(interface, part, rule, "failed", f"expected success, got {_status(error)}")
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 text = f"expected the protocol's form, got what cannot be read: {type(error).__name__}: {error}"
-                yield Result(interface, part, rule, "failed", text)
+                yield CaseResult(interface, part, rule, "failed", text)
             else:
-                yield Result(interface, part, rule, "passed")
+                yield CaseResult(interface, part, rule, "passed")
 
 
 def _status(error: Any) -> str:
     return f"{error.code().name}: {error.details()}"
 
 
-def summary(results: list[Result]) -> str:
+def summary(results: list[CaseResult]) -> str:
     """Count the outcomes in a line."""
     counts = Counter(each.outcome for each in results)
     return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
 
 
-def as_document(results: list[Result]) -> list[dict[str, str]]:
+def as_document(results: list[CaseResult]) -> list[dict[str, str]]:
     """Give results as JSON has them."""
     return [asdict(each) for each in results]

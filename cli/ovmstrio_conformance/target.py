@@ -13,7 +13,7 @@ import numpy as np
 
 from ovmstrio.protocol.descriptors import message_class
 
-__all__ = ["DATATYPES", "Disagreement", "Target", "Unsuitable", "expect"]
+__all__ = ["DATATYPES", "Disagreement", "TriedServer", "Unsuitable", "expect"]
 
 DATATYPES: Final = {
     "BOOL": ("?", "bool_contents"),
@@ -55,7 +55,7 @@ def expect(fits: bool, expected: str, got: object) -> None:
 
 
 @dataclass
-class Target:
+class TriedServer:
     """One server and one model of it, called over either interface; closed by leaving its ``with`` block.
 
     Attributes:

@@ -21,7 +21,7 @@ from openvino.frontend import FrontEndManager, NodeContext
 from openvino.frontend.paddle import ConversionExtension
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.openvino.paddle_program import Program, read_program
+from ovmstrio.openvino.paddle_program import PaddleProgram, read_program
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 
 __all__ = ["PaddleFiles", "find_paddle_files", "load_program", "read_paddle", "readable"]
@@ -47,7 +47,7 @@ def read_paddle(folder: Path) -> ov.Model:
         raise ConfigError([_cannot_convert(files.program, program, error)]) from error
 
 
-def _cannot_convert(file: Path, program: Program, error: BaseException) -> Problem:
+def _cannot_convert(file: Path, program: PaddleProgram, error: BaseException) -> Problem:
     on_sequences = sorted(kind for kind in program.operations if kind.startswith(_SEQUENCES))
     if on_sequences:
         message = f"OpenVINO has no operations on LoD tensors, and the model uses {', '.join(on_sequences)}"
@@ -126,7 +126,7 @@ def find_paddle_files(folder: Path) -> PaddleFiles:
     raise _refused(folder, "the folder holds no *.pdmodel with *.pdiparams, and no __model__")
 
 
-def load_program(files: PaddleFiles) -> Program:
+def load_program(files: PaddleFiles) -> PaddleProgram:
     """Read the program's version and operations.
 
     Raises:
@@ -141,7 +141,7 @@ def load_program(files: PaddleFiles) -> Program:
 
 
 @contextmanager
-def readable(files: PaddleFiles, program: Program) -> Iterator[Path]:
+def readable(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
     """Give what OpenVINO's Paddle frontend can load, for as long as the block lasts: a file or a folder."""
     with tempfile.TemporaryDirectory(prefix="paddle-") as scratch:
         folder = Path(scratch)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Program", "fields", "read_program"]
+__all__ = ["PaddleProgram", "fields", "read_program"]
 
 _BLOCKS: Final = 1
 _VERSION: Final = 4
@@ -30,7 +30,7 @@ _MORE: Final = 0x80
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class PaddleProgram:
     """A program: the version of Paddle that wrote it (1007000 is 1.7.0; 0 if it does not tell) and its operations."""
 
     content: bytes
@@ -92,7 +92,7 @@ def fields(data: bytes, number: int) -> Iterator[bytes]:
             yield value
 
 
-def read_program(content: bytes) -> Program:
+def read_program(content: bytes) -> PaddleProgram:
     """Read a program file.
 
     Raises:
@@ -110,4 +110,4 @@ def read_program(content: bytes) -> Program:
     )
     if not operations:
         raise ValueError("it has no operations")
-    return Program(content, version, operations)
+    return PaddleProgram(content, version, operations)

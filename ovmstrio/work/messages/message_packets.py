@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from ovmstrio.work.messages.regions import Lease, MappedFile, Region, RegionPool
+from ovmstrio.work.messages.regions import MappedFile, Region, RegionLease, RegionPool
 from ovmstrio.work.messages.value_codec import Encoded, decode
 
 __all__ = ["MOST_FILES", "MOST_INLINE", "MOST_PACKET", "NO_MESSAGE", "Message", "MessagePackets", "PreparedMessage"]
@@ -172,7 +172,7 @@ class MessagePackets:
         number, region, size, is_new, shared = _HEAD.unpack(head)
         if is_new:
             self._mapped[region] = MappedFile(files.pop(0))
-        lease = Lease(lambda: self._tell(_RELEASED + _NUMBER.pack(number)))
+        lease = RegionLease(lambda: self._tell(_RELEASED + _NUMBER.pack(number)))
         source = lease.view(self._mapped[region], 0, size)
         others = []
         for _ in range(shared):

@@ -2,8 +2,8 @@
 
 ::
 
-    sender    RegionPool.take ──> Region ── its descriptor, once ──>  MappedFile ──> views under a Lease    receiver
-              RegionPool.give_back <──────── when the last view has gone ───────────────── Lease ends
+    sender    RegionPool.take ──> Region ── its descriptor, once ──>  MappedFile ──> views under a RegionLease  receiver
+              RegionPool.give_back <──────── when the last view has gone ───────────────── RegionLease ends
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["MOST_KEPT", "Lease", "MappedFile", "Region", "RegionPool", "SharedPart", "find_shared"]
+__all__ = ["MOST_KEPT", "MappedFile", "Region", "RegionLease", "RegionPool", "SharedPart", "find_shared"]
 
 MOST_KEPT: Final = 64 * 2**20
 """How many bytes of regions a pool keeps at most that nobody uses."""
@@ -82,11 +82,11 @@ def find_shared(array: Array) -> SharedPart | None:
 class _LeasedBytes(np.ndarray[Any, Any]):
     """Bytes of a mapped file, of which all views of one message are made, so that they keep its lease."""
 
-    lease: Lease
+    lease: RegionLease
     mapped: MappedFile
 
 
-class Lease:
+class RegionLease:
     """The right of one message's views to its memory; ends with the last of them.
 
     Args:

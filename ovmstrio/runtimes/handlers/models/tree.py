@@ -18,10 +18,10 @@ from ovmstrio.repository.fingerprints import rows_mark
 __all__ = [
     "LATEST",
     "ONLY_VERSION",
-    "Changes",
     "ModelKey",
     "StoredFile",
     "Tree",
+    "TreeChanges",
     "VersionFiles",
     "diff",
     "is_version",
@@ -92,17 +92,17 @@ Tree = Mapping[ModelKey, VersionFiles]
 """All versions of all models that are there."""
 
 
-class Changes(NamedTuple):
+class TreeChanges(NamedTuple):
     """How one tree became another: what has come or been written anew, and what has gone, both sorted."""
 
     written: list[ModelKey]
     removed: list[ModelKey]
 
 
-def diff(old: Tree, new: Tree) -> Changes:
+def diff(old: Tree, new: Tree) -> TreeChanges:
     """Compare two trees by the fingerprints of their versions."""
     written = [key for key in new if key not in old or old[key].fingerprint != new[key].fingerprint]
-    return Changes(sorted(written), sorted(old.keys() - new.keys()))
+    return TreeChanges(sorted(written), sorted(old.keys() - new.keys()))
 
 
 def is_version(text: str) -> bool:

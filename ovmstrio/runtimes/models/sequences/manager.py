@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 
 
-__all__ = ["Changes", "Sequence", "SequenceManager", "Turn"]
+__all__ = ["Sequence", "SequenceChanges", "SequenceManager", "Turn"]
 
 _MISSING: Final = "Sequence with provided ID does not exist"
 _EXISTS: Final = "Sequence with provided ID already exists"
@@ -65,7 +65,7 @@ class SequenceManager:
         self.migrates = True
         self.next_id = 1
         self.servables = 0
-        self.changes: Changes | None = None
+        self.changes: SequenceChanges | None = None
         self._sequences: dict[int | str, Sequence] = {}
 
     def __contains__(self, number: int | str) -> bool:
@@ -271,7 +271,7 @@ class Sequence:
         return SequenceInfo(self.id, now - self.started_at, idle_seconds, self.requests, self.lost_seconds)
 
 
-class Changes:
+class SequenceChanges:
     """What happened to the sequences of all models since they were last written down; of each only what it came to.
 
     Noting costs as much for a sequence of a thousand requests as for one of one, and is done in every request.
@@ -290,9 +290,9 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.touched or self.dropped)
 
-    def hand_out(self) -> Changes:
+    def hand_out(self) -> SequenceChanges:
         """Give everything that was noted, and begin anew."""
-        out = Changes()
+        out = SequenceChanges()
         out.touched, self.touched = self.touched, out.touched
         out.dropped, self.dropped = self.dropped, out.dropped
         return out

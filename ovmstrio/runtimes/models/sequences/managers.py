@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ovmstrio.runtimes.models.sequences.manager import Changes, SequenceManager
+from ovmstrio.runtimes.models.sequences.manager import SequenceChanges, SequenceManager
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
@@ -31,7 +31,7 @@ class SequenceManagers:
     """
 
     def __init__(self) -> None:
-        self.changes: Changes | None = None
+        self.changes: SequenceChanges | None = None
         self._managers: dict[tuple[str, int], SequenceManager] = {}
 
     def __iter__(self) -> Iterator[SequenceManager]:

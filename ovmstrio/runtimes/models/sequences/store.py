@@ -2,7 +2,7 @@
 
 ::
 
-    requests ─> Changes ── every half of the time ──> segments ── thread ──> end of the file
+    requests ─> SequenceChanges ── every half of the time ──> segments ── thread ──> end of the file
                                                           └ all sequences: a new file in its place, from time to time
 
 What has succeeded is in the file after ``seconds`` at most.  A server that drains writes all there is, and says so; one
@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from ovmstrio.runtimes.models.sequences.encoding import DamagedStore, Segment, StoredSegments, fill, read_segments
-from ovmstrio.runtimes.models.sequences.manager import Changes
+from ovmstrio.runtimes.models.sequences.manager import SequenceChanges
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.models.sequences.manager import Sequence, SequenceManager
@@ -55,7 +55,7 @@ class SequenceStore:
 
     def __init__(self, managers: SequenceManagers, folder: Path, seconds: float) -> None:
         self._managers = managers
-        self._changes = managers.changes = Changes()
+        self._changes = managers.changes = SequenceChanges()
         self._folder = folder
         self._seconds = seconds
         self._turn = trio.Lock()
@@ -154,7 +154,7 @@ class SequenceStore:
         self._note_written(size, anew=anew)
         return True
 
-    async def _make_segments(self, changes: Changes, lost_seconds: float, *, anew: bool) -> list[Segment]:
+    async def _make_segments(self, changes: SequenceChanges, lost_seconds: float, *, anew: bool) -> list[Segment]:
         first = Segment(time.time(), lost_seconds, [] if anew else sorted(changes.dropped))
         segments = [first]
         if anew:
@@ -186,7 +186,7 @@ def _all_items(managers: SequenceManagers) -> Iterator[_Item]:
     return ((manager, sequence.id, sequence) for manager, sequences in there for sequence in sequences)
 
 
-def _changed_items(changes: Changes) -> Iterator[_Item]:
+def _changed_items(changes: SequenceChanges) -> Iterator[_Item]:
     return ((manager, number, sequence) for (manager, number), sequence in changes.touched.items())
 
 

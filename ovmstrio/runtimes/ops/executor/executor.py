@@ -40,7 +40,7 @@ class _Turn:
         self.called = trio.Event()
 
 
-class Admission:
+class PipelineAdmission:
     """The door.
 
     Args:
@@ -159,7 +159,7 @@ class Executor:
         self._hooks = hooks
         self._stall_detector = stall_detector
         self._numbers = numbers
-        self._admission = Admission(settings.worker_num, settings.dag.max_queue)
+        self._admission = PipelineAdmission(settings.worker_num, settings.dag.max_queue)
         self._package_hooks = PackageHooks(graph, 2 * settings.worker_num, nursery)
         self._copier = Copier(2 * settings.worker_num)
         self._nursery = nursery
