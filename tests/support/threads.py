@@ -1,4 +1,4 @@
-"""Waiting for what other threads do."""
+"""Waiting for what other threads and processes do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["until"]
 
 
 async def until(true: Callable[[], Any]) -> None:
-    """Return once something holds that a thread brings about; fails after some seconds."""
-    with trio.fail_after(5):
-        while not true():  # noqa: ASYNC110 - user code in a thread sets no event of trio's
+    """Return once something holds that a thread or a process brings about; fails after half a minute."""
+    with trio.fail_after(30):
+        while not true():  # noqa: ASYNC110 - user code elsewhere sets no event of trio's
             await trio.sleep(0.001)

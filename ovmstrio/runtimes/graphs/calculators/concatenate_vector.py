@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract, NodeFailure
-from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, check_tags, given_options, ports_of
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, NodeContext, NodeFailure
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, given_options, joining_contract
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 from ovmstrio.runtimes.graphs.packets import TensorValue
 
 __all__ = ["CONCATENATE_VECTOR"]
@@ -42,20 +42,10 @@ def _elements(port: Port, value: Any) -> tuple[Any, ...]:
     raise NodeFailure(f"input {port} is a {type(value).__name__}, and must be a tensor or a vector of tensors")
 
 
-def _contract(node: NodeConfig) -> NodeContract:
-    """Accept inputs without tags and one output without.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
-    check_tags(_NAME, "input", node.inputs, [""])
-    if not node.inputs or ports_of(node.outputs) != (_OUTPUT,):
-        raise ContractError(f"{_NAME} needs at least one input and exactly one output, without tags")
-    return NodeContract(dict.fromkeys(ports_of(node.inputs), object), {_OUTPUT: tuple}, propagates_bounds=True)
-
-
 def _open(context: NodeContext) -> _Concatenate:
     return _Concatenate(needs_all=given_options(context.node, _OPTIONS).only_emit_if_all_present)
 
 
-CONCATENATE_VECTOR: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda _: _open)
+CONCATENATE_VECTOR: Final[CalculatorKind] = StatelessKind(
+    _NAME, lambda node: joining_contract(_NAME, node, tuple), lambda _: _open
+)

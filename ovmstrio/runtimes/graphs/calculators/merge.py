@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from ovmstrio.runtimes.graphs.calculator import CalculatorKind, ContractError, NodeContext, NodeContract
-from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, check_tags, ports_of
-from ovmstrio.runtimes.graphs.config.graph_config import NodeConfig, Port
+from ovmstrio.runtimes.graphs.calculator import CalculatorKind, NodeContext
+from ovmstrio.runtimes.graphs.calculators.nodes import Stateless, StatelessKind, joining_contract
+from ovmstrio.runtimes.graphs.config.graph_config import Port
 
 __all__ = ["MERGE"]
 
@@ -20,16 +20,6 @@ class _Merge(Stateless):
         context.emit(_OUTPUT, next(iter(context.inputs.values())))
 
 
-def _contract(node: NodeConfig) -> NodeContract:
-    """Accept inputs without tags and one output without.
-
-    Raises:
-        ContractError: the node has other ports.
-    """
-    check_tags(_NAME, "input", node.inputs, [""])
-    if not node.inputs or ports_of(node.outputs) != (_OUTPUT,):
-        raise ContractError(f"{_NAME} needs at least one input and exactly one output, without tags")
-    return NodeContract(dict.fromkeys(ports_of(node.inputs), object), {_OUTPUT: object}, propagates_bounds=True)
-
-
-MERGE: Final[CalculatorKind] = StatelessKind(_NAME, _contract, lambda _: lambda _: _Merge())
+MERGE: Final[CalculatorKind] = StatelessKind(
+    _NAME, lambda node: joining_contract(_NAME, node, object), lambda _: lambda _: _Merge()
+)

@@ -22,6 +22,7 @@ __all__ = [
     "StatelessKind",
     "check_tags",
     "given_options",
+    "joining_contract",
     "map_entry",
     "options_of",
     "ports_of",
@@ -64,6 +65,21 @@ def check_tags(name: str, what: str, refs: Sequence[StreamRef], known: Collectio
 def ports_of(refs: Sequence[StreamRef]) -> tuple[Port, ...]:
     """Give the ports of streams, in their order."""
     return tuple(ref.port for ref in refs)
+
+
+def joining_contract(name: str, node: NodeConfig, output: type) -> NodeContract:
+    """Accept inputs without tags and one output without, of this type.
+
+    Raises:
+        ContractError: the node has other ports.
+    """
+    check_tags(name, "input", node.inputs, [""])
+    outputs = ports_of(node.outputs)
+    if not node.inputs or outputs != (Port("", 0),):
+        raise ContractError(f"{name} needs at least one input and exactly one output, without tags")
+    return NodeContract(
+        dict.fromkeys(ports_of(node.inputs), object), dict.fromkeys(outputs, output), propagates_bounds=True
+    )
 
 
 def map_entry(entries: Any, port: Port) -> str | None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 import pytest
-import trio
 
 from ovmstrio.work.isolation.isolated_code import Isolation
 from tests.api.grpc.handlers.test_kinds import ASYNC, SYNC
 from tests.support.handler_grpc import served
 from tests.support.protos import FOUR_KINDS
+from tests.support.threads import until
 
 _CONTEXT = """
     import ctypes, os, time
@@ -106,8 +106,7 @@ async def test_the_context_works_from_there(tmp_path: Path) -> None:
         assert reply.number in project.project.handler.processes.pids  # type: ignore[attr-defined]
         assert initial["first"] == "1"
         assert (trailing["last"], trailing["last-bin"]) == ("2", b"\x00")
-        while not file.exists():  # noqa: ASYNC110 - another process makes it
-            await trio.sleep(0.005)
+        await until(file.exists)
         for text, code, details in (
             ("abort", grpc.StatusCode.NOT_FOUND, "not here"),
             ("code", grpc.StatusCode.FAILED_PRECONDITION, "not now"),
@@ -168,6 +167,4 @@ async def test_a_client_that_leaves_ends_its_call_there(tmp_path: Path) -> None:
             leaving.set()
 
         await project.ask(work)
-        with trio.fail_after(20):
-            while not (tmp_path / "closed").exists():  # noqa: ASYNC110 - another process makes it
-                await trio.sleep(0.005)
+        await until((tmp_path / "closed").exists)
