@@ -18,7 +18,7 @@ demo *args:
 
 # Run the tests on two cores; `just test --run-slow` for all of them.
 test *args:
-    {{ bin }}/pytest -n 2 --dist loadfile {{ args }}
+    {{ bin }}/pytest -n 2 --dist loadfile --max-worker-restart 0 {{ args }}
 
 # Check form, types and the direction of imports.
 lint:
