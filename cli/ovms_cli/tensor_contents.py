@@ -71,17 +71,20 @@ def read_json(content: bytes, file: str) -> Any:
     return value
 
 
+_PACKED: Final = "; what is no array, image or JSON is taken for packed elements"
+
+
 def read_packed(content: bytes, file: str, tensor: TensorInfo) -> Array:
     """Take bytes as one element of a BYTES input, or as packed little-endian elements."""
     if tensor.datatype == BYTES.name:
         return bytes_array([content], (1,))
     if len(content) % BY_NAME[tensor.datatype].itemsize:
-        raise InvalidRequest(f"{file}: {len(content)} bytes are no whole number of {tensor.datatype} elements")
+        raise InvalidRequest(f"{file}: {len(content)} bytes are no whole number of {tensor.datatype} elements{_PACKED}")
     array = from_raw(content, tensor.datatype, (-1,))
     shape = _complete(tensor.shape, array.size)
     if shape is None:
         wanted = f"{tensor.datatype} {list(tensor.shape)}"
-        raise InvalidRequest(f"{file}: expected the bytes of {wanted}, got {array.size} elements")
+        raise InvalidRequest(f"{file}: expected the bytes of {wanted}, got {array.size} elements{_PACKED}")
     return array.reshape(shape)
 
 

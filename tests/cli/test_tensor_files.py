@@ -147,7 +147,11 @@ def test_standard_input_is_read_but_once(monkeypatch: pytest.MonkeyPatch) -> Non
         ("x.json", b"{", "not JSON"),
         ("x.json", b'{"z": [1]}', "unknown: z; missing: x"),
         ("x.bin", b"12345", "no whole number of FP32"),
-        ("x.bin", b"1234", "expected the bytes of FP32 [1, 3], got 1"),
+        (
+            "x.bin",
+            b"1234",
+            "expected the bytes of FP32 [1, 3], got 1 elements; what is no array, image or JSON is taken for packed",
+        ),
         ("x.json", b"[1, 2]", "expected FP32 [1, 3], got [1, 2]"),
         ("x.json", b'["a", "b", "c"]', "expected FP32"),
         ("x.png", b"no image", "does not look like an image"),
