@@ -52,14 +52,16 @@ class Inflation:
         max_bytes: what it may become.
     """
 
-    __slots__ = ("_data", "_inflater", "_max_bytes", "_position", "_whole")
+    __slots__ = ("_data", "_inflater", "_max_bytes", "_pieces", "_position", "_size")
 
     def __init__(self, data: bytes, bits: int, max_bytes: int) -> None:
         self._data = data
         self._max_bytes = max_bytes
         self._position = 0
         self._inflater = zlib.decompressobj(bits)
-        self._whole = BytesIO()
+        # A buffer that grows is copied again and again while nobody else runs: not for what may be refused yet.
+        self._pieces: list[bytes] = []
+        self._size = 0
 
     @property
     def has_more(self) -> bool:
@@ -74,7 +76,7 @@ class Inflation:
             InflationError: it is not of its format.
         """
         try:
-            while not self._inflater.eof and self._whole.tell() < until:
+            while not self._inflater.eof and self._size < until:
                 self._step()
         except zlib.error as error:
             self._drop()
@@ -87,11 +89,19 @@ class Inflation:
     def finish(self) -> bytes:
         """Make all that is left, and give what it has become; as :meth:`go_on`."""
         self.go_on(self._max_bytes + 1)
-        return self._whole.getvalue()
+        if len(self._pieces) == 1:
+            return self._pieces[0]
+        whole = BytesIO()
+        pieces = self._pieces[::-1]
+        self._pieces = []
+        while pieces:
+            # Each is let go as it is copied, so that the message is held once.
+            whole.write(pieces.pop())
+        return whole.getvalue()
 
     def _drop(self) -> None:
         # The error leads to the frames that it went through, and lives as long as whoever looks at it likes.
-        self._whole, self._data = BytesIO(), b""
+        self._pieces, self._data = [], b""
 
     def _step(self) -> None:
         # What the last step left comes first: without bounds for both sides a step would copy all that is left.
@@ -100,8 +110,10 @@ class Inflation:
             left = self._data[self._position : self._position + _IN_BYTES]
             self._position += _IN_BYTES
         piece = self._inflater.decompress(left, _OUT_BYTES)
-        self._whole.write(piece)
-        if self._whole.tell() > self._max_bytes:
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+        if self._size > self._max_bytes:
             raise InflationTooLargeError(f"it becomes more than {self._max_bytes} bytes")
         if not left and not piece and not self._inflater.eof:
             raise InflationError("it ends too early")

@@ -81,7 +81,10 @@ def write_attacked(folder: Path, *, graph_keys: dict[str, dict[str, Any]] | None
     write_project(folder / SLEEPER, _SLEEPER, threads_per_process=4, max_concurrency=8)
     graphs = [_write_graph(folder, name, body) | (graph_keys or {}).get(name, {}) for name, body in _NODES.items()]
     document = {
-        "model_config_list": [{"config": {"name": name, "base_path": path}} for name, path in paths.items()],
+        # Few requests, so that all of them have their buffers before anybody looks at the memory.
+        "model_config_list": [
+            {"config": {"name": name, "base_path": path, "nireq": 2}} for name, path in paths.items()
+        ],
         "mediapipe_config_list": graphs,
         "handler_config_list": [{"name": SLEEPER, "path": str(folder / SLEEPER)}],
     }

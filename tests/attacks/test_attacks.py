@@ -11,11 +11,8 @@ from tests.attacks.measuring import measure
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-DELAY_MS = 3_000.0
-"""A quarter of what it was without defences; the goal is one for a machine that does nothing else."""
+DELAY_MS = 500.0
 GROWTH = 1.25
-KEEPS_MEMORY = frozenset({"unread_answers"})
-"""Attacks that now and then still leave more memory than they may."""
 QUIET_SECONDS = 2.0
 
 
@@ -24,6 +21,4 @@ def test_a_neighbour_hardly_notices_an_attack(tmp_path: Path, name: str) -> None
     """Its slowest hundredth takes little longer, on a machine that tests share, and memory is given back."""
     measured = measure(name, tmp_path, quiet_seconds=QUIET_SECONDS)
     assert measured.delay_ms < DELAY_MS, measured
-    if name in KEEPS_MEMORY and measured.growth >= GROWTH:
-        pytest.xfail(f"the goal for memory is not reached: {measured}")
     assert measured.growth < GROWTH, measured
