@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
+from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import FileSink, StandardSink
 from ovmstrio.observability.log_writer import LogOutlet
 
@@ -59,12 +60,16 @@ def configure_logs(*, level: str = "INFO", fmt: LogFormat = "pretty", path: Path
         file = LogOutlet(FileSink(logging.FileHandler(path, encoding="utf-8")))
         file.setFormatter(_formatter(fmt, colors=False))
         handlers.append(file)
-    logging.basicConfig(level=LEVELS[level], handlers=handlers, force=True)
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(max(logging.WARNING, LEVELS[level]))
+    logging.basicConfig(handlers=handlers, force=True)
+    LOG_LEVEL.begin(LEVELS[level], dict.fromkeys(_TALKATIVE, logging.WARNING), "" if path is None else str(path))
     structlog.configure(
-        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_SHARED,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        # The level may change while loggers are kept.
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["RequestLog"]
 
 log = structlog.get_logger(__name__)
+_LEVEL: Final = logging.getLogger(__name__)
+"""Tells what is logged at the time, without making a line of it."""
 
 
 class RequestLog:
-    """Observes calls and logs their ends, at the level that logs have when it is made."""
-
-    def __init__(self) -> None:
-        self._tells_all = log.bind().is_enabled_for(logging.DEBUG)
+    """Observes calls and logs their ends."""
 
     def call_started(self, event: CallEvent) -> None:
         """Nothing is known yet that is worth a line."""
@@ -34,11 +33,12 @@ class RequestLog:
     def call_finished(self, event: CallEvent) -> None:
         """Log success and the caller's mistakes at debug level, failures of services or the server at error level."""
         error = event.error
-        if event.code == OK:
-            if self._tells_all:
-                log.debug("request", **_facts(event))
-        elif _is_failure(event):
+        if event.code != OK and _is_failure(event):
             log.error("request failed", **_facts(event), exc_info=error)
+        elif not _LEVEL.isEnabledFor(logging.DEBUG):
+            return
+        elif event.code == OK:
+            log.debug("request", **_facts(event))
         else:
             log.debug("request refused", **_facts(event), reason=text_of(error) if error else "")
 

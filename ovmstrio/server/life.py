@@ -59,6 +59,7 @@ from ovmstrio.work.late_imports import import_aside
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ovmstrio.core.events import CallObserver
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
@@ -96,6 +97,7 @@ class Hosting:
         obstacle: tells why the server as a whole cannot answer, or an empty text.
         until: returns when the server is to drain.
         warned: returns when that is near.
+        observers: are told of every call before the server's own are.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
@@ -103,6 +105,7 @@ class Hosting:
     obstacle: Callable[[], str] | None = None
     until: Callable[[], Awaitable[None]] | None = None
     warned: Callable[[], Awaitable[None]] | None = None
+    observers: Sequence[CallObserver] = ()
 
     @property
     def is_part(self) -> bool:
@@ -192,7 +195,7 @@ class _Server:
         self._plane = DataPlane(
             self._registry,
             reload=reload if self._source is None else self._source.reload,
-            observers=(RequestLog(),),
+            observers=(*hosting.observers, RequestLog()),
             metrics=self._metrics,
             obstacle=hosting.obstacle,
             most_answer_bytes=plan.settings.max_message_size,

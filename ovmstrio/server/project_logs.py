@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from cortex_internal.lib.log import JsonFormatter, StdoutHandler
+from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import StandardSink
 from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
@@ -27,6 +28,11 @@ _LOGGERS: Final = ("cortex", "uvicorn", "uvicorn.error", "uvicorn.access")
 _TAKEN: Final = frozenset({"name", "module", "args", "process", "thread", "filename", "message"})
 """Keys that a record of the standard library's has, and no extra may have."""
 _TALKATIVE: Final = ("asyncio", "httpx", "httpcore", "botocore", "boto3", "urllib3", "s3transfer", "PIL")
+# Of one project that is served alone, its loading is told by the server's own lines.
+_FLOORS: Final = {
+    **dict.fromkeys(_LOGGERS, logging.NOTSET),
+    **dict.fromkeys((*_TALKATIVE, "ovmstrio.registry"), logging.WARNING),
+}
 
 
 def configure_project_logs(level: LogLevel, settings: ServerSettings) -> None:
@@ -49,20 +55,21 @@ def _log_lines(level: LogLevel) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # What handlers print stands where it belongs between their lines.
         sys.stdout.reconfigure(line_buffering=True)
-    logging.basicConfig(level=number, handlers=[StdoutHandler()], force=True)
+    logging.basicConfig(handlers=[StdoutHandler()], force=True)
     for name in _LOGGERS:
         logger = logging.getLogger(name)
-        logger.setLevel(number)
         logger.propagate = False
         if not any(isinstance(each, StdoutHandler) for each in logger.handlers):
             logger.addHandler(StdoutHandler())
-    # Of one project that is served alone, its loading is told by the server's own lines.
-    logging.getLogger("ovmstrio.registry").setLevel(max(logging.WARNING, number))
-    for name in _TALKATIVE:
-        logging.getLogger(name).setLevel(max(logging.WARNING, number))
+    LOG_LEVEL.begin(number, _FLOORS)
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, _rename_taken, structlog.stdlib.render_to_log_kwargs],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.contextvars.merge_contextvars,
+            _rename_taken,
+            structlog.stdlib.render_to_log_kwargs,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )

@@ -97,7 +97,7 @@ def make_router(
         *kserve_rules(plane, max_body_bytes),
         *tensorflow_rules(plane, max_body_bytes),
         *generate_rules(plane, max_body_bytes),
-        *observation_rules(),
+        *observation_rules(allows_remote=allows_remote_admin),
         *repository_rules(plane, allows_remote=allows_remote_admin),
         *shared_memory_rules(plane, allows_remote=allows_remote_admin),
         *admin_rules(plane, allows_remote=allows_remote_admin),

@@ -9,7 +9,9 @@ import signal
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -462,3 +464,27 @@ def test_a_project_that_is_wrong_is_told_whole(tmp_path: Path) -> None:
     assert "processes" in errors
     assert "threads_per_process" in errors
     assert "log_levl" not in errors
+
+
+def test_what_is_logged_changes_in_every_process(tmp_path: Path) -> None:
+    """One process is told; another one logs its next call accordingly, lines of the handler's logger among them."""
+    code = """
+import os
+from cortex_internal.lib.log import logger
+
+class Handler:
+    def handle_get(self):
+        logger.debug("called")
+        return {"pid": os.getpid()}
+"""
+    with serving_project(write_project(tmp_path / "project", code, processes=2)) as server:
+        assert server.ask("POST", "/v2/logging", json={"log_verbose_level": 1}).json()["log_verbose_level"] == 1
+        with httpx.Client(base_url=f"http://{server.address}", trust_env=False, timeout=20) as held:
+            pids = {held.get("/").json()["pid"], server.ask().json()["pid"]}
+            assert len(pids) == 2
+            for wanted in [(pid, message) for pid in pids for message in ("request", "called")]:
+                server.wait_logged(partial(_is_line, wanted))
+
+
+def _is_line(wanted: tuple[int, str], line: dict[str, Any]) -> bool:
+    return (line["process"], line["message"]) == wanted

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 __all__ = ["IndexEntry", "extensions_of", "repository_index", "server_version"]
 
-_EXTENSIONS: Final = ("binary_tensor_data", "classification", "generate", "model_configuration", "statistics")
+_EXTENSIONS: Final = (
+    "binary_tensor_data",
+    "classification",
+    "generate",
+    "logging",
+    "model_configuration",
+    "statistics",
+)
 
 
 def extensions_of(plane: DataPlane) -> list[str]:

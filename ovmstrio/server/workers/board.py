@@ -104,6 +104,15 @@ class Board:
         """Tell whether every process can serve, and is to."""
         return not self._cells[self.rows * _COLUMNS] and all(self.is_ready(row) for row in range(self.rows))
 
+    @property
+    def log_level(self) -> int:
+        """The level that the processes have agreed to log from on, 0 for what each was started with."""
+        return self._cells[self.rows * _COLUMNS + 1]
+
+    @log_level.setter
+    def log_level(self, level: int) -> None:
+        self._cells[self.rows * _COLUMNS + 1] = level
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from counting; the lock of a process that dies is open."""
@@ -115,8 +124,8 @@ class Board:
 
 
 def _own_size(rows: int) -> int:
-    # Behind the rows is a cell that belongs to all.
-    return (rows * _COLUMNS + 1) * _BYTES
+    # Behind the rows are cells that belong to all.
+    return (rows * _COLUMNS + 2) * _BYTES
 
 
 def _size(rows: int) -> int:

@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
 from ovmstrio.server.readiness_file import ReadinessFile
@@ -99,6 +100,7 @@ class _Parent:
         started = perf_counter()
         try:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
+                opened.enter_context(LOG_LEVEL.shared(self._board))
                 self._nursery = nursery
                 listeners = self._listening = await self._listen(opened)
                 for kept in self._kept:
@@ -136,6 +138,7 @@ class _Parent:
 
         Cancellation: leaves the drain where it is.
         """
+        LOG_LEVEL.follow()
         self._draining.set()
         self._readiness.show(ready=False)
         self._board.set_draining()
@@ -253,6 +256,7 @@ class _Parent:
         Raises:
             ConfigError: not all have been ready yet.
         """
+        LOG_LEVEL.follow()
         code = process.status or 0
         is_draining = self._draining.is_set()
         was_cut = is_draining and kept.is_ready and code not in _GENTLE

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.server.life import Hosting
@@ -24,6 +25,7 @@ from ovmstrio.server.workers.task import CUT, DRAIN, WorkerTask
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
+    from ovmstrio.core.events import CallEvent, Step
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.running import Running
     from ovmstrio.wire.listeners import Listener
@@ -57,7 +59,10 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         board.set_ready(task.row)
         await first.answer(None)
 
-    if not await serve_in_own_process(worker.plan, worker.hosting(requests), show=answer, handle_signals=False):
+    hosting = worker.hosting(requests)
+    with LOG_LEVEL.shared(board):
+        gently = await serve_in_own_process(worker.plan, hosting, show=answer, handle_signals=False)
+    if not gently:
         sys.exit(CUT)
 
 
@@ -79,7 +84,8 @@ class _Worker:
         """Tell how this process takes part."""
         lend = partial(LoadContext, make_limit=partial(SharedLimit, self._board, self._row))
         listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
-        return Hosting(listeners, lend, self._obstacle, partial(requests.handle_all, self._put), self._warned.wait)
+        until = partial(requests.handle_all, self._put)
+        return Hosting(listeners, lend, self._obstacle, until, self._warned.wait, (_FollowLogLevel(),))
 
     def _secured(self, name: str, inbox: ConnectionInbox) -> Listener:
         tls = make_tls(self.plan.settings, HTTP if name == "REST" else HTTP2)
@@ -93,6 +99,21 @@ class _Worker:
 
     def _obstacle(self) -> str:
         return "" if self._board.all_ready() else "not all worker processes are ready"
+
+
+class _FollowLogLevel:
+    """Observes calls, and logs them at the level that another process may have been told."""
+
+    def call_started(self, event: CallEvent) -> None:
+        """Take the level over."""
+        del event
+        LOG_LEVEL.follow()
+
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """Leave it as it is."""
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Leave it as it is."""
 
 
 def main() -> int:

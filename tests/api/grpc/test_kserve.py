@@ -158,6 +158,7 @@ async def test_server_metadata_is_complete(serving: Serving) -> None:
         "binary_tensor_data",
         "classification",
         "generate",
+        "logging",
         "model_configuration",
         "statistics",
     )

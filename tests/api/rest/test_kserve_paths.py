@@ -40,6 +40,7 @@ async def test_the_server_tells_what_it_is(serving: Serving) -> None:
         "binary_tensor_data",
         "classification",
         "generate",
+        "logging",
         "model_configuration",
         "statistics",
     ]

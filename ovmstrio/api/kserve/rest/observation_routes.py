@@ -1,10 +1,16 @@
-"""The paths of Triton's settings of traces and logs, of which this server has no such ones."""
+"""The paths of Triton's settings of traces and logs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.api.kserve.observation_settings import TRACE_SETTINGS, check_trace_settings, refuse_log_settings
+from ovmstrio.api.admin.locality import check_is_local
+from ovmstrio.api.kserve.observation_settings import (
+    TRACE_SETTINGS,
+    change_log_settings,
+    check_trace_settings,
+    log_settings,
+)
 from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
@@ -19,8 +25,8 @@ __all__ = ["observation_rules"]
 _TRACES = ("/v2/trace/setting", "/v2/models/<model>/trace/setting")
 
 
-def observation_rules() -> list[Rule]:
-    """Make the rules."""
+def observation_rules(*, allows_remote: bool = False) -> list[Rule]:
+    """Make the rules; what is logged is changed from this machine unless others may, too."""
 
     async def traces(_: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
         return json_answer(TRACE_SETTINGS)
@@ -33,12 +39,18 @@ def observation_rules() -> list[Rule]:
         return json_answer(TRACE_SETTINGS)
 
     async def logs(_: HttpRequest) -> HttpAnswer:
-        refuse_log_settings()
-        return HttpAnswer(200)
+        return json_answer(log_settings())
+
+    async def set_logs(request: HttpRequest) -> HttpAnswer:
+        if not allows_remote:
+            check_is_local(request.client)
+        if request.body:
+            change_log_settings(parse_document(request.body))
+        return json_answer(log_settings())
 
     return [
         *(rule(path, "GET", traces) for path in _TRACES),
         *(rule(path, "POST", set_traces) for path in _TRACES),
         rule("/v2/logging", "GET", logs),
-        rule("/v2/logging", "POST", logs),
+        rule("/v2/logging", "POST", set_logs),
     ]

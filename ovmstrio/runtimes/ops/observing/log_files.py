@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import FileSink
 from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.runtimes.ops.observing.figures import PIPELINE, current_ids
@@ -136,7 +135,7 @@ def _attached(handlers: Sequence[logging.Handler], settings: LoggingSettings) ->
         if settings.rate_limit is not None:
             handler.addFilter(_RateLimit(settings.rate_limit))
     root = logging.getLogger()
-    _opened.add(settings.level)
+    LOG_LEVEL.open_to(settings.level)
     try:
         for handler in handlers:
             root.addHandler(handler)
@@ -144,52 +143,7 @@ def _attached(handlers: Sequence[logging.Handler], settings: LoggingSettings) ->
     finally:
         for handler in handlers:
             root.removeHandler(handler)
-        _opened.remove(settings.level)
-
-
-class _RootLevel:
-    """Opens the root logger for the levels of log files that come and go in any order.
-
-    The handlers that are there before the first of them get what they got, and have what they had after the last.
-    """
-
-    def __init__(self) -> None:
-        self._wanted: list[int] = []
-        self._before = logging.NOTSET
-        self._others: list[tuple[logging.Handler, int]] = []
-        self._wrapper: Any = None
-
-    def add(self, level: int) -> None:
-        """Let records of a level through."""
-        if not self._wanted:
-            root = logging.getLogger()
-            self._before = root.level
-            self._others = [(handler, handler.level) for handler in root.handlers]
-            self._wrapper = structlog.get_config()["wrapper_class"]
-            for handler, own in self._others:
-                handler.setLevel(max(own, self._before))
-        self._wanted.append(level)
-        self._apply()
-
-    def remove(self, level: int) -> None:
-        """Take it back."""
-        self._wanted.remove(level)
-        self._apply()
-        if not self._wanted:
-            for handler, own in self._others:
-                handler.setLevel(own)
-            self._others = []
-
-    def _apply(self) -> None:
-        lowest = min(self._wanted, default=self._before)
-        logging.getLogger().setLevel(min(self._before, lowest) if self._before else lowest)
-        is_detailed = self._wanted and lowest < logging.INFO
-        structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(lowest) if is_detailed else self._wrapper
-        )
-
-
-_opened: Final = _RootLevel()
+        LOG_LEVEL.close_to(settings.level)
 
 
 class _OfPipeline(logging.Filter):
