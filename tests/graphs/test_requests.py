@@ -351,3 +351,27 @@ def test_the_python_side_packet_is_the_servers() -> None:
         "Failed to initialize mediapipe graph - Incoming input side packet: py is special reserved name and cannot be "
         "used"
     )
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    """Inputs that are unknown or unreadable are named together; none behind the first of them is given."""
+    request = InferRequest(
+        "g",
+        inputs=[InferInput("z", "INT8", (1,)), InferInput("x", "INT8", (2,)), InferInput("y", "INT8", (1,))],
+        raw_inputs=[b"1", b"2", b"3"],
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        read(PYTHON, request)
+    unexpected, size = caught.value.message.split(". Also: ")
+    assert unexpected == "Unexpected input - z is unexpected"
+    assert size.startswith("Invalid content size of tensor proto - Invalid Python tensor buffer size.")
+
+
+def test_all_parameters_that_are_no_side_packets_are_told() -> None:
+    """Each with its name."""
+    with pytest.raises(InvalidRequest) as caught:
+        side_packets(InferRequest("g", parameters={"a": 0.5, "b": 2**70, "c": 1}))
+    assert [text.partition("; ")[2] for text in caught.value.message.split(". Also: ")] == [
+        "parameter 'a' is 0.5",
+        f"parameter 'b' is {2**70}",
+    ]

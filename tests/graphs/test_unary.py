@@ -156,6 +156,8 @@ async def test_all_inputs_are_needed(tmp_path: Path) -> None:
             await graph.infer(ask({"in": np.array([1])}))
         with pytest.raises(InvalidRequest, match="Unexpected input - stranger is unexpected"):
             await graph.infer(ask({"in": np.array([1]), "stranger": b""}))
+        with pytest.raises(InvalidRequest, match=r"Also: Invalid number of inputs .* missing: more"):
+            await graph.infer(ask({"in": np.array([1]), "stranger": b""}))
 
 
 async def test_an_output_that_gets_nothing_is_a_failure(tmp_path: Path) -> None:

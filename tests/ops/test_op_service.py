@@ -153,3 +153,16 @@ async def test_arrays_of_answers_stay_arrays() -> None:
     assert output.array is tensor.array
     assert output.array.tolist() == [[1.5, 2.5]]
     assert (tensor.elem_type, tensor.float_data, tensor.int_data, tensor.byte_data) == (1, [1.5, 2.5], [], b"")
+
+
+async def test_every_input_that_is_not_what_it_says_is_told_at_once() -> None:
+    """The pipeline is not called."""
+    pipeline = _Pipeline()
+    short = (InferInput("a", "FP32", (2,)), b"four")
+    unknown = (InferInput("b", "FP8", (1,)), b"1")
+    with pytest.raises(InvalidRequest) as caught:
+        await service_of(pipeline).infer(asking(short, text("good", b"1"), unknown))
+    first, second = caught.value.message.split(". Also: ")
+    assert first.startswith("input a: expected 8 bytes for ")
+    assert second.startswith("input b: expected one of ")
+    assert pipeline.requests == []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.tensor import MemoryPlace, RawTensor
 from ovmstrio.runtimes.models.buffers import buffer_of
 
@@ -69,15 +70,18 @@ def view_inputs(request: InferRequest, regions: ClientRegions) -> None:
     if not placed:
         return
     raws = [*request.raw_inputs] or [None] * len(request.inputs)
+    wrong = Gathered()
     for number in placed:
         given = request.inputs[number]
         has_bytes = number < len(raws) and raws[number] is not None
-        if has_bytes or (given.contents is not None and len(given.contents.values)):
-            raise InvalidRequest(f"input {given.name}: it has contents besides {_REGION}")
-        place = _place_of(f"input {given.name}", given.parameters, regions)
-        given.contents = None
-        if number < len(raws):
-            raws[number] = place.region.view(place.offset, place.byte_size)
+        with wrong:
+            if has_bytes or (given.contents is not None and len(given.contents.values)):
+                raise InvalidRequest(f"input {given.name}: it has contents besides {_REGION}")
+            place = _place_of(f"input {given.name}", given.parameters, regions)
+            given.contents = None
+            if number < len(raws):
+                raws[number] = place.region.view(place.offset, place.byte_size)
+    wrong.tell()
     request.raw_inputs = raws
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import Buffer, InferInput, InferRequest, ParameterValue
 from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
 from ovmstrio.runtimes.graphs.packets import ImageFrame, MediaPipeTensor, OvTensor, TfTensor, stream_type
@@ -58,20 +59,30 @@ class RequestReader:
         What comes before an input that cannot be read has already been given then.
 
         Raises:
-            InvalidRequest: the request is not made as it should be, or an input is unknown or does not fit its type.
+            InvalidRequest: the request is not made as it should be, or inputs are unknown or do not fit their types,
+                all of which are told.
         """
         inputs, raws = request.inputs, request.raw_inputs
         if raws:
             check_style(inputs, raws, _COUNTS)
+        wrong = Gathered()
         for position, given in enumerate(inputs):
-            name = given.name
-            read = self._readers.get(name)
-            if read is not None:
-                yield name, read(given, raws[position] if raws else None)
-            elif name in self._whole:
-                yield name, request
-            else:
-                raise refused("Unexpected input", f"{name} is unexpected")
+            try:
+                value = self._value(request, given, raws[position] if raws else None)
+            except InvalidRequest as error:
+                wrong.add(error.with_traceback(None))
+                continue
+            if not wrong:
+                yield given.name, value
+        wrong.tell()
+
+    def _value(self, request: InferRequest, given: InferInput, raw: Buffer | None) -> Any:
+        read = self._readers.get(given.name)
+        if read is not None:
+            return read(given, raw)
+        if given.name in self._whole:
+            return request
+        raise refused("Unexpected input", f"{given.name} is unexpected")
 
 
 def _is_int64(value: ParameterValue) -> bool:
@@ -100,10 +111,11 @@ def side_packets(request: InferRequest) -> dict[str, str | int]:
     """Give the request's parameters as side packets, by name; those that only the server may set are left out.
 
     Raises:
-        InvalidRequest: a parameter is neither text, nor truth value, nor an integer of 64 bits.
-        FailedPrecondition: it has the name of the Python nodes' own side packet.
+        InvalidRequest: parameters are neither text, nor truth value, nor an integer of 64 bits.
+        FailedPrecondition: one has the name of the Python nodes' own side packet.
     """
     packets: dict[str, str | int] = {}
+    wrong = Gathered()
     for name, value in request.parameters.items():
         if name == TIMESTAMP_PARAMETER or name in _SERVER_SIDE_PACKETS:
             continue
@@ -111,7 +123,9 @@ def side_packets(request: InferRequest) -> dict[str, str | int]:
             fixed = "Failed to initialize mediapipe graph"
             detail = f"Incoming input side packet: {name} is special reserved name and cannot be used"
             raise FailedPrecondition(f"{fixed} - {detail}")
-        packets[name] = _side_packet(name, value)
+        with wrong:
+            packets[name] = _side_packet(name, value)
+    wrong.tell()
     return packets
 
 

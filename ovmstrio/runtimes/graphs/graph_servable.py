@@ -10,6 +10,7 @@ import trio
 
 from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.errors import GraphFailure, InvalidRequest
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import InferResponse, ServableMetadata, StreamReply
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
@@ -100,13 +101,16 @@ class GraphServable:
     async def _feed(self, instance: GraphInstance, request: InferRequest) -> None:
         given = timestamp_of(request)
         timestamp = self._timestamps.next() if given is None else given
-        pushed = 0
-        for name, value in self._reader.packets(request):
-            await instance.push(name, value, timestamp)
-            pushed += 1
+        pushed, wrong = 0, Gathered()
+        with wrong:
+            for name, value in self._reader.packets(request):
+                await instance.push(name, value, timestamp)
+                pushed += 1
         if pushed != len(self._plan.inputs):
             missing = self._plan.inputs.keys() - {tensor.name for tensor in request.inputs}
-            raise InvalidRequest(f"{_NOT_ALL_INPUTS}; missing: {', '.join(sorted(missing))}")
+            if missing or not wrong:
+                wrong.add(InvalidRequest(f"{_NOT_ALL_INPUTS}; missing: {', '.join(sorted(missing))}"))
+        wrong.tell()
 
     def _answer(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
         """Make an answer of the packets of each output; its timestamp is that of the last output's first."""

@@ -11,9 +11,7 @@ from typing import Final
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["BOTH_STYLES", "combined", "mismatch", "refused", "show_shape"]
-
-MAX_LISTED = 8
+__all__ = ["BOTH_STYLES", "mismatch", "refused", "show_shape"]
 
 BOTH_STYLES: Final = "Passing data both in InferInputTensor::contents and in raw_input_contents is not allowed"
 
@@ -31,14 +29,3 @@ def refused(fixed: str, detail: str = "") -> InvalidRequest:
 def mismatch(fixed: str, expected: object, actual: object, spec: TensorSpec) -> InvalidRequest:
     """Make the error for an input that is not what the model expects."""
     return refused(fixed, f"Expected: {expected}; Actual: {actual}; input name: {spec.name}")
-
-
-def combined(errors: Sequence[InvalidRequest]) -> InvalidRequest:
-    """Make one error of several: the first one's text, and behind it what else is wrong."""
-    if len(errors) == 1:
-        return errors[0]
-    rest = [error.message for error in errors[1:MAX_LISTED]]
-    hidden = len(errors) - MAX_LISTED
-    if hidden > 0:
-        rest.append(f"{hidden} more")
-    return InvalidRequest(". Also: ".join([errors[0].message, *rest]))

@@ -15,12 +15,13 @@ from typing import Final
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import Buffer, InferInput, InferRequest
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.runtimes.models.buffers import wrapped
 from ovmstrio.runtimes.models.contents import to_array
 from ovmstrio.runtimes.models.images import IMAGE_RANK, image_batch
-from ovmstrio.runtimes.models.rejections import BOTH_STYLES, combined, mismatch, refused, show_shape
+from ovmstrio.runtimes.models.rejections import BOTH_STYLES, mismatch, refused, show_shape
 from ovmstrio.runtimes.models.strings import is_string_matrix, native_strings, string_matrix
 
 __all__ = ["InputValidator", "Validator", "check_style"]
@@ -125,7 +126,7 @@ class Validator:
             number = refused("Invalid number of inputs", f"Expected: {len(self._inputs)}; Actual: {len(inputs)}")
             # What is sent with as many buffers as inputs can be looked at, so that all is told at once.
             others = self._check(inputs, raws)[1] if len(raws) in {0, len(inputs)} else []
-            raise combined([number, *others])
+            raise Gathered([number, *others]).error()
         if raws:
             check_style(inputs, raws)
         if len(inputs) == 1 and inputs[0].name == self._inputs[0].spec.name:
@@ -135,7 +136,7 @@ class Validator:
     def _by_name(self, inputs: Sequence[InferInput], raws: Sequence[Buffer | None]) -> dict[str, Array]:
         arrays, errors = self._check(inputs, raws)
         if errors:
-            raise combined(errors)
+            raise Gathered(errors).error()
         return arrays
 
     def _check(

@@ -18,6 +18,7 @@ from ovmstrio.core.errors import (
     Overloaded,
     ServerError,
 )
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models.contents import to_array
@@ -54,21 +55,27 @@ def pipeline_request(request: InferRequest) -> PipelineRequest:
     """Give a call as a request; arrays stay arrays, over the call's buffers where these have their elements.
 
     Raises:
-        InvalidRequest: an input is not what it says it is.
+        InvalidRequest: inputs are not what they say they are, all of which are told.
     """
     made = PipelineRequest(name=request.model_name, method="infer", logid=_log_id(request), keeps_arrays=True)
+    wrong = Gathered()
     for index, given in enumerate(request.inputs):
-        raw = request.raw_inputs[index] if index < len(request.raw_inputs) else None
-        if given.datatype != BYTES.name:
-            made.tensors.append(ArrayTensor(given.name, _array(given, raw)))
-            continue
-        texts = _texts(given, raw)
-        if len(texts) == 1:
-            made.keys.append(given.name)
-            made.values.append(texts[0])
-        else:
-            made.tensors.append(PipelineTensor(given.name, STRINGS, list(given.shape), str_data=texts))
+        with wrong:
+            _add_input(made, given, request.raw_inputs[index] if index < len(request.raw_inputs) else None)
+    wrong.tell()
     return made
+
+
+def _add_input(made: PipelineRequest, given: InferInput, raw: Buffer | None) -> None:
+    if given.datatype != BYTES.name:
+        made.tensors.append(ArrayTensor(given.name, _array(given, raw)))
+        return
+    texts = _texts(given, raw)
+    if len(texts) == 1:
+        made.keys.append(given.name)
+        made.values.append(texts[0])
+    else:
+        made.tensors.append(PipelineTensor(given.name, STRINGS, list(given.shape), str_data=texts))
 
 
 def infer_response(name: str, request: InferRequest, response: PipelineResponse) -> InferResponse:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Array, Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch
@@ -111,7 +112,12 @@ class EntryReader:
                 name: Tensor(name, self._specs[name].datatype, array) for name, array in self._validate(request).items()
             }
         given = {each.name: each for each in request.inputs}
-        specs = {name: self._settle(spec, given.get(name)) for name, spec in self._specs.items()}
+        specs: dict[str, TensorSpec] = {}
+        wrong = Gathered()
+        for name, spec in self._specs.items():
+            with wrong:
+                specs[name] = self._settle(spec, given.get(name))
+        wrong.tell()
         arrays: dict[str, Array] = Validator(list(specs.values()))(request)
         return {name: Tensor(name, specs[name].datatype, array) for name, array in arrays.items()}
 

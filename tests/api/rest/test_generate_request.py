@@ -119,3 +119,14 @@ def test_a_body_that_is_not_json_has_its_own_error() -> None:
     """Broken JSON is told from JSON that does not fit."""
     with pytest.raises(MalformedJson):
         read_generate_request("m", "", b"{", GRAPH)
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    """Inputs and parameters, in the order of the body."""
+    with pytest.raises(InvalidRequest) as caught:
+        _read({"text": [], "seed": None, "of": {}})
+    assert caught.value.message.split(". Also: ") == [
+        "input text: expected at least one element, got an empty list",
+        "input seed: expected texts, numbers or booleans, got null",
+        "of: expected a text, number or boolean for a parameter, got an object; inputs are: text, seed",
+    ]

@@ -451,3 +451,38 @@ def test_tensors_sent_as_bytes_come_back(case: tuple[dict[str, Any], bytes, list
     request = read_infer_request("m", "", head + tail, str(len(head)))
     read = [(each.name, each.datatype, each.shape) for each in request.inputs]
     assert [(*one, bytes(raw or b"")) for one, raw in zip(read, request.raw_inputs, strict=True)] == expected
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    """Of the id, parameters, outputs and each input, in that order; those that can be read are passed over."""
+    document = {
+        "id": 7,
+        "parameters": [1],
+        "outputs": [{"name": "y"}, {"name": 3}, "z"],
+        "inputs": [X, X | {"name": "a", "shape": [-1]}, X | {"name": "b", "data": ["one", "two"]}, 5],
+    }
+    assert _refused(document).split(". Also: ") == [
+        "Could not parse input content. Not valid ndarray detected - id: expected a text, got a number",
+        "Could not parse request parameters - expected an object, got a list",
+        "Could not parse outputs content - outputs[1]: expected an object with a name",
+        "Could not parse outputs content - outputs[2]: expected an object with a name",
+        (
+            "Could not parse input content. Not valid ndarray detected - "
+            "input a: shape must be a list of whole numbers, 0 or more"
+        ),
+        "Could not parse input content. Not valid ndarray detected - input b: FP32 data holds str",
+        "Could not parse input content. Not valid ndarray detected - expected an object with a name for each input",
+    ]
+
+
+def test_every_wrong_size_of_bytes_is_told_at_once() -> None:
+    """What is announced of the bytes behind the JSON is looked at for all inputs before any gets its part."""
+    sizes = [{"binary_data_size": "8"}, {"binary_data_size": -1}]
+    inputs = [
+        {"name": name, "shape": [2], "datatype": "FP32", "parameters": one}
+        for name, one in zip("ab", sizes, strict=True)
+    ]
+    assert _refused({"inputs": inputs}, bytes(16)).split(". Also: ") == [
+        f"{SIZE_INVALID} - input a: expected a whole number, 0 or more, got '8'",
+        f"{SIZE_INVALID} - input b: expected a whole number, 0 or more, got -1",
+    ]

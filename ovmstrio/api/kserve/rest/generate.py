@@ -28,6 +28,7 @@ from ovmstrio.api.raw_contents import raw_contents
 from ovmstrio.api.refusals import admits, body_of_call
 from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import InferInput, InferRequest, StreamProblem
 from ovmstrio.core.tensor import RawTensor, Tensor
@@ -76,11 +77,14 @@ def read_generate_request(model: str, version: str, body: Buffer, inputs: Sequen
         if not isinstance(nested, dict):
             raise InvalidRequest(f"{_PARAMETERS}: expected an object, got {nested!r:.80}")
         document = {name: value for name, value in document.items() if name != _PARAMETERS} | nested
+    wrong = Gathered()
     for name, value in document.items():
-        if name in specs:
-            _add_input(request, specs[name], value)
-        elif name != _ID:
-            _add_parameter(request, name, value, specs)
+        with wrong:
+            if name in specs:
+                _add_input(request, specs[name], value)
+            elif name != _ID:
+                _add_parameter(request, name, value, specs)
+    wrong.tell()
     return request
 
 

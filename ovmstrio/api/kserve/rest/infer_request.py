@@ -17,6 +17,7 @@ import orjson
 from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES, LargeData, read_large_document
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
 
 if TYPE_CHECKING:
@@ -91,17 +92,25 @@ def read_infer_request(model: str, version: str, body: Buffer, head_length: str 
 
     Raises:
         MalformedJson: the JSON part is not JSON.
-        InvalidRequest: anything else that the body should not be.
+        InvalidRequest: anything else that the body should not be, all of it at once.
     """
     head, tail = _split(memoryview(body), head_length)
     document = read_large_document(head, _DATA_LEVELS) if len(head) >= LARGE_BYTES else None
     if document is None:
         document = parse_document(head)
     request = InferRequest(model, version)
-    request.id = read_id(document)
-    request.parameters = _parameters(document)
-    request.outputs = _outputs(document)
-    request.inputs = [_input(given) for given in _inputs(document)]
+    wrong = Gathered()
+    with wrong:
+        request.id = read_id(document)
+    with wrong:
+        request.parameters = _parameters(document)
+    with wrong:
+        request.outputs = _outputs(document)
+    with wrong:
+        for given in _inputs(document):
+            with wrong:
+                request.inputs.append(_input(given))
+    wrong.tell()
     _assign_tail(request, tail)
     return request
 
@@ -198,10 +207,13 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     if not isinstance(given, list):
         raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {kind_of(given)}")
     requested = []
+    wrong = Gathered()
     for number, output in enumerate(given):
-        if not isinstance(output, dict) or not isinstance(output.get("name"), str):
-            raise _refuse(OUTPUT_UNREADABLE, f"outputs[{number}]: expected an object with a name")
-        requested.append(RequestedOutput(output["name"], _parameters(output)))
+        with wrong:
+            if not isinstance(output, dict) or not isinstance(output.get("name"), str):
+                raise _refuse(OUTPUT_UNREADABLE, f"outputs[{number}]: expected an object with a name")
+            requested.append(RequestedOutput(output["name"], _parameters(output)))
+    wrong.tell()
     return requested
 
 
@@ -285,11 +297,16 @@ def _flatten(data: list[Any]) -> list[Any]:
 
 def _assign_tail(request: InferRequest, tail: memoryview) -> None:
     """Give each input that has no data in the JSON its part of the bytes behind it, in order."""
-    at, sole = 0, len(request.inputs) == 1
+    sizes: list[int | None] = []
+    wrong = Gathered()
+    for given in request.inputs:
+        with wrong:
+            sizes.append(_binary_size(given, len(tail), sole=len(request.inputs) == 1))
+    wrong.tell()
+    at = 0
     raw: list[Buffer | None] = []
     is_any_raw = False
-    for given in request.inputs:
-        size = _binary_size(given, len(tail), sole=sole)
+    for given, size in zip(request.inputs, sizes, strict=True):
         if size is None:
             raw.append(None)
             continue

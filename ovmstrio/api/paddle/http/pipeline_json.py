@@ -17,6 +17,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from ovmstrio.api.kserve.rest.infer_answer import json_values
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.protocol.pipeline_messages import TENSOR
@@ -39,7 +40,7 @@ def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
     """Read a body; ``name`` and ``method`` are those of the path, whatever the body says.
 
     Raises:
-        InvalidRequest: it is not JSON, or a field does not have its type.
+        InvalidRequest: it is not JSON, or fields do not have their types, all of which are told.
     """
     try:
         parsed: Any = orjson.loads(body) if body.strip() else None
@@ -48,15 +49,21 @@ def read_request(body: bytes, name: str, method: str) -> PipelineRequest:
     document = {} if parsed is None else parsed
     if not isinstance(document, dict):
         raise InvalidRequest(f"the body: expected a JSON object, got {_kind(document)}")
-    return PipelineRequest(
-        keys=[_read_text("key", key) for key in _list(document, "key")],
-        values=[_stringified(value) for value in _list(document, "value")],
-        tensors=[_read_tensor(index, tensor) for index, tensor in enumerate(_list(document, "tensors"))],
-        name=name,
-        method=method,
-        logid=_integer("logid", document.get("logid")),
-        clientip=_read_text("clientip", document.get("clientip") or ""),
-    )
+    request, wrong = PipelineRequest(name=name, method=method), Gathered()
+    with wrong:
+        request.keys = [_read_text("key", key) for key in _list(document, "key")]
+    with wrong:
+        request.values = [_stringified(value) for value in _list(document, "value")]
+    with wrong:
+        for index, tensor in enumerate(_list(document, "tensors")):
+            with wrong:
+                request.tensors.append(_read_tensor(index, tensor))
+    with wrong:
+        request.logid = _integer("logid", document.get("logid"))
+    with wrong:
+        request.clientip = _read_text("clientip", document.get("clientip") or "")
+    wrong.tell()
+    return request
 
 
 def _list(document: dict[str, Any], field: str) -> list[Any]:

@@ -22,6 +22,7 @@ from ovmstrio.api.raw_contents import join_buffers, raw_contents, split_elements
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE, BY_NUMBER
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest, NotSupported
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.protocol.descriptors import POOL, message_class
@@ -68,10 +69,13 @@ def decode_predict(data: bytes) -> PredictRequest:
         ) from None
     spec = message.model_spec
     request = PredictRequest(spec.name, str(spec.version.value), received=len(data))
+    wrong = Gathered()
     for name, tensor in _bounded(message.inputs, "inputs").items():
-        given, raw = _decode_tensor(name, tensor)
-        request.inputs.append(given)
-        request.raw_inputs.append(raw)
+        with wrong:
+            given, raw = _decode_tensor(name, tensor)
+            request.inputs.append(given)
+            request.raw_inputs.append(raw)
+    wrong.tell()
     request.outputs = [RequestedOutput(name) for name in _bounded(message.output_filter, "names in output_filter")]
     return request
 

@@ -24,10 +24,11 @@ import numpy as np
 from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, TOO_DEEP, as_object, kind_of, parse_document
 from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID, to_bf16
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
+from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, Contents, InferInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ovmstrio.core.datatypes import Datatype
     from ovmstrio.core.tensor import TensorSpec
@@ -231,7 +232,7 @@ def _rows(instances: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
     reader = _InputReader(inputs, INSTANCE_UNREADABLE, by_rows=True)
     first = instances[0]
     if isinstance(first, dict) and not is_binary(first):
-        return [reader.read(name, values) for name, values in _named_rows(instances).items()]
+        return reader.read_all(_named_rows(instances))
     if first is None or (isinstance(first, bool) and not _takes_booleans(inputs)):
         raise _refuse(NEITHER_NAMED_NOR_NONAMED, f"the first instance is {kind_of(first)}")
     return [reader.read(_sole_name(inputs), instances)]
@@ -255,7 +256,7 @@ def _columns(given: Any, inputs: Sequence[TensorSpec]) -> list[InferInput]:
     if isinstance(given, dict):
         if not given:
             raise _refuse(NO_INPUTS)
-        return [reader.read(name, value) for name, value in given.items()]
+        return reader.read_all(given)
     lone_number = type(given) in {int, float} and len(inputs) == 1
     if not lone_number and not isinstance(given, list):
         raise _refuse(INPUTS_NO_OBJECT, f"got {kind_of(given)}")
@@ -284,6 +285,19 @@ class _InputReader:
 
     def __post_init__(self) -> None:
         self._known = {spec.name: spec.datatype for spec in self.specs if spec.datatype is not INVALID}
+
+    def read_all(self, values: Mapping[str, Any]) -> list[InferInput]:
+        """Read inputs by their names.
+
+        Raises:
+            InvalidRequest: some of them cannot be read, all of which are told.
+        """
+        wrong, inputs = Gathered(), []
+        for name, value in values.items():
+            with wrong:
+                inputs.append(self.read(name, value))
+        wrong.tell()
+        return inputs
 
     def read(self, name: str, value: Any) -> InferInput:
         """Read one input.

@@ -142,6 +142,13 @@ async def test_the_original_gateway_gives_the_same_answers(tmp_path: Path) -> No
         (b'{"logid":"%b"}' % (b"9" * 5000), "logid: expected a whole number of 64 bits"),
         (b'{"value":[%b]}' % (b"[" * 300 + b"]" * 300), "value: expected lists and objects that are not so deep"),
         (b'{"tensors":[1]}', "tensors[0]: expected an object, got a number 1"),
+        (
+            b'{"key":[1],"tensors":[1,2]}',
+            (
+                "key: expected a string, got a number 1. Also: tensors[0]: expected an object, got a number 1. "
+                "Also: tensors[1]: expected an object, got a number 2"
+            ),
+        ),
         (b'{"tensors":[{},{"shape":"x"}]}', "tensors[1]: "),
         (b'{"tensors":[{"byte_data":"a"}]}', "tensors[0]: "),
     ],

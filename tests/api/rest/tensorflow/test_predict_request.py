@@ -388,3 +388,14 @@ def test_whatever_is_sent_is_read_or_refused(value: Any, order: str, datatype: s
     for each in read.inputs:
         assert each.contents is not None
         assert len(each.contents.values) == np.prod(each.shape, dtype=int)
+
+
+@pytest.mark.parametrize(("body", "fixed"), [({"inputs": ...}, NO_INPUT), ({"instances": [...]}, NO_INSTANCE)])
+def test_everything_that_is_wrong_is_told_at_once(body: dict[str, Any], fixed: str) -> None:
+    """Each input that cannot be read is named, by columns and by rows."""
+    values = {"x": [["a"]], "y": [[1], 2]}
+    document = json.loads(json.dumps(body, default=lambda _: values))
+    assert _refused(document, X, Y).split(". Also: ") == [
+        f'{fixed} - input x: expected elements of FP32 or {{"b64": ...}}, got text',
+        f"{fixed} - input y: lists of one level differ in length, or have elements beside them",
+    ]

@@ -1,0 +1,79 @@
+"""What is wrong with a request, gathered, so that one answer tells all of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.texts import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+__all__ = ["Gathered"]
+
+_MOST: Final = 8
+"""Refusals that are told one by one."""
+_MOST_CHARACTERS: Final = 500
+"""Of each that is told behind the first one."""
+
+
+class Gathered:
+    """Refusals of the parts of one request.
+
+    Each part is read in a block of its own, which ends where the part is refused; :meth:`tell` raises if any was::
+
+        wrong = Gathered()
+        for part in parts:
+            with wrong:
+                made.append(read(part))
+        wrong.tell()
+    """
+
+    __slots__ = ("_count", "_kept")
+
+    def __init__(self, errors: Iterable[InvalidRequest] = ()) -> None:
+        self._kept: list[InvalidRequest] = []
+        self._count = 0
+        for error in errors:
+            self.add(error)
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def __enter__(self) -> None:
+        """Begin to read a part."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, InvalidRequest):
+            return False
+        # Its traceback would keep what the request was read from.
+        self.add(error.with_traceback(None))
+        return True
+
+    def add(self, error: InvalidRequest) -> None:
+        """Take one more."""
+        self._count += 1
+        if len(self._kept) < _MOST:
+            self._kept.append(error)
+
+    def error(self) -> InvalidRequest:
+        """Make one error of all, of which there are some: a single one as it is, else its text before others'."""
+        if self._count == 1:
+            return self._kept[0]
+        texts = [self._kept[0].message, *(cut(error.message, _MOST_CHARACTERS) for error in self._kept[1:])]
+        if self._count > _MOST:
+            texts.append(f"{self._count - _MOST} more")
+        return InvalidRequest(". Also: ".join(texts))
+
+    def tell(self) -> None:
+        """Do nothing if there are none.
+
+        Raises:
+            InvalidRequest: there are.
+        """
+        if self._count:
+            raise self.error()
