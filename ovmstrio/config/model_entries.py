@@ -44,6 +44,7 @@ class _Model(ServiceEntry):
     batch_size: Count | str = OPTIONAL
     batching: Object = OPTIONAL
     shape: str | dict[str, str] = OPTIONAL
+    shape_buckets: Object = OPTIONAL
     layout: str | dict[str, str] = OPTIONAL
     mean: str | float | list[float] = OPTIONAL
     scale: str | float | list[float] = OPTIONAL

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from ovmstrio.config.documents import expected_by
 from ovmstrio.config.findings import did_you_mean, shown, wrong
 from ovmstrio.config.preprocessing import parse_color_formats, parse_mean, parse_precisions, parse_scale
+from ovmstrio.config.shape_buckets import bucket_contradictions, parse_shape_buckets
 from ovmstrio.config.shapes import format_batch_size, object_in_text, parse_batch_size, parse_layouts, parse_shapes
 from ovmstrio.config.specs import (
     AllVersions,
@@ -304,6 +305,7 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "batch_size": ("batch", parse_batch_size),
     "batching": ("batching", parse_batching),
     "shape": ("shapes", parse_shapes),
+    "shape_buckets": ("shape_buckets", parse_shape_buckets),
     "layout": ("layouts", parse_layouts),
     "precision": ("precisions", parse_precisions),
     "color_format": ("color_formats", parse_color_formats),
@@ -340,6 +342,7 @@ def _contradictions(options: Mapping[str, Any], fields: dict[str, Any]) -> list[
             if option in options
         )
     problems.extend(batching_contradictions(fields))
+    problems.extend(bucket_contradictions(fields))
     if "batch_size" in options and "shape" in options:
         message = "a shape is set, which settles the batch size too"
         problems.append(Problem(message, path="batch_size", suggestion="leave one of them out", severity="warning"))

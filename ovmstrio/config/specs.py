@@ -7,10 +7,11 @@ user's spelling of a shape or a policy.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ovmstrio.config.located import Place
 from ovmstrio.core.errors import Problem
@@ -23,6 +24,7 @@ __all__ = [
     "AllVersions",
     "BatchSpec",
     "BatchingSpec",
+    "BucketedDimension",
     "GraphSpec",
     "HandlerSpec",
     "LatestVersions",
@@ -44,6 +46,9 @@ __all__ = [
 
 
 SpecT = TypeVar("SpecT", bound="ServableSpec")
+
+Axes = Annotated[tuple[Annotated[int, Field(ge=0, le=64)], ...], Field(min_length=1)]
+"""Positions of dimensions in the shape of one tensor."""
 
 
 class _Spec(BaseModel):
@@ -119,6 +124,29 @@ class BatchingSpec(_Spec):
     eager: bool = False
 
 
+class BucketedDimension(_Spec):
+    """A dimension that inputs share, and the sizes up to which it is padded: the least that is not smaller.
+
+    ``inputs`` and ``outputs`` give positions in shapes by tensor.  No inputs stand for the batch dimension of each, and
+    no outputs for whatever follows the inputs.  ``pad`` has the value for an input, which is 0 otherwise.  What is
+    larger than the last size is refused, or run as it is.
+    """
+
+    sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=2**31 - 1)], ...], Field(min_length=1, max_length=64)]
+    inputs: dict[str, Axes] = {}
+    outputs: dict[str, Axes] | None = None
+    pad: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    larger: Literal["refuse", "run"] = "refuse"
+    warm_up: bool = True
+
+    @field_validator("sizes")
+    @classmethod
+    def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if any(low >= high for low, high in pairwise(sizes)):
+            raise ValueError("the sizes do not ascend")
+        return sizes
+
+
 class ServableSpec(_Spec):
     """What is configured of anything that is served under a name, whatever file or option it came from.
 
@@ -165,6 +193,7 @@ class ModelSpec(ServableSpec):
 
     ``shapes`` and ``layouts`` map a tensor's (mapped) name to its setting; the key ``""`` is a setting written
     without a name, which is for the only input.  ``mean`` and ``scale`` hold one value or one a channel.
+    ``shape_buckets`` are dimensions by the names that their user gave them.
     """
 
     kind: ClassVar[str] = "model"
@@ -172,6 +201,7 @@ class ModelSpec(ServableSpec):
     batch: BatchSpec | None = None
     batching: BatchingSpec | None = None
     shapes: dict[str, ShapeSpec] = {}
+    shape_buckets: dict[str, BucketedDimension] = {}
     layouts: dict[str, LayoutSpec] = {}
     precisions: dict[str, str] = {}
     color_formats: dict[str, str] = {}

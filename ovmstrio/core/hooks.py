@@ -50,6 +50,9 @@ class ServableHooks(BatchHooks):
     def placed(self, *, inline: bool, moved: bool) -> None:
         """Inferences such as the last one run on the event loop, or do not; ``moved`` tells that this is new."""
 
+    def bucketed(self, fit: str, given: int, added: int) -> None:
+        """One inference fitted its buckets so (``exact``, ``padded``, ``larger``), its inputs by so many elements."""
+
     def set_load_seconds(self, seconds: float) -> None:
         """The version took this long to load."""
 

@@ -68,6 +68,8 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_placement_moves", "counter", _VERSION, "How often inferences came to the event loop or left it."),
     Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows of a batch of joined requests.", buckets=BUCKETS_SIZE),
     Family("ovmstrio_batch_wait_time_us", "histogram", _VERSION, "Time that a request waited for its batch."),
+    Family("ovmstrio_bucketed_inferences", "counter", (*_VERSION, "fit"), "Inferences of models with shape_buckets."),
+    Family("ovmstrio_bucketed_elements", "counter", (*_VERSION, "part"), "Elements of their inputs, and of padding."),
     Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests that wait for a place (max_concurrency)."),
     Family("ovmstrio_refused_requests", "counter", ("name",), "Requests refused because as many waited as may."),
     Family("ovmstrio_dropped_log_lines", "counter", (), "Lines of the log for which there was no room."),

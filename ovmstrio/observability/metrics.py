@@ -236,6 +236,21 @@ class ServableMetrics(CallMetrics, ServableHooks):
         if moved:
             moves.inc()
 
+    @cached_property
+    def _buckets(self) -> tuple[dict[str, Any], Any, Any]:
+        """Only models with buckets have them."""
+        child = self._metrics.child
+        fits = {fit: child("ovmstrio_bucketed_inferences", *self._labels, fit) for fit in ("exact", "padded", "larger")}
+        given, added = (child("ovmstrio_bucketed_elements", *self._labels, part) for part in ("request", "padding"))
+        return fits, given, added
+
+    def bucketed(self, fit: str, given: int, added: int) -> None:
+        """Count an inference by how it fitted the buckets, and how much of its inputs is padding."""
+        fits, of_requests, of_padding = self._buckets
+        fits[fit].inc()
+        of_requests.inc(given)
+        of_padding.inc(added)
+
     def set_load_seconds(self, seconds: float) -> None:
         """Say how long the version took to load."""
         self._metrics.child("ovmstrio_model_load_seconds", *self._labels).set(seconds)

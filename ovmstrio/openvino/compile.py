@@ -6,7 +6,7 @@ import difflib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,8 @@ from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ConfigError, ModelFailure, Problem
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.openvino.batch_ranges import take_batches
+from ovmstrio.openvino.bucket_plan import plan_buckets
+from ovmstrio.openvino.buckets import ShapeBuckets
 from ovmstrio.openvino.model_state import read_variables
 from ovmstrio.openvino.ov_tensors import placeholder
 from ovmstrio.openvino.preprocess import preprocess
@@ -71,6 +73,7 @@ class Compiled:
     of one stream if the model may fail; ``isolated`` as many of one stream as this has.  Requests of the pool are
     ``nireq``, of which ``side_by_side`` run at once.  ``blocking`` is how the event loop infers, ``variables`` what a
     stateful model remembers, empty for others.  ``weight_bytes`` are those of the constants that the file has.
+    ``buckets`` are what inputs are to be padded up to.
     """
 
     model: ov.CompiledModel
@@ -86,6 +89,7 @@ class Compiled:
     blocking: Blocking
     variables: tuple[TensorSpec, ...] = ()
     weight_bytes: int = 0
+    buckets: ShapeBuckets | None = None
 
     def make_slot(self) -> Slot:
         """Make an infer request that any thread may use."""
@@ -129,6 +133,13 @@ def compile_read(model: ov.Model, source: ModelFile) -> Compiled:
     reshape(model, spec, source.mapping, source.requested, file)
     if spec.batching is not None:
         take_batches(model, spec.batching, source.mapping, file)
+    buckets = plan_buckets(model, spec, source.mapping, file)
+    return replace(_compile_shaped(model, source), buckets=buckets)
+
+
+def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
+    """Compile a model that has its shapes, for one thread first if it is small."""
+    spec, file = source.spec, str(source.file)
     signature = read_signature(model, source.mapping, file)
     if spec.low_latency_transformation:
         _keep_loop_state(model, file)

@@ -19,6 +19,7 @@ from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.buckets import NO_CUTS, Cuts, Fitted
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
@@ -51,6 +52,7 @@ class _Call(NamedTuple):
     change: StateChange | None
     event: CallEvent | None
     most_bytes: float
+    cuts: Cuts
 
 
 class Network:
@@ -64,6 +66,7 @@ class Network:
         self.signature = compiled.signature
         self.variables = compiled.variables
         self.side_by_side = compiled.side_by_side
+        self._buckets = compiled.buckets
         self._timing = compiled.timing
         self._placement = compiled.placement
         self._away_until = 0.0
@@ -113,17 +116,23 @@ class Network:
         without one it remembers what the request of the pool happens to have seen last.  ``event``, if there is one, is
         told how long the call waited and how long the inference took.
 
+        A model with buckets gets inputs padded, and its outputs are what is left without that.
+
         Raises:
+            InvalidRequest: the inputs do not fit the buckets.
             PayloadTooLarge: the outputs are larger than ``most_bytes`` together; what the model remembers stays.
             ModelFailure: OpenVINO failed on these inputs.
 
         Cancellation: while waiting for a request of the pool, which is then not taken; while inferring, which OpenVINO
         is asked to stop, and this returns when it has.  A short inference on the event loop has no checkpoint.
         """
+        begin, cuts = time.perf_counter(), NO_CUTS
+        if self._buckets is not None:
+            arrays, cuts = await self._padded(self._buckets.fit(arrays))
         size = 0
         for array in arrays:
             size += array.nbytes
-        call = _Call(time.perf_counter(), arrays, size, change, event, most_bytes)
+        call = _Call(begin, arrays, size, change, event, most_bytes, cuts)
         inline = self._placement.is_inline(size)
         while inline and self._may_fail and self._is_worth_waiting():
             await self._idle.wait()
@@ -136,6 +145,13 @@ class Network:
                 if not isinstance(error, LostFailure):
                     raise
         return await self._infer_in_pool(call, short=inline)
+
+    async def _padded(self, fitted: Fitted) -> tuple[Sequence[Array], Cuts]:
+        """Pad inputs, in a thread where that takes long."""
+        self._hooks.bucketed(fitted.fit, fitted.given, fitted.added)
+        if fitted.padded_bytes <= _COPIED_AT_ONCE:
+            return fitted.filled(), fitted.cuts
+        return await trio.to_thread.run_sync(fitted.filled, limiter=self._threads), fitted.cuts
 
     async def _infer_in_pool(self, call: _Call, *, short: bool) -> list[Array]:
         if not short:
@@ -185,7 +201,7 @@ class Network:
             if change is not None:
                 change.enter(slot.request)
             slot.infer()
-            outputs = slot.outputs(call.most_bytes)
+            outputs = slot.outputs(call.most_bytes, call.cuts)
             if change is not None:
                 change.leave(slot.request)
         finally:
@@ -239,7 +255,7 @@ class Network:
         started = max(start, min(self._ends[0], ended))
         self._ends.append(ended)
         self._learn(call, ended - started, on_loop=False)
-        outputs = await self._copied(slot, call.most_bytes)
+        outputs = await self._copied(slot, call)
         if call.change is not None:
             call.change.leave(slot.request)
         # Inputs of open shapes may take far longer than the ones that the model was first run on.
@@ -251,11 +267,11 @@ class Network:
             call.event.compute_seconds += ended - started
         return outputs
 
-    async def _copied(self, slot: Slot, most_bytes: float) -> list[Array]:
+    async def _copied(self, slot: Slot, call: _Call) -> list[Array]:
         """Copy the outputs, in a thread where that takes long."""
         if slot.output_bytes <= _COPIED_AT_ONCE:
-            return slot.outputs(most_bytes)
-        return await trio.to_thread.run_sync(slot.outputs, most_bytes, limiter=self._threads)
+            return slot.outputs(call.most_bytes, call.cuts)
+        return await trio.to_thread.run_sync(slot.outputs, call.most_bytes, call.cuts, limiter=self._threads)
 
     async def _run(self, slot: Slot) -> None:
         """Infer on OpenVINO's threads.

@@ -15,7 +15,7 @@ import openvino as ov
 from ovmstrio.core.datatypes import BY_NAME, BYTES, to_bf16
 from ovmstrio.core.tensor import Array, TensorSpec
 
-__all__ = ["from_tensor", "idle_tensor", "placeholder", "set_inputs", "to_tensor"]
+__all__ = ["from_tensor", "idle_tensor", "placeholder", "set_inputs", "to_tensor", "view_of"]
 
 _TYPES: Final = {row.name: getattr(ov.Type, row.openvino) for row in BY_NAME.values()}
 
@@ -47,6 +47,14 @@ def from_tensor(tensor: ov.Tensor, spec: TensorSpec) -> Array:
         return strings
     copy: Array = tensor.data.copy()
     return copy if copy.dtype == spec.datatype.numpy else copy.view(spec.datatype.numpy)
+
+
+def view_of(tensor: ov.Tensor, spec: TensorSpec) -> Array:
+    """Give a view of a tensor, of the dtype ``spec.datatype.numpy``, for as long as the tensor; of strings a copy."""
+    if spec.datatype is BYTES:
+        return from_tensor(tensor, spec)
+    view: Array = tensor.data
+    return view if view.dtype == spec.datatype.numpy else view.view(spec.datatype.numpy)
 
 
 def _small_shape(spec: TensorSpec, more: int = 0) -> list[int]:

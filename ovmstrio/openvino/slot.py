@@ -14,8 +14,9 @@ import trio
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ModelFailure, PayloadTooLarge
 from ovmstrio.core.tensor import Array
+from ovmstrio.openvino.buckets import NO_CUTS, Cuts, cut_view
 from ovmstrio.openvino.completions import Completion
-from ovmstrio.openvino.ov_tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor
+from ovmstrio.openvino.ov_tensors import from_tensor, idle_tensor, placeholder, set_inputs, to_tensor, view_of
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.signature import ModelSignature
 
@@ -226,16 +227,29 @@ class Slot:
             return True
         return False
 
-    def outputs(self, most_bytes: float = math.inf) -> list[Array]:
-        """Copy the outputs, in the order of the signature; blocking, for as long as that takes.
+    def outputs(self, most_bytes: float = math.inf, cuts: Cuts = NO_CUTS) -> list[Array]:
+        """Copy the outputs, in the order of the signature, but for what is cut off; blocking while that takes.
 
         Raises:
             PayloadTooLarge: they are larger than that together.
+            ModelFailure: an output has not the shape that is to be cut.
         """
         tensors = self._output_tensors()
+        if cuts:
+            return self._cut_outputs(tensors, most_bytes, cuts)
         if most_bytes != math.inf and (size := _size_of(tensors)) > most_bytes:
             raise PayloadTooLarge.of_outputs(size, most_bytes)
         return [from_tensor(tensor, spec) for tensor, spec in zip(tensors, self._signature.outputs, strict=True)]
+
+    def _cut_outputs(self, tensors: Sequence[ov.Tensor], most_bytes: float, cuts: Cuts) -> list[Array]:
+        specs = self._signature.outputs
+        views = [
+            cut_view(view_of(tensor, spec), cuts.get(position, ()), spec.name)
+            for position, (tensor, spec) in enumerate(zip(tensors, specs, strict=True))
+        ]
+        if (size := sum([view.nbytes for view in views])) > most_bytes:
+            raise PayloadTooLarge.of_outputs(size, most_bytes)
+        return [view.copy(order="C") for view in views]
 
     @property
     def output_bytes(self) -> int:

@@ -101,6 +101,9 @@ class ServerSettings(BaseModel):
         None, MODEL, 'Join requests: {"max_batch_size":16,"batch_timeout_ms":5}; also "max_queue_size", "eager".'
     )
     shape: str | None = _setting(None, MODEL, 'Shape: "(1,3,224,224)", auto, or {"input":"(1,10)"}.')
+    shape_buckets: str | None = _setting(
+        None, MODEL, 'Pad requests up to sizes: {"batch":[1,4,16],"words":{"sizes":[32,64],"inputs":{"ids":1}}}.'
+    )
     layout: str | None = _setting(None, MODEL, 'Layout: NHWC, NHWC:NCHW, or {"input":"NHWC"}.')
     model_version_policy: str | None = _setting(
         None, MODEL, 'Versions: {"latest":{"num_versions":2}}, {"all":{}} or {"specific":{"versions":[1,3]}}.'

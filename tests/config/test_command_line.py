@@ -8,6 +8,7 @@ import pytest
 
 from ovmstrio.config.specs import (
     BatchingSpec,
+    BucketedDimension,
     GraphSpec,
     LayoutSpec,
     MetricsSpec,
@@ -58,6 +59,7 @@ def test_a_single_model_is_configured_by_options() -> None:
         "model_version_policy": '{"specific": {"versions": [3]}}',
         "nireq": "4",
         "batching": '{"max_batch_size": 8, "batch_timeout_ms": 2.5}',
+        "shape_buckets": '{"batch": [1, 8]}',
         "plugin_config": '{"NUM_STREAMS": 2}',
         "target_device": "AUTO",
     }
@@ -68,6 +70,7 @@ def test_a_single_model_is_configured_by_options() -> None:
     assert (model.precisions, model.color_formats) == ({"a": "UINT8"}, {"": "BGR:RGB"})
     assert (model.mean, model.scale, model.nireq, model.target_device) == ((1, 2, 3), (2,), 4, "AUTO")
     assert model.batching == BatchingSpec(max_batch_size=8, batch_timeout_ms=2.5)
+    assert model.shape_buckets == {"batch": BucketedDimension(sizes=(1, 8))}
     assert model.version_policy == SpecificVersions(versions=(3,))
     assert model.plugin_config == {"NUM_STREAMS": "2"}
     assert model.problems == ()
@@ -86,6 +89,7 @@ def test_a_single_model_is_configured_by_options() -> None:
         ({**MODEL, "shape": "1", "nireq": "x", "mean": "1"}, ["--nireq", "--shape", "--mean"]),
         ({**MODEL, "max_sequence_number": 4}, ["--max_sequence_number"]),
         ({**MODEL, "batching": '{"max_batch_size": 0, "batch_timeout_ms": 1}'}, ["--batching.max_batch_size"]),
+        ({**MODEL, "shape_buckets": '{"batch": [2, 1]}'}, ["--shape_buckets.batch.sizes"]),
         ({**MODEL, "sequence_migration": False}, ["--sequence_migration"]),
         ({**MODEL, "stateful": True, "max_sequence_number": 2**32}, ["--max_sequence_number"]),
         ({**MODEL, "stateful": True, "shape": "auto"}, ["--shape"]),

@@ -48,22 +48,22 @@ def _product(arrays: Arrays) -> Arrays | None:
 
 def _in_two_parts() -> ov.Model:
     """Output ``a`` is made before ``b`` fails, whose shape is fixed."""
-    x = ir._parameter("x", [-1])
+    x = ir.parameter("x", [-1])
     square = op.reshape(op.exp(x), op.constant(np.array([2, 2], np.int64)), special_zero=False)
-    return ir._model({"a": op.relu(op.add(x, op.constant(np.float32(1)))), "b": square}, [x], "parts")
+    return ir.named_model({"a": op.relu(op.add(x, op.constant(np.float32(1)))), "b": square}, [x], "parts")
 
 
 def _only_fixed() -> ov.Model:
     """The output has one shape, and only four numbers fit it."""
-    x = ir._parameter("x", [-1])
+    x = ir.parameter("x", [-1])
     square = op.reshape(op.add(x, x), op.constant(np.array([2, 2], np.int64)), special_zero=False)
-    return ir._model({"y": square}, [x], "fixed")
+    return ir.named_model({"y": square}, [x], "fixed")
 
 
 def _by_value() -> ov.Model:
     """Whether the numbers fit the shape is in the values of another input."""
-    x, shape = ir._parameter("x", [-1]), ir._parameter("y", [2], "INT64")
-    return ir._model({"z": op.reshape(op.add(x, x), shape, special_zero=False)}, [x, shape], "by_value")
+    x, shape = ir.parameter("x", [-1]), ir.parameter("y", [2], "INT64")
+    return ir.named_model({"z": op.reshape(op.add(x, x), shape, special_zero=False)}, [x, shape], "by_value")
 
 
 def _numbers(size: int, value: float) -> Arrays:

@@ -19,6 +19,8 @@ __all__ = [
     "lstm",
     "lstm_weights",
     "matmul",
+    "named_model",
+    "parameter",
     "passthrough",
     "reshape_by_data",
     "save",
@@ -53,7 +55,8 @@ Shape = Any
 """Sizes, -1 for any, or OpenVINO's own form of a shape."""
 
 
-def _parameter(name: str, shape: Shape, datatype: str = "FP32", layout: str = "") -> Any:
+def parameter(name: str, shape: Shape, datatype: str = "FP32", layout: str = "") -> Any:
+    """Make an input of a model that is being built."""
     wanted = shape if isinstance(shape, ov.PartialShape) else ov.PartialShape(list(shape))
     node = op.parameter(wanted, TYPES[datatype])
     node.output(0).set_names({name})
@@ -62,7 +65,8 @@ def _parameter(name: str, shape: Shape, datatype: str = "FP32", layout: str = ""
     return node
 
 
-def _model(outputs: dict[str, Any], parameters: list[Any], name: str) -> ov.Model:
+def named_model(outputs: dict[str, Any], parameters: list[Any], name: str = "built") -> ov.Model:
+    """Make a model of its outputs, by name, and its inputs."""
     results = []
     for output, node in outputs.items():
         node.output(0).set_names({output})
@@ -72,9 +76,9 @@ def _model(outputs: dict[str, Any], parameters: list[Any], name: str) -> ov.Mode
 
 def dummy(shape: Shape = (1, 10), *, datatype: str = "FP32", layout: str = "") -> ov.Model:
     """Input ``b``, output ``a`` = b + 1."""
-    b = _parameter("b", shape, datatype, layout)
+    b = parameter("b", shape, datatype, layout)
     one = op.convert(op.constant(1, dtype=np.int32), TYPES[datatype].get_type_name())
-    return _model({"a": op.add(b, one)}, [b], "dummy")
+    return named_model({"a": op.add(b, one)}, [b], "dummy")
 
 
 def dynamic(rank: int = 2) -> ov.Model:
@@ -89,28 +93,28 @@ def scalar(datatype: str = "FP32") -> ov.Model:
 
 def ones() -> ov.Model:
     """As many ones as the input ``count`` says."""
-    count = _parameter("count", [1], "INT64")
-    return _model({"ones": op.broadcast(op.constant(np.float32(1)), count)}, [count], "ones")
+    count = parameter("count", [1], "INT64")
+    return named_model({"ones": op.broadcast(op.constant(np.float32(1)), count)}, [count], "ones")
 
 
 def sum_of_two(shape: Shape = (1, 10)) -> ov.Model:
     """Inputs ``x`` and ``y``, outputs ``difference`` and ``sum``."""
-    x, y = _parameter("x", shape), _parameter("y", shape)
-    return _model({"sum": op.add(x, y), "difference": op.subtract(x, y)}, [x, y], "sum_of_two")
+    x, y = parameter("x", shape), parameter("y", shape)
+    return named_model({"sum": op.add(x, y), "difference": op.subtract(x, y)}, [x, y], "sum_of_two")
 
 
 def passthrough(
     datatype: str, shape: Shape = (2, 3), *, layout: str = "", input_name: str = "x", output_name: str = "y"
 ) -> ov.Model:
     """Output = input, of any datatype but BYTES, through an operation that keeps the two names apart."""
-    x = _parameter(input_name, shape, datatype, layout)
+    x = parameter(input_name, shape, datatype, layout)
     # A reshape to its own shape keeps every bit and is not a plain alias of the parameter.
-    return _model({output_name: op.reshape(x, op.shape_of(x), special_zero=False)}, [x], "passthrough")
+    return named_model({output_name: op.reshape(x, op.shape_of(x), special_zero=False)}, [x], "passthrough")
 
 
 def string_passthrough(shape: Shape = (-1,)) -> ov.Model:
     """BYTES input ``strings`` given back as BYTES output ``strings``."""
-    x = _parameter("strings", shape, "BYTES")
+    x = parameter("strings", shape, "BYTES")
     return ov.Model([op.result(x)], [x], "strings")
 
 
@@ -121,14 +125,14 @@ def image_passthrough(height: int = 4, width: int = 4, datatype: str = "FP32", b
 
 def matmul() -> ov.Model:
     """Inputs ``x`` and ``y`` of any shape, output ``z`` their product; fails where the shapes do not agree."""
-    x, y = _parameter("x", [-1, -1]), _parameter("y", [-1, -1])
-    return _model({"z": op.matmul(x, y, transpose_a=False, transpose_b=False)}, [x, y], "matmul")
+    x, y = parameter("x", [-1, -1]), parameter("y", [-1, -1])
+    return named_model({"z": op.matmul(x, y, transpose_a=False, transpose_b=False)}, [x, y], "matmul")
 
 
 def reshape_by_data() -> ov.Model:
     """Inputs ``numbers`` [4] and ``shape`` [2], output ``y``: the numbers in that shape, if they fit it."""
-    shape, numbers = _parameter("shape", [2], "INT64"), _parameter("numbers", [4])
-    return _model({"y": op.reshape(numbers, shape, special_zero=False)}, [numbers, shape], "reshape_by_data")
+    shape, numbers = parameter("shape", [2], "INT64"), parameter("numbers", [4])
+    return named_model({"y": op.reshape(numbers, shape, special_zero=False)}, [numbers, shape], "reshape_by_data")
 
 
 def steps(*, bad: int = 0) -> ov.Model:
@@ -136,27 +140,27 @@ def steps(*, bad: int = 0) -> ov.Model:
 
     A step of 0 divides by it in OpenVINO 2026.4, and ends the process with SIGFPE.
     """
-    step = _parameter("step", (), "INT32")
+    step = parameter("step", (), "INT32")
     taken = op.subtract(step, op.constant(np.int32(bad)))
     numbers = op.range(op.constant(np.int32(0)), op.constant(np.int32(10)), taken, "i32", name="counting")
-    return _model({"numbers": numbers}, [step], "steps")
+    return named_model({"numbers": numbers}, [step], "steps")
 
 
 def first_string() -> ov.Model:
     """BYTES input ``strings``, output ``first``: a slice, which spoils the heap in OpenVINO 2026.4, and so SIGABRT."""
-    strings = _parameter("strings", (-1,), "BYTES")
+    strings = parameter("strings", (-1,), "BYTES")
     bounds = [op.constant(np.array([number], np.int64)) for number in (0, 1, 1, 0)]
-    return _model({"first": op.slice(strings, *bounds, name="cutting")}, [strings], "first_string")
+    return named_model({"first": op.slice(strings, *bounds, name="cutting")}, [strings], "first_string")
 
 
 def slow(size: int = 512, layers: int = 60) -> ov.Model:
     """Input ``x`` [size, size] through many large products into ``y``: tens to hundreds of milliseconds."""
-    x = _parameter("x", [size, size])
+    x = parameter("x", [size, size])
     weights = op.constant(np.eye(size, dtype=np.float32) + np.float32(1e-6))
     node = x
     for _ in range(layers):
         node = op.matmul(node, weights, transpose_a=False, transpose_b=False)
-    return _model({"y": node}, [x], "slow")
+    return named_model({"y": node}, [x], "slow")
 
 
 def _memory(name: str, shape: Shape) -> tuple[Any, Any]:
@@ -170,24 +174,24 @@ def _memory(name: str, shape: Shape) -> tuple[Any, Any]:
 
 def accumulator(width: int = 2, *, offset: float = 0.0) -> ov.Model:
     """Input ``x`` [1, width]; output ``y``: the sum of all inputs of the sequence, and ``offset`` besides."""
-    x = _parameter("x", [1, width])
+    x = parameter("x", [1, width])
     before, cell = _memory("total", [1, width])
     total = op.add(before, x)
-    model = _model({"y": op.add(total, op.constant(np.float32(offset)))}, [x], "accumulator")
+    model = named_model({"y": op.add(total, op.constant(np.float32(offset)))}, [x], "accumulator")
     model.add_sinks([op.assign(total, cell)])
     return model
 
 
 def slow_accumulator(size: int = 512, layers: int = 60) -> ov.Model:
     """As :func:`accumulator`, of [size, size] and behind many large products: tens of milliseconds and more."""
-    x = _parameter("x", [size, size])
+    x = parameter("x", [size, size])
     before, cell = _memory("total", [size, size])
     weights = op.constant(np.eye(size, dtype=np.float32))
     node = x
     for _ in range(layers):
         node = op.matmul(node, weights, transpose_a=False, transpose_b=False)
     total = op.add(before, node)
-    model = _model({"y": total}, [x], "slow_accumulator")
+    model = named_model({"y": total}, [x], "slow_accumulator")
     model.add_sinks([op.assign(total, cell)])
     return model
 
@@ -206,25 +210,25 @@ def lstm(features: int = 4, hidden: int = 8, *, explicit: bool = False) -> ov.Mo
     What it remembers are the variables ``hidden`` and ``cell``, or if ``explicit`` the inputs ``hidden`` and ``cell``
     and the outputs ``next_hidden`` and ``next_cell``.
     """
-    x = _parameter("x", [1, features])
+    x = parameter("x", [1, features])
     weights = [op.constant(array) for array in lstm_weights(features, hidden)]
     if explicit:
-        states = [_parameter(name, [1, hidden]) for name in ("hidden", "cell")]
+        states = [parameter(name, [1, hidden]) for name in ("hidden", "cell")]
         cell = op.lstm_cell(x, *states, *weights, hidden)
         copies = [op.add(cell.output(index), op.constant(np.float32(0))) for index in (0, 1)]
         y = op.add(cell.output(0), op.constant(np.float32(0)))
-        return _model({"y": y, "next_hidden": copies[0], "next_cell": copies[1]}, [x, *states], "lstm")
+        return named_model({"y": y, "next_hidden": copies[0], "next_cell": copies[1]}, [x, *states], "lstm")
     (hidden_before, hidden_cell), (cell_before, cell_cell) = (_memory(name, [1, hidden]) for name in ("hidden", "cell"))
     cell = op.lstm_cell(x, hidden_before, cell_before, *weights, hidden)
     y, next_cell = (op.add(cell.output(index), op.constant(np.float32(0))) for index in (0, 1))
-    model = _model({"y": y}, [x], "lstm")
+    model = named_model({"y": y}, [x], "lstm")
     model.add_sinks([op.assign(y, hidden_cell), op.assign(next_cell, cell_cell)])
     return model
 
 
 def summing_loop(width: int = 2) -> ov.Model:
     """Input ``x`` [1, 1, width], output ``y`` [1, width]: a TensorIterator that sums over the second axis."""
-    x = _parameter("x", [1, 1, width])
+    x = parameter("x", [1, 1, width])
     step, before = op.parameter([1, 1, width]), op.parameter([1, width])
     total = op.add(before, op.squeeze(step, op.constant(np.array([1], np.int64))))
     body = ov.Model([op.result(total)], [step, before], "body")
@@ -234,7 +238,7 @@ def summing_loop(width: int = 2) -> ov.Model:
     loop.set_merged_input(before, op.constant(np.zeros((1, width), np.float32)).output(0), body.results[0].output(0))
     y = loop.get_iter_value(body.results[0].output(0), -1)
     identity = op.add(y, op.constant(np.float32(0)))
-    return _model({"y": identity}, [x], "summing_loop")
+    return named_model({"y": identity}, [x], "summing_loop")
 
 
 def save(model: ov.Model, repository: Path, name: str, version: int = 1) -> Path:

@@ -50,6 +50,7 @@ class RecordingHooks(ServableHooks):
         self.pools: list[tuple[int, int]] = []
         self.places: list[tuple[bool, bool]] = []
         self.memory: dict[str, int] = {}
+        self.fits: list[tuple[str, int, int]] = []
 
     def inference_time(self, seconds: float) -> None:
         """Remember a time."""
@@ -78,6 +79,10 @@ class RecordingHooks(ServableHooks):
     def placed(self, *, inline: bool, moved: bool) -> None:
         """Remember a place."""
         self.places.append((inline, moved))
+
+    def bucketed(self, fit: str, given: int, added: int) -> None:
+        """Remember how inputs fitted."""
+        self.fits.append((fit, given, added))
 
     def set_load_seconds(self, seconds: float) -> None:
         """Forget it."""

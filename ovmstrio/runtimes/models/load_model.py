@@ -16,6 +16,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.servable import Servable
+from ovmstrio.openvino.bucket_warmup import warm_buckets
 from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
 from ovmstrio.openvino.mapped_files import let_file_pages_go
 from ovmstrio.openvino.network import Network
@@ -36,6 +37,10 @@ log = structlog.get_logger(__name__)
 LABELS_FILE: Final = "labels.txt"
 
 
+def _ignore(_: Problem) -> None:
+    """Tell nobody."""
+
+
 async def load_model(
     spec: ModelSpec,
     version: int,
@@ -44,7 +49,7 @@ async def load_model(
     hooks: ServableHooks = NULL_HOOKS,
     managers: SequenceManagers | None = None,
     tasks: trio.Nursery | None = None,
-    remark: Callable[[Problem], None] = lambda _: None,
+    remark: Callable[[Problem], None] = _ignore,
 ) -> Servable:
     """Load, compile and warm up one version; the caller owns the servable and closes it.
 
@@ -68,7 +73,7 @@ async def load_model(
     verdict = await try_model(trial := trial_of(source, directory))
     if (odd := verdict.remark(trial)) is not None:
         remark(odd)
-    network = await _load_network(source, hooks, {})
+    network = await _load_network(source, hooks, {}, remark)
     if spec.stateful:
         return StatefulServable(spec, version, network, managers or SequenceManagers())
     if spec.batching is not None:
@@ -86,8 +91,16 @@ async def load_model(
     return ModelServable(spec, version, network, follower)
 
 
-async def _load_network(source: ModelFile, hooks: ServableHooks, requested: Mapping[str, tuple[int, ...]]) -> Network:
-    compiled = await run_load(partial(_compile, replace(source, requested=requested)))
+async def _load_network(
+    source: ModelFile,
+    hooks: ServableHooks,
+    requested: Mapping[str, tuple[int, ...]],
+    remark: Callable[[Problem], None] = _ignore,
+) -> Network:
+    compiled, warnings = await run_load(partial(_compile, replace(source, requested=requested)))
+    for warning in warnings:
+        log.warning(warning.message, model=source.spec.name, setting=warning.path, suggestion=warning.suggestion)
+        remark(warning)
     timing = compiled.timing
     if source.labels:
         compiled = replace(compiled, signature=replace(compiled.signature, labels=source.labels))
@@ -103,12 +116,12 @@ async def _load_network(source: ModelFile, hooks: ServableHooks, requested: Mapp
     return network
 
 
-def _compile(source: ModelFile) -> Compiled:
-    """Compile a model, and keep its weights in memory once."""
-    compiled = compile_model(source)
+def _compile(source: ModelFile) -> tuple[Compiled, list[Problem]]:
+    """Compile a model, and keep its weights in memory once; gives what is odd with it as well."""
+    compiled, warnings = warm_buckets(compile_model(source))
     for folder in {source.file.parent, source.spec.cache_dir or source.file.parent}:
         let_file_pages_go(folder)
-    return compiled
+    return compiled, warnings
 
 
 def _find(spec: ModelSpec, directory: Path) -> ModelFile:
