@@ -93,7 +93,7 @@ def run_server(options: dict[str, Any]) -> None:
         show = show_startup if settings.log_format == "pretty" else None
         return await serve_in_own_process(await read_plan(settings), show=show)
 
-    raise typer.Exit(run_to_the_end(run))
+    raise typer.Exit(run_to_the_end(run, settings))
 
 
 def _log_warning(text: str) -> None:

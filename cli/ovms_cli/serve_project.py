@@ -36,7 +36,7 @@ def run_project(path: Path, options: dict[str, Any]) -> None:
         plan = plan_project(project, options)
     enter_project(project, own_port(project, plan.settings))
     set_up_logs(plan.settings, project)
-    raise typer.Exit(run_to_the_end(partial(serve_in_own_process, plan), log_failures))
+    raise typer.Exit(run_to_the_end(partial(serve_in_own_process, plan), plan.settings, log_failures))
 
 
 def _read(path: Path) -> ProjectSpec:

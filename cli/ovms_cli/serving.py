@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -71,23 +71,38 @@ def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) ->
 
 
 def run_to_the_end(
-    serve: Callable[[], Awaitable[bool]], tell: Callable[[BaseExceptionGroup[Any]], None] | None = None
+    serve: Callable[[], Awaitable[bool]],
+    settings: ServerSettings,
+    tell: Callable[[BaseExceptionGroup[Any]], None] | None = None,
 ) -> int:
     """Run a server to its end, and give the exit code: 0 if it ended gently, 1 if it could not start or was cut.
 
-    ``tell`` says why it could not start; by default that is printed.
+    Whoever reads the log as JSON gets nothing else.  ``tell`` says why the server could not start; by default that is
+    printed, or logged.
     """
     import trio
 
     from ovmstrio.core.errors import ServerError
+    from ovmstrio.work.user_code.printing import prints_logged
 
     gently = failed = False
-    try:
-        gently = trio.run(serve)
-    except* (ServerError, OSError) as group:
-        failed = True
-        (tell or _print_reasons)(group)
+    is_json = settings.log_format == "json"
+    with prints_logged(is_all=True) if is_json else nullcontext():
+        try:
+            gently = trio.run(serve)
+        except* (ServerError, OSError) as group:
+            failed = True
+            (tell or (_log_reasons if is_json else _print_reasons))(group)
     return 0 if gently and not failed else 1
+
+
+def _log_reasons(group: BaseExceptionGroup[Any]) -> None:
+    import structlog
+
+    from ovmstrio.server.start_failures import leaves, reason_of
+
+    for error in leaves(group):
+        structlog.get_logger(__name__).error(reason_of(error, with_traceback=True) or str(error))
 
 
 def _print_reasons(group: BaseExceptionGroup[Any]) -> None:

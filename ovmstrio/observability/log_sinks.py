@@ -9,6 +9,8 @@ import stat
 import sys
 from typing import Final, Literal, Protocol
 
+from ovmstrio.core.line_streams import original_stream
+
 __all__ = ["FileSink", "LogSink", "StandardSink"]
 
 _PIECE: Final = 4096
@@ -49,7 +51,7 @@ class StandardSink:
 
     def write(self, text: str) -> None:
         """Write lines, unless it was given up."""
-        stream = getattr(sys, self._name)
+        stream = original_stream(getattr(sys, self._name))
         if stream is None or self._is_given_up:
             return
         if stream is not getattr(sys, f"__{self._name}__"):

@@ -55,6 +55,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.work.late_imports import import_aside
+from ovmstrio.work.user_code.printing import prints_logged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -165,7 +166,8 @@ async def serve_plan(
             nursery.start_soon(server.end_when, hosting.until, nursery.cancel_scope)
         if hosting is not None and hosting.warned is not None:
             nursery.start_soon(server.begin_drain_when, hosting.warned)
-        await server.run(task_status)
+        with prints_logged():
+            await server.run(task_status)
         nursery.cancel_scope.cancel()
     return server.ended_gently
 

@@ -23,6 +23,9 @@ async def _obey(request: WorkRequest) -> None:
         case ["late", seconds, value]:
             await trio.sleep(seconds)
             await request.answer(value)
+        case ["write", descriptor, text]:
+            os.write(descriptor, text.encode())
+            await request.answer(None)
         case ["hang"]:
             await trio.sleep_forever()
         case ["die", number]:

@@ -379,7 +379,9 @@ class GraphInstance:
         try:
             await node.calculator.close(RunContext(node, DONE, {}))
         except Exception as error:
-            log.exception("graph node failed to close", graph=self.context.graph, node=node.name, error=text_of(error))
+            log.exception(
+                "graph node failed to close", servable=self.context.graph, node=node.name, error=text_of(error)
+            )
 
     def _close_route(self, route: StreamRoute) -> None:
         for consumer in route.consumers:

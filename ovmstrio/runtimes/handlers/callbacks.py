@@ -37,7 +37,7 @@ class Callbacks:
 
     def __init__(self, code: HandlerCode) -> None:
         self._code = code
-        self._threads = WorkerThreads(limit=_THREADS, is_strict=True)
+        self._threads = WorkerThreads(limit=_THREADS, is_strict=True, names=code.names)
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
 

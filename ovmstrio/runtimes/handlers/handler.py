@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextvars
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from ovmstrio.core.begun import told_of_begin, user_code_begins
 from ovmstrio.core.http import Callback, HttpAnswer, HttpRequest
+from ovmstrio.core.line_streams import running_code_of
 from ovmstrio.runtimes.handlers.batches import Arguments, BatchItem, Patience, current_request_id
 from ovmstrio.runtimes.handlers.callbacks import Callbacks, call_handler_code
 from ovmstrio.runtimes.handlers.handler_class import HandlerMethod
@@ -247,7 +249,7 @@ class UserStream(Generic[_T]):
         self._pump: ThreadPump[_T] | AsyncPump[_T]
         if isinstance(values, AsyncIterator):
             user_code_begins()
-            self._pump = AsyncPump(values, convert, threads.grace_seconds)
+            self._pump = AsyncPump(values, convert, threads.grace_seconds, partial(running_code_of, code.names))
         else:
             self._pump = ThreadPump(_Begins.of(values), convert, threads, self._context)
         self._code = code

@@ -27,9 +27,13 @@ class HandlerCode:
         project: its name, for the log.
         folder: where the user's code lies.
         passing: exceptions that user code may end a call with, which are no failures.
+
+    Attributes:
+        names: say whose it is in the log of what it prints.
     """
 
     def __init__(self, project: str, folder: Path, passing: tuple[type[BaseException], ...] = ()) -> None:
+        self.names = {"handler": project}
         self._project = project
         self._folder = folder
         self._passing: tuple[type[BaseException], ...] = (HTTPError, UserCodeError, *passing)

@@ -72,7 +72,7 @@ async def open_handler(
     Cancellation: while it loads, and at the end while batches and callbacks end.
     """
     code = code or HandlerCode(project.name, project.directory, passing)
-    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True)
+    threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.names)
     callbacks = Callbacks(code)
     supplies = Supplies(dict(clients or {}), proto_module, dict(modules or {}), tuple(rpc_names))
     builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)

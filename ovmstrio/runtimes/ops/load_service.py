@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.line_streams import running_code_of
 from ovmstrio.runtimes.ops.executor.opening import open_executor
 from ovmstrio.runtimes.ops.observing.figures import PIPELINE
 from ovmstrio.runtimes.ops.observing.observing import open_observing
@@ -54,7 +55,8 @@ async def open_loaded(
             with context.meters.collecting(service.metrics, shown):
                 yield service
         return
-    found, modules = await trio.to_thread.run_sync(run_beside_others, spec.script, spec.name, spec.config)
+    with running_code_of({"servable": spec.name}):
+        found, modules = await trio.to_thread.run_sync(run_beside_others, spec.script, spec.name, spec.config)
     try:
         config = None if spec.config is None else str(spec.config)
         folder = spec.base_path if spec.config is None else spec.config.parent

@@ -14,7 +14,6 @@ One thread at a time reads; it hands the reading over before it does what was as
 from __future__ import annotations
 
 import inspect
-import io
 import os
 import signal
 import socket
@@ -25,6 +24,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
+from ovmstrio.core.line_streams import finish_lines, print_whole_lines
 from ovmstrio.work.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, GeneratorLike
 from ovmstrio.work.isolation.hosted import Hosted, Invocation
 from ovmstrio.work.isolation.loop_thread import LoopThread
@@ -239,8 +239,15 @@ class _Cancellation:
 
 def _in_context(invocation: Invocation, function: Any, *arguments: Any) -> Any:
     if invocation.variables is None:
+        return _finished(function, *arguments)
+    return invocation.variables.copy().run(_finished, function, *arguments)
+
+
+def _finished(function: Any, *arguments: Any) -> Any:
+    try:
         return function(*arguments)
-    return invocation.variables.copy().run(function, *arguments)
+    finally:
+        finish_lines()
 
 
 def _is_async(function: Any) -> bool:
@@ -261,10 +268,7 @@ def serve(end: int, lifeline: int) -> None:
     watch_lifeline(lifeline)
     for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
         signal.signal(meant_for_the_server, _leave_it_to_the_server)
-    for stream in (sys.stdout, sys.stderr):
-        # What is said before a crash must not be lost with it.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+    print_whole_lines()
     channel = BlockingChannel(socket.socket(fileno=end))
     os.register_at_fork(after_in_child=channel.disown)
     first = channel.receive()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import Context, copy_context
 from typing import Any, Final, Protocol
 
+from ovmstrio.core.line_streams import finish_lines
 from ovmstrio.work.isolation.loop_thread import LoopCall, LoopThread
 from ovmstrio.work.messages.error_codec import encode_error
 
@@ -167,7 +168,10 @@ class GeneratorHost:
             return None, [RAISED, encode_error(error)]
 
     def _next(self) -> Any:
-        return self._convert(next(self._iterator))
+        try:
+            return self._convert(next(self._iterator))
+        finally:
+            finish_lines()
 
     def _in_context(self, function: Callable[[], Any]) -> Any:
         return (copy_context() if self._variables is None else self._variables.copy()).run(function)

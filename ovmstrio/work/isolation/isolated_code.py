@@ -128,7 +128,7 @@ class IsolatedCode:
         hosted: what makes the object in a process, as ``module:name`` of a function; see :mod:`hosted`.
         argument: what it is made of; plain data.
         prepare: makes an object ready that has been made, by calls; what it raises keeps the process from being used.
-        names: tell in logs whose code it is.
+        names: tell in logs whose code it is, also of what it prints.
     """
 
     def __init__(
@@ -246,6 +246,7 @@ class IsolatedCode:
             memory_limit=isolation.memory_limit,
             stuck=stuck,
             ends_group=True,
+            names=self._names,
         )
         return process
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
+from ovmstrio.core.line_streams import finish_lines
 from ovmstrio.work.messages.exits import LOST_LOOP
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class LoopThread:
                 except BaseException as raised:  # noqa: BLE001 - the border of user code
                     error = raised
                 finally:
+                    finish_lines()
                     done(value, error)
 
         def begin() -> None:

@@ -64,7 +64,7 @@ def _package_folders() -> dict[str, str]:
 
 
 async def start_program(
-    program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False
+    program: Program, theirs: socket.socket, lifeline: int, *, own_group: bool = False, is_heard: bool = False
 ) -> trio.Process:
     """Start a program.
 
@@ -73,17 +73,21 @@ async def start_program(
         theirs: the program's end.
         lifeline: the end of a pipe that the program reads.
         own_group: whether signals from a terminal are not for the program, nor for what it starts.
+        is_heard: whether what it prints goes through pipes; else it goes where the server's goes.
 
     Raises:
         OSError: no process can be started.
 
-    Ownership: the process, which is the caller's to kill and to wait for; the files remain the caller's.
+    Ownership: the process, which is the caller's to kill and to wait for, and its pipes; the files remain the caller's.
 
     Cancellation: none happens while it starts.
     """
+    output = subprocess.PIPE if is_heard else None
     return await trio.lowlevel.open_process(
         program.command(theirs.fileno(), lifeline),
         stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
         pass_fds=(theirs.fileno(), lifeline),
         env=program.environment(),
         process_group=0 if own_group else None,

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ import trio
 from ovmstrio.work.messages.message_packets import NO_MESSAGE, Message
 from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair
+from ovmstrio.work.processes.process_output import output_logged
 from ovmstrio.work.processes.program import Program, describe_end, start_program
 
 __all__ = ["WorkerEnded", "WorkerProcess"]
@@ -69,6 +70,7 @@ class WorkerProcess:
         memory_limit: how many bytes of memory the process may have; 0 for any number.  It is killed above that.
         own_group: as for :func:`start_program`.
         ends_group: whether what is left of its own group when it has ended, such as what it has forked, is killed.
+        names: say in the log whose code prints there; without them what it prints goes where the server's goes.
 
     Attributes:
         is_retired: whether it takes no more requests, because it has ended or is to end.
@@ -90,7 +92,9 @@ class WorkerProcess:
         stuck: Callable[[], None] = lambda: None,
         own_group: bool = False,
         ends_group: bool = False,
+        names: Mapping[str, str] | None = None,
     ) -> None:
+        self._names = names
         self.is_retired = False
         self.ended = trio.Event()
         self.why = ""
@@ -186,12 +190,14 @@ class WorkerProcess:
         try:
             try:
                 with theirs:
-                    process = await start_program(self._program, theirs, lifeline, own_group=self._own_group)
+                    process = await start_program(
+                        self._program, theirs, lifeline, own_group=self._own_group, is_heard=self._names is not None
+                    )
                 self._process = process
             finally:
                 os.close(lifeline)
             task_status.started()
-            async with trio.open_nursery() as nursery:
+            async with output_logged(process, self._names or {}), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._wait_for_end, process, channel)
                 if self._memory_limit:

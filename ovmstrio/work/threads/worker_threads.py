@@ -21,7 +21,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, cast
@@ -30,6 +30,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import QueueTimeout
+from ovmstrio.core.line_streams import code_names, finish_lines
 from ovmstrio.work.threads.lending import Places, PoolThread, running_as
 
 __all__ = ["GRACE_SECONDS", "Refusal", "ThreadCall", "WorkerThreads"]
@@ -102,10 +103,16 @@ class ThreadCall:
     def run(self) -> None:
         """Make the call, in a worker thread; whatever it raises is kept for whoever waits, ``SystemExit`` too."""
         try:
-            self.value = self.context.run(self.fn, *self.args)
+            self.value = self.context.run(self._called)
             self.meet()
         except BaseException as error:  # noqa: BLE001 - as said
             self.error = error
+
+    def _called(self) -> Any:
+        try:
+            return self.fn(*self.args)
+        finally:
+            finish_lines()
 
     def meet(self) -> None:
         """Discard what the call gave, if the other one has been here: the thread that made it, or who left it."""
@@ -124,8 +131,10 @@ class WorkerThreads:
             ``limit``, and always the same ones if none goes idle.
         refusal: says whether there may be another call, after callers have left theirs.
         told_of_leaving: is told how many calls go on whose callers have left, whenever one more does.
+        names: say in the log whose code prints there, where not the caller's context does.
 
     Attributes:
+        names: as above.
         abandoned: calls that go on although their callers have left them.
     """
 
@@ -138,8 +147,10 @@ class WorkerThreads:
         is_strict: bool = False,
         refusal: Refusal | None = None,
         told_of_leaving: Callable[[int], object] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.abandoned = 0
+        self.names = names
         self._refusal = refusal
         self._told_of_leaving = told_of_leaving
         self._is_strict = is_strict
@@ -302,7 +313,11 @@ class WorkerThreads:
         """
         if self._nursery is None:
             raise RuntimeError("the worker threads do not run: what they belong to is not loaded yet, or was closed")
-        job = ThreadCall(fn, args, contextvars.copy_context() if context is None else context, on_done, discard)
+        if context is None:
+            context = contextvars.copy_context()
+        if self.names is not None:
+            context.run(code_names.set, self.names)
+        job = ThreadCall(fn, args, context, on_done, discard)
         self._open_jobs += 1
         self._queue.put(job)
         self._hire()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.core.line_streams import code_names, finish_lines
 from ovmstrio.core.texts import keep_texts, text_of
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
@@ -83,7 +84,7 @@ async def call_user_code(
     """
     if is_async(function):
         with around():
-            return await call_on_loop(function, args, keywords)
+            return await call_on_loop(function, args, keywords, threads.names)
     inside = around if context is None else nullcontext
     own = None if context is None else context.copy()
     result = await threads.call(
@@ -94,7 +95,7 @@ async def call_user_code(
         raise result
     if inspect.isawaitable(result):
         with around():
-            return await call_on_loop(lambda: result)
+            return await call_on_loop(lambda: result, names=threads.names)
     return result
 
 
@@ -130,15 +131,25 @@ def call_here(
 
 
 async def call_on_loop(
-    method: Callable[..., Any], args: tuple[Any, ...] = (), keywords: Mapping[str, Any] = _NO_KEYWORDS
+    method: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    keywords: Mapping[str, Any] = _NO_KEYWORDS,
+    names: Mapping[str, str] | None = None,
 ) -> Any:
     """Call a function on the event loop, and await what it gives if that can be awaited.
+
+    Args:
+        method: the function.
+        args: its arguments.
+        keywords: those by name.
+        names: say in the log whose code prints there, where not the context does.
 
     Raises:
         UserCodeRaisedError: the user code raised.
 
     Cancellation: where the user code waits.
     """
+    token = code_names.set(names or code_names.get())
     try:
         result = method(*args, **keywords)
         return await result if inspect.isawaitable(result) else result
@@ -152,3 +163,6 @@ async def call_on_loop(
         raise
     except BaseException as error:
         raise UserCodeRaisedError(error) from error
+    finally:
+        finish_lines()
+        code_names.reset(token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import trio
@@ -32,9 +32,17 @@ class LoopCalls:
         nursery: hosts the calls; ends when all of them have ended.
         ended: gives what callers get when the nursery has been cancelled.
         refusal: says whether there may be another call, after callers have left theirs.
+        names: say in the log whose code prints there, where not the caller's context does.
     """
 
-    def __init__(self, nursery: trio.Nursery, ended: Callable[[], Exception], refusal: Refusal | None = None) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        ended: Callable[[], Exception],
+        refusal: Refusal | None = None,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self._names = names
         self._nursery = nursery
         self._ended = ended
         self._refusal = refusal
@@ -75,7 +83,7 @@ class LoopCalls:
     async def _run(self, call: _LoopCall, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         try:
             with call.scope:
-                call.value = await call_on_loop(function, args)
+                call.value = await call_on_loop(function, args, names=self._names)
         except UserCodeRaisedError as raised:
             call.error = raised
         except trio.Cancelled:

@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
+from ovmstrio.core.line_streams import finish_lines
 from ovmstrio.work.threads.worker_threads import ThreadCall, WorkerThreads
 
 __all__ = ["CREDIT", "AsyncPump", "End", "Failed", "Pump", "ThreadPump"]
@@ -185,6 +186,8 @@ class ThreadPump(Generic[_T]):
         except BaseException as error:  # noqa: BLE001 - the border of user code, SystemExit included
             self._close()
             return Failed(error)
+        finally:
+            finish_lines()
 
     def _close(self) -> None:
         if self._is_ended:

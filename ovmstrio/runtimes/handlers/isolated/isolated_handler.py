@@ -85,8 +85,7 @@ class IsolatedHandler:
         self._async: frozenset[str] = frozenset()
         self._batcher: Batcher[_BatchedRequest, Any] | None = None
         argument = [str(project.file), mounted_as]
-        names = {"handler": project.name}
-        self.processes = IsolatedCode(isolation, _HOSTED, argument, prepare=self._prepare, names=names)
+        self.processes = IsolatedCode(isolation, _HOSTED, argument, prepare=self._prepare, names=self._code.names)
         # A call that waits for a storage lends its place in the process, where all others have to be then.
         is_lending = project.models is not None and project.models.is_cached
         count = project.threads_per_process * isolation.processes

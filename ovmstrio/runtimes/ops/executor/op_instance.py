@@ -15,6 +15,7 @@ from ovmstrio.core.bounded_errors import format_error
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
+from ovmstrio.runtimes.ops.observing.figures import names_of_code
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
 from ovmstrio.work.threads.worker_threads import WorkerThreads
@@ -130,12 +131,13 @@ class OpInstance:
         self.op = op
         self.settings = settings
         self.preprocess, self.process, self.postprocess = hooks_of(op)
-        self._calls = LoopCalls(nursery, failures.closed)
+        names = names_of_code(op.name)
+        self._calls = LoopCalls(nursery, failures.closed, names=names)
         # A thread whose caller has gone still runs, and nothing else of its batch may have to wait for it; but where
         # very many attempts are made, the last of them do rather than that there is no end of threads.
         attempts = settings.batch_size * max(1, settings.retry)
-        self._attempts = WorkerThreads(min(attempts, _MOST_ATTEMPTS) + _MOST_LATE, is_strict=True)
-        self._threads = WorkerThreads(2, is_strict=True)
+        self._attempts = WorkerThreads(min(attempts, _MOST_ATTEMPTS) + _MOST_LATE, is_strict=True, names=names)
+        self._threads = WorkerThreads(2, is_strict=True, names=names)
         self._places = self._threads, self._attempts, self._calls
 
     @property

@@ -24,6 +24,7 @@ from ovmstrio.runtimes.ops.executor.processes.process_worker import ProcessWorke
 from ovmstrio.runtimes.ops.executor.runner import OpRunner
 from ovmstrio.runtimes.ops.executor.workers import InstanceWorker, WorkerPool
 from ovmstrio.runtimes.ops.graph import OpGraph
+from ovmstrio.runtimes.ops.observing.figures import names_of_code
 from ovmstrio.runtimes.ops.observing.hooks import NULL, OpHooks
 from ovmstrio.runtimes.ops.op import Op
 from ovmstrio.runtimes.ops.predictor.protocol import MakePredictor
@@ -173,7 +174,7 @@ async def _init_end(end: Op) -> None:
     Cancellation: where it waits.
     """
     try:
-        await call_on_loop(end.init_op)
+        await call_on_loop(end.init_op, names=names_of_code(end.name))
     except UserCodeRaisedError as raised:
         raise init_failed(end, raised) from raised.error
 

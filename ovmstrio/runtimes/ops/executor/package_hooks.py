@@ -11,10 +11,12 @@ import numpy as np
 import structlog
 import trio
 
+from ovmstrio.core.line_streams import running_code_of
 from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
 from ovmstrio.runtimes.ops.graph import OpGraph
+from ovmstrio.runtimes.ops.observing.figures import names_of_code
 from ovmstrio.runtimes.ops.op import RequestOp, ResponseOp
 from ovmstrio.runtimes.ops.tensors import ArrayTensor, as_response
 from ovmstrio.runtimes.ops.values import (
@@ -166,9 +168,10 @@ class PackageHooks:
             scope.deadline = min(scope.deadline, soon)
 
     async def _call(self, hook: Callable[[Any], Any], argument: Any) -> Any:
-        if is_async(hook):
-            return await self._calls.call(hook, argument)
-        return await call_in_thread(self.threads, hook, argument)
+        with running_code_of(names_of_code(getattr(getattr(hook, "__self__", None), "name", ""))):
+            if is_async(hook):
+                return await self._calls.call(hook, argument)
+            return await call_in_thread(self.threads, hook, argument)
 
 
 def _is_plain(hook: Any, default: Callable[..., Any]) -> bool:

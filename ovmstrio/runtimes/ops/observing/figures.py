@@ -22,6 +22,7 @@ __all__ = [
     "Window",
     "current_ids",
     "is_working_on",
+    "names_of_code",
     "percentile",
     "working_on",
 ]
@@ -30,6 +31,12 @@ _IDS: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("samples", default=()
 
 PIPELINE: Final[ContextVar[str]] = ContextVar("pipeline", default="")
 """The name of the pipeline that the current task or thread works for; empty for none."""
+
+
+def names_of_code(op: str) -> dict[str, str]:
+    """Give the names that an Op's code has in the log of what it prints."""
+    pipeline = PIPELINE.get()
+    return {"servable": pipeline, "op": op} if pipeline else {"op": op}
 
 
 class working_on:  # noqa: N801 - it is called as a function, and a class is entered with half the calls

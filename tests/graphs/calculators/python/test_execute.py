@@ -144,7 +144,7 @@ async def test_errors_may_be_hidden(tmp_path: Path) -> None:
         wrong = await made.load(make_node("wrong.py", name="wrong"), handler("return [Tensor('secret', b'')]"))
         assert await failure_of(wrong) == PREFIX
     (entry,) = logs
-    assert (entry["graph"], entry["node"], entry["request_id"], entry["step"]) == (
+    assert (entry["servable"], entry["node"], entry["request_id"], entry["step"]) == (
         "graph",
         "node",
         "request-1",

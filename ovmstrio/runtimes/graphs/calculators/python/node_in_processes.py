@@ -56,7 +56,7 @@ class NodeInProcesses:
         self.hooks: frozenset[str] = frozenset()
         self._tasks = tasks
         self._places: dict[str, Any] = {}
-        names = {"graph": graph, "node": outline.node}
+        names = {"servable": graph, "node": outline.node}
         self.code = IsolatedCode(isolation, _HOSTED, list(outline), prepare=self._prepare, names=names)
         self._names = names
         self._raised: list[BaseException] = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from ovmstrio.core.line_streams import code_names, running_code_of
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
 from ovmstrio.runtimes.graphs.calculators.python.node_model import HookPair, NodeModel, NodeOutline
 from ovmstrio.runtimes.graphs.calculators.python.python_outputs import (
@@ -39,9 +40,11 @@ class NodeInThreads:
         outline: what it is made of.
         ports: where outputs leave, by the names of their streams.
         threads: where plain code runs.
+        graph: the graph's name, for what the code prints.
     """
 
-    def __init__(self, outline: NodeOutline, ports: Mapping[str, Port], threads: WorkerThreads) -> None:
+    def __init__(self, outline: NodeOutline, ports: Mapping[str, Port], threads: WorkerThreads, graph: str) -> None:
+        self.names = {"servable": graph, "node": outline.node}
         self.made = NodeModel(outline)
         self.ports = ports
         self.threads = threads
@@ -52,9 +55,9 @@ class NodeInThreads:
 
         Cancellation: as :meth:`WorkerThreads.call`.
         """
-        context = contextvars.copy_context()
-        await call_user_code(self.threads, self.made.make, context=context)
-        await call_user_code(self.threads, self.made.initialize, context=context)
+        with running_code_of(self.names):
+            await call_user_code(self.threads, self.made.make)
+            await call_user_code(self.threads, self.made.initialize)
 
     async def finalize(self) -> None:
         """Run ``finalize``; see :class:`NodeCode`.
@@ -69,7 +72,8 @@ class NodeInThreads:
             return
         if self.made.is_initializing:
             raise RuntimeError("initialize has not ended")
-        await call_user_code(self.threads, finalize, context=contextvars.copy_context())
+        with running_code_of(self.names):
+            await call_user_code(self.threads, finalize)
 
     async def aclose(self) -> None:
         """Forget the object and its modules."""
@@ -95,6 +99,7 @@ class _ThreadedInstance:
         self._context = Context(instance.parameters, instance.request_id, seconds, self._is_cancelled)
         self._variables = contextvars.copy_context()
         self._variables.run(CURRENT.set, self._context)
+        self._variables.run(code_names.set, node.names)
         self._is_stopped = False
         self._pair = HookPair()
 
@@ -156,6 +161,7 @@ def _node_context(context: contextvars.Context) -> Iterator[None]:
         return
     token = CURRENT.set(current)
     try:
-        yield
+        with running_code_of(context.get(code_names)):
+            yield
     finally:
         CURRENT.reset(token)

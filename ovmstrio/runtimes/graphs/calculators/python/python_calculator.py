@@ -80,7 +80,7 @@ class PythonCalculator:
             except Exception:  # noqa: BLE001 - it has been logged, and an end has nobody to tell
                 return
         if scope.cancelled_caught:
-            log.error("close of a Python node did not end", graph=self._instance.graph, node=self._handler.node.name)
+            log.error("close of a Python node did not end", servable=self._instance.graph, node=self._handler.node.name)
 
     # Runs
 

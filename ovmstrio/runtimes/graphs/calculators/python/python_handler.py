@@ -104,7 +104,7 @@ class NodeHandler:
         return ConfigError([Problem(f"{FAILED} - {message}", file=file, line=line, path=path, suggestion=fix)])
 
     def _names(self) -> dict[str, str]:
-        return {"graph": self.user_code.graph, "node": self.node.name}
+        return {"servable": self.user_code.graph, "node": self.node.name}
 
 
 def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> NodeInThreads | NodeInProcesses:
@@ -112,7 +112,7 @@ def _code_of(node: NodeConfig, file: Path, scope: DefinitionScope) -> NodeInThre
     outline = NodeOutline(node.name, str(file), inputs, outputs, has_loopback(node))
     ports = {ref.name: ref.port for ref in node.outputs}
     if scope.isolation is None or scope.tasks is None:
-        return NodeInThreads(outline, ports, scope.threads)
+        return NodeInThreads(outline, ports, scope.threads, scope.graph)
     return NodeInProcesses(outline, ports, scope.isolation, scope.tasks, scope.graph)
 
 
@@ -148,7 +148,7 @@ class UserCode:
         log.error(
             "a Python node raised",
             step=step,
-            graph=self.graph,
+            servable=self.graph,
             node=self.node,
             request_id=request_id,
             exc_info=(type(error), error, trimmed(error)),

@@ -14,6 +14,7 @@ import trio
 
 from ovmstrio.core.bounded_errors import format_error
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.line_streams import print_whole_lines
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.ops.config.overrides import settings_of
@@ -103,6 +104,7 @@ async def _answer(worker: InstanceWorker, answer: BatchAnswer, request: WorkRequ
 def main() -> None:
     """Serve the server whose socket's descriptor is the first argument."""
     configure_logs(level="WARNING")
+    print_whole_lines()
     run_program(_serve)
     leave()
 

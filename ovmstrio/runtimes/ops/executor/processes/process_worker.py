@@ -16,6 +16,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample
 from ovmstrio.runtimes.ops.executor.processes.pipeline_source import RECOVER, PipelineSource, answer_of, unsendable
+from ovmstrio.runtimes.ops.observing.figures import names_of_code
 from ovmstrio.work.processes import NO_MESSAGE, WorkerEnded, WorkerProcess
 
 __all__ = ["GRACE_SECONDS", "ProcessWorker"]
@@ -52,6 +53,7 @@ class ProcessWorker:
     ) -> None:
         self.index = index
         self._op = op
+        self._names = names_of_code(op)
         self._source = source
         self._nursery = nursery
         self._report_stage = report_stage
@@ -82,7 +84,7 @@ class ProcessWorker:
 
         Cancellation: at once; the process is killed.
         """
-        process = WorkerProcess(_PROGRAM)
+        process = WorkerProcess(_PROGRAM, names=self._names)
         buried = partial(self._tell_end, process)
         try:
             problem = await process.start(self._nursery, self._first_request(), buried=buried)

@@ -160,8 +160,12 @@ class IsolatedNode:
             log.warning("custom node is replaced: a call does not end", node=str(self.identity), pid=worker.pid)
 
         worker = WorkerProcess(
-            _PROGRAM, calls_at_once=CALLS_AT_ONCE, grace_seconds=self._grace_seconds, stuck=stuck
-        )  # fmt: skip
+            _PROGRAM,
+            calls_at_once=CALLS_AT_ONCE,
+            grace_seconds=self._grace_seconds,
+            stuck=stuck,
+            names={"node": self.identity.name},
+        )
         self._workers = {worker, *(one for one in self._workers if not one.ended.is_set())}
         first = {"path": str(self.identity.path), "name": self.identity.name, "params": dict(self._params)}
         try:

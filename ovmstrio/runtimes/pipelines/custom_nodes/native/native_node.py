@@ -135,7 +135,7 @@ async def open_native_node(
     Cancellation: at once; the thread goes on, and it deinitialises what it has initialised.
     """
     identity = NodeIdentity(name, path)
-    threads = node_threads(str(identity), calls_at_once)
+    threads = node_threads(identity.name, str(identity), calls_at_once)
     try:
         await tasks.start(threads.run)
         opened = await threads.call(_open, identity, dict(params), may_leave=True, discard=_close_at_once)

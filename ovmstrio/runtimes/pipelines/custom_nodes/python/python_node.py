@@ -38,7 +38,7 @@ class PythonNode:
         self.outputs: Mapping[str, ItemInfo] = {}
         self._file = file
         self._params = MappingProxyType(dict(params))
-        self._threads = node_threads(f"custom node {file.name!r}")
+        self._threads = node_threads(file.name, f"custom node {file.name!r}")
         self._package = HandlerPackage(file.path.parent)
         self._functions: Functions | None = None
         self._manager: Any = None

@@ -1,0 +1,120 @@
+"""Texts in pieces become whole lines, whoever writes them and whenever."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+import trio
+
+from ovmstrio.core.line_streams import LineStream, finish_lines
+
+
+def _stream(*, is_taken: bool = True) -> tuple[LineStream, list[str], io.StringIO]:
+    lines: list[str] = []
+    original = io.StringIO()
+    return LineStream(original, lines.append, lambda: is_taken), lines, original
+
+
+def test_pieces_become_a_line_with_its_line_break() -> None:
+    """``end``, ``sep``, ``flush`` and ``writelines`` make no lines of their own."""
+    stream, lines, original = _stream()
+    print("a", "b", sep="-", end="", file=stream, flush=True)
+    print(" c", file=stream)
+    stream.writelines(["d", "e\nf\n"])
+    assert lines == ["a-b c", "de", "f"]
+    assert not original.getvalue()
+
+
+def test_a_line_that_is_left_open_ends_with_the_code_that_wrote_it() -> None:
+    """And what comes next is another line."""
+    stream, lines, _ = _stream()
+    print("open", end="", file=stream)
+    assert lines == []
+    finish_lines()
+    print("next", file=stream)
+    finish_lines()
+    assert lines == ["open", "next"]
+
+
+def test_threads_do_not_write_into_each_others_lines() -> None:
+    """Though they write in turns."""
+    stream, lines, _ = _stream()
+    barrier = threading.Barrier(4)
+
+    def write(name: str) -> None:
+        for _ in range(20):
+            for piece in (name, name, name, "\n"):
+                barrier.wait()
+                stream.write(piece)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(lines) == ["aaa"] * 20 + ["bbb"] * 20 + ["ccc"] * 20 + ["ddd"] * 20
+
+
+async def test_tasks_do_not_write_into_each_others_lines() -> None:
+    """Though all of them are in one thread."""
+    stream, lines, _ = _stream()
+
+    async def write(name: str) -> None:
+        for piece in (name, name, "\n"):
+            stream.write(piece)
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+            nursery.start_soon(write, name)
+    assert sorted(lines) == ["aa", "bb", "cc"]
+
+
+@pytest.mark.parametrize("pieces", [["x" * 10_000], ["x"] * 10_000], ids=["at once", "one by one"])
+def test_a_line_is_cut_at_four_kibibytes(pieces: list[str]) -> None:
+    """However it is written."""
+    stream, lines, _ = _stream()
+    for piece in pieces:
+        stream.write(piece)
+    stream.write("\nshort\n")
+    assert [line[:4097].count("x") for line in lines] == [4096, 0]
+    assert len(lines[0]) < 4200
+    assert lines[1] == "short"
+
+
+def test_a_text_of_very_many_lines_is_cut() -> None:
+    """Its other lines are counted."""
+    stream, lines, _ = _stream()
+    stream.write("line\n" * 5000)
+    assert len(lines) == 1001
+    assert lines[-1] == "... (5000 lines)"
+
+
+def test_a_bar_of_progress_is_what_is_seen_of_it_in_the_end() -> None:
+    """What carriage returns have had written over is left out, and so are empty lines."""
+    stream, lines, _ = _stream()
+    for percent in range(0, 101, 10):
+        stream.write(f"\r{percent}%")
+        stream.flush()
+    print(file=stream)
+    print("\r\n", file=stream)
+    assert lines == ["100%"]
+
+
+def test_what_nobody_takes_goes_where_it_always_went() -> None:
+    """As it is, and the stream is what the original is otherwise."""
+    stream, lines, original = _stream(is_taken=False)
+    print("a", end="", file=stream, flush=True)
+    assert original.getvalue() == "a"
+    assert lines == []
+    assert stream.getvalue() == "a"
+    assert not stream.isatty()
+
+
+def test_what_is_no_text_is_refused() -> None:
+    """As the original would."""
+    stream, _, _ = _stream()
+    with pytest.raises(TypeError, match="must be str, not bytes"):
+        stream.write(b"bytes")  # type: ignore[arg-type]
