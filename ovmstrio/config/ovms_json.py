@@ -21,7 +21,7 @@ from ovmstrio.config.located import Located
 from ovmstrio.config.service_entries import with_limits
 from ovmstrio.config.specs import MetricsSpec, ServableSpec, ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.metric_families import FAMILIES
+from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES, families_like
 
 __all__ = ["Examined", "check_families", "examine_config", "parse_config"]
 
@@ -110,12 +110,16 @@ def examine_config(
     return Examined(spec, by_line(findings.fatal))
 
 
-def check_families(names: Sequence[str]) -> list[tuple[int, str, str]]:
-    """Check a list of metric families; gives the position, the message and the suggestion of each wrong one."""
+def check_families(names: Sequence[str], *, patterns: bool = False) -> list[tuple[int, str, str]]:
+    """Check a list of metric families; gives the position, the message and the suggestion of each wrong one.
+
+    With ``patterns`` they are patterns of the names of any families, and else names of OVMS's.
+    """
     wrong = []
+    known = (*FAMILIES, *OWN_FAMILIES) if patterns else tuple(FAMILIES)
     for index, name in enumerate(names):
-        if name not in FAMILIES:
-            suggestion = did_you_mean(name, FAMILIES, otherwise=f"known are {', '.join(FAMILIES)}")
+        if not (families_like([name]) if patterns else name in known):
+            suggestion = did_you_mean(name, known, otherwise=f"known are {', '.join(known)}")
             wrong.append((index, f"unknown metric family {name!r}", suggestion))
         elif name in names[:index]:
             wrong.append((index, f"the metric family {name!r} is given twice", "remove one of them"))

@@ -1,18 +1,19 @@
 """The metric families, their labels and which of them are on without being asked for.
 
 Names, labels and buckets are those of OVMS; ``ovmstrio_*`` families are this
-server's own and are always on.
+server's own and are on unless other ones are asked for by ``--metrics_families``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["BUCKETS_SIZE", "BUCKETS_US", "FAMILIES", "OWN_FAMILIES", "Family"]
+__all__ = ["BUCKETS_SIZE", "BUCKETS_US", "FAMILIES", "OWN_FAMILIES", "Family", "families_like"]
 
 _REQUEST = ("name", "version", "api", "method", "interface")
 _GRAPH = ("name", "api", "method", "interface")
@@ -75,3 +76,9 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_dropped_log_lines", "counter", (), "Lines of the log for which there was no room."),
     Family("ovmstrio_ready", "gauge", (), "1 while the server calls itself ready."),
 )
+
+
+def families_like(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Give the names of all families that one of the patterns fits, in which ``*`` stands for anything."""
+    patterns = tuple(patterns)
+    return tuple(name for name in (*FAMILIES, *OWN_FAMILIES) if any(fnmatchcase(name, each) for each in patterns))

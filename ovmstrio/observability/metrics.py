@@ -60,12 +60,14 @@ class Metrics(Meters):
 
     Args:
         families: the OVMS families to serve, None for those that are on by default.
+        own: the server's own families to serve, None for all of them.
     """
 
-    def __init__(self, families: Iterable[str] | None = None) -> None:
+    def __init__(self, families: Iterable[str] | None = None, own: Iterable[str] | None = None) -> None:
         self.registry = CollectorRegistry()
         chosen = {f.name for f in FAMILIES.values() if f.default} if families is None else set(families)
-        rows = [row for row in FAMILIES.values() if row.name in chosen] + list(OWN_FAMILIES.values())
+        chosen |= set(OWN_FAMILIES if own is None else own)
+        rows = [row for row in (*FAMILIES.values(), *OWN_FAMILIES.values()) if row.name in chosen]
         self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
         self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}

@@ -20,6 +20,7 @@ from ovmstrio.config.model_options import check_base_path, check_name, read_mode
 from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.core.errors import Problem
+from ovmstrio.core.metric_families import families_like
 from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, ServerSettings
 
 __all__ = [
@@ -127,7 +128,7 @@ def contradictions(settings: ServerSettings, spec: ServerSpec) -> list[Problem]:
     if spec.metrics is None:
         return []
     problem = Problem("", file=str(settings.config_path or ""), path="monitoring.metrics")
-    given = sorted({"metrics_enable", "metrics_list"} & settings.model_fields_set)
+    given = sorted({"metrics_enable", *_METRIC_LISTS} & settings.model_fields_set)
     if given:
         message = f"metrics are set here and by --{given[0]}"
         return [replace(problem, message=message, suggestion="leave one of them out")]
@@ -137,9 +138,12 @@ def contradictions(settings: ServerSettings, spec: ServerSpec) -> list[Problem]:
     return []
 
 
-def metric_families(settings: ServerSettings) -> tuple[str, ...] | None:
-    """Give the families that the command line asks for, None for the default set."""
-    return None if settings.metrics_list is None else _parts(settings.metrics_list)
+def metric_families(settings: ServerSettings) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Give the families that the command line asks for: OVMS's, and the server's own; None for the default set."""
+    if settings.metrics_families is not None:
+        chosen = families_like(_parts(settings.metrics_families))
+        return chosen, chosen
+    return None if settings.metrics_list is None else _parts(settings.metrics_list), None
 
 
 def cache_directory(settings: ServerSettings) -> Path | None:
@@ -232,23 +236,34 @@ def _security(settings: ServerSettings) -> list[Problem]:
     return problems
 
 
+_METRIC_LISTS: Final = ("metrics_list", "metrics_families")
+
+
 def _metric_lists(settings: ServerSettings) -> list[Problem]:
+    given = {name: getattr(settings, name) for name in _METRIC_LISTS if getattr(settings, name) is not None}
+    if len(given) > 1:
+        path = " and ".join(f"--{name}" for name in given)
+        return [Problem("each says which families are served", path=path, suggestion="leave one of them out")]
     return [
-        Problem(message, path="--metrics_list", suggestion=suggestion)
-        for _, message, suggestion in check_families(metric_families(settings) or ())
+        Problem(message, path=f"--{name}", suggestion=suggestion)
+        for name, names in given.items()
+        for _, message, suggestion in check_families(_parts(names), patterns=name == "metrics_families")
     ]
 
 
 def _metrics(settings: ServerSettings) -> list[Problem]:
-    asked = [name for name in ("metrics_enable", "metrics_list") if name in settings.model_fields_set]
+    asked = [name for name in ("metrics_enable", *_METRIC_LISTS) if name in settings.model_fields_set]
     if not asked:
         return []
-    problems = []
+    problems: list[Problem] = []
     if settings.metrics_enable and not listen_addresses(settings.rest_bind_address, settings.rest_port):
         message = "metrics are served on the REST port, and --rest_port is 0"
         problems.append(Problem(message, path=f"--{asked[0]}", suggestion="set --rest_port"))
-    if settings.metrics_list is not None and not settings.metrics_enable:
-        problems.append(Problem("metrics are turned off", path="--metrics_list", suggestion="leave one of them out"))
+    problems += [
+        Problem("metrics are turned off", path=f"--{name}", suggestion="leave one of them out")
+        for name in _METRIC_LISTS
+        if getattr(settings, name) is not None and not settings.metrics_enable
+    ]
     return problems
 
 

@@ -441,4 +441,4 @@ def _metrics_of(plan: Plan) -> Metrics | None:
     configured = plan.spec.metrics
     if configured is not None:
         return Metrics(configured.families) if configured.enable else None
-    return Metrics(metric_families(plan.settings)) if plan.settings.metrics_enable else None
+    return Metrics(*metric_families(plan.settings)) if plan.settings.metrics_enable else None

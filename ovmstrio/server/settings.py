@@ -218,6 +218,11 @@ class ServerSettings(BaseModel):
     metrics_list: str | None = _setting(
         None, OBSERVABILITY, "Metric families to serve in place of the default set, comma separated."
     )
+    metrics_families: str | None = _setting(
+        None,
+        OBSERVABILITY,
+        "The same with the server's own families among them, and with * for anything: ovms_requests_*,ovmstrio_ready.",
+    )
 
     grpc_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
     rest_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")

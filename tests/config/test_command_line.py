@@ -102,6 +102,9 @@ def test_a_single_model_is_configured_by_options() -> None:
         ({"metrics_list": "ovms_streams", "rest_port": 0}, ["--metrics_list"]),
         ({"metrics_list": "ovms_streams", "metrics_enable": False}, ["--metrics_list"]),
         ({"metrics_enable": True, "rest_port": 0}, ["--metrics_enable"]),
+        ({"metrics_families": "ovms_*,ovmx_*,"}, ["--metrics_families", "--metrics_families"]),
+        ({"metrics_families": "ovms_*", "metrics_enable": False}, ["--metrics_families"]),
+        ({"metrics_families": "ovms_*", "metrics_list": "x"}, ["--metrics_list and --metrics_families"]),
     ],
 )
 def test_all_that_is_wrong_with_a_command_line_is_told_at_once(options: dict[str, Any], paths: list[str]) -> None:
@@ -141,6 +144,7 @@ def test_an_option_that_another_settles_has_no_effect() -> None:
         ({"rest_port": 0}, MetricsSpec(), "--rest_port is 0"),
         ({"metrics_enable": True}, MetricsSpec(), "by --metrics_enable"),
         ({"metrics_list": "ovms_streams"}, MetricsSpec(enable=False), "by --metrics_list"),
+        ({"metrics_families": "ovms_*"}, MetricsSpec(), "by --metrics_families"),
     ],
 )
 def test_command_line_and_file_may_exclude_each_other(
@@ -169,11 +173,25 @@ def test_addresses_are_spelt_out(addresses: str, port: int, expected: list[str])
 
 def test_families_are_split() -> None:
     """Blanks around commas do not count; without the option the default set is served."""
-    assert metric_families(read_settings({"metrics_list": "ovms_streams, ovms_requests_fail"})) == (
-        "ovms_streams",
-        "ovms_requests_fail",
-    )
-    assert metric_families(read_settings({})) is None
+    families, own = metric_families(read_settings({"metrics_list": "ovms_streams, ovms_requests_fail"}))
+    assert (families, own) == (("ovms_streams", "ovms_requests_fail"), None)
+    assert metric_families(read_settings({})) == (None, None)
+
+
+def test_patterns_choose_families_of_all_that_there_are() -> None:
+    """The server's own are served only if a pattern fits them; those that are off by default may be asked for."""
+    chosen = ("ovms_requests_success", "ovms_requests_fail", "ovms_requests_accepted", "ovms_requests_rejected")
+    settings = read_settings({"metrics_families": "ovms_requests_*, ovmstrio_ready,ovms_infer_req_active"})
+    assert metric_families(settings) == (((*chosen[:2], "ovms_infer_req_active", *chosen[2:], "ovmstrio_ready"),) * 2)
+
+
+def test_a_misspelt_family_is_recognised() -> None:
+    """The line for the user holds the right one, or all of them."""
+    with pytest.raises(UsageProblems) as error:
+        read_settings({"metrics_families": "ovmstrio_redy,nothing_*"})
+    first, second = error.value.lines
+    assert first == "--metrics_families: unknown metric family 'ovmstrio_redy'; did you mean 'ovmstrio_ready'?"
+    assert second.startswith("--metrics_families: unknown metric family 'nothing_*'; known are ovms_requests_success, ")
 
 
 def _graph_folder(root: Path, place: str = "") -> Path:

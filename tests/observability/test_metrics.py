@@ -114,6 +114,17 @@ def test_a_list_of_families_replaces_the_default_set() -> None:
     assert _value(metrics, "ovms_infer_req_active", name="m", version="1") == 3
 
 
+def test_the_servers_own_families_may_be_off() -> None:
+    """What is not asked for is counted nowhere, whatever happens."""
+    metrics = Metrics(["ovms_requests_success"], ["ovmstrio_ready"])
+    bound = metrics.servable("m", "1")
+    bound.set_load_seconds(1.0)
+    bound.placed(inline=True, moved=True)
+    bound.batch_size(3)
+    _infer(metrics)
+    assert {name for name, _ in _samples(metrics)} == {"ovms_requests_success", "ovmstrio_ready"}
+
+
 def test_families_off_by_default_are_the_two_of_the_pool() -> None:
     """The default set is the one of the specification."""
     assert {name for name, row in FAMILIES.items() if not row.default} == {
