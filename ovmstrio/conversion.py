@@ -1,5 +1,23 @@
 """Files of models as versions of a model repository: what ``ovms prepare`` does, for programs."""
 
-from ovmstrio.openvino.convert import Conversion, Converted, convert, detect_state, new_folder, new_version, save
+from ovmstrio.openvino.conversion import (
+    Conversion,
+    Converted,
+    convert,
+    detect_state,
+    new_folder,
+    new_version,
+    parse_input_form,
+    save,
+)
 
-__all__ = ["Conversion", "Converted", "convert", "detect_state", "new_folder", "new_version", "save"]
+__all__ = [
+    "Conversion",
+    "Converted",
+    "convert",
+    "detect_state",
+    "new_folder",
+    "new_version",
+    "parse_input_form",
+    "save",
+]

@@ -45,7 +45,7 @@ SURFACE = {
         PipelineClient PredictFuture
     """,
     "ovmstrio.conversion": """
-        Conversion Converted convert detect_state new_folder new_version save
+        Conversion Converted convert detect_state new_folder new_version parse_input_form save
     """,
     "ovmstrio.custom_nodes": """
         Array Infos Params include_folder

@@ -29,8 +29,10 @@ class Extra(StrEnum):
     HANDLERS = "handlers"
     LLM = "llm"
     PADDLE = "paddle"
+    QUANTIZE = "quantize"
     S3 = "s3"
     SAMPLES = "samples"
+    TORCH = "torch"
     VISION = "vision"
 
 

@@ -24,25 +24,25 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.openvino.paddle_program import PaddleProgram, read_program
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 
-__all__ = ["PaddleFiles", "find_paddle_files", "load_program", "read_paddle", "readable"]
+__all__ = ["PROGRAM", "PaddleFiles", "find_paddle_files", "load_program", "read_paddle", "readable"]
 
 _SEQUENCES: Final = ("sequence_", "lod_", "im2sequence", "gru", "lstm")
 """Beginnings of operations on batches of sequences of different lengths (LoD), which OpenVINO has not."""
 
 
-def read_paddle(folder: Path) -> ov.Model:
-    """Read the model of a folder, in whichever of Paddle's three layouts it is.
+def read_paddle(source: Path) -> ov.Model:
+    """Read the model of a folder, in whichever of Paddle's three layouts it is, or that of a program file in one.
 
     Raises:
         ConfigError: there is no model, or OpenVINO cannot convert it; the message names what stands in the way.
     """
-    files = find_paddle_files(folder)
+    files = find_paddle_files(source)
     program = load_program(files)
     frontend = FrontEndManager().load_by_framework("paddle")
     frontend.add_extension(ConversionExtension("mul", _mul))
     try:
-        with readable(files, program) as source:
-            return frontend.convert(frontend.load(str(source)))
+        with readable(files, program) as given:
+            return frontend.convert(frontend.load(str(given)))
     except OPENVINO_ERRORS as error:
         raise ConfigError([_cannot_convert(files.program, program, error)]) from error
 
@@ -87,8 +87,9 @@ def _matrix(value: ov.Output, rows: int) -> ov.Output:
     return op.reshape(value, op.concat(joined, 0), special_zero=False).output(0)
 
 
-_PROGRAM: Final = "__model__"
+PROGRAM: Final = "__model__"
 _PARAMETERS: Final = "__params__"
+_SUFFIX: Final = ".pdmodel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +104,20 @@ def _refused(folder: Path, message: str, suggestion: str = "") -> ConfigError:
     return ConfigError([Problem(message, file=str(folder), suggestion=suggestion)])
 
 
-def find_paddle_files(folder: Path) -> PaddleFiles:
-    """Find the model in a folder; of several ``*.pdmodel`` the first by name.
+def find_paddle_files(source: Path) -> PaddleFiles:
+    """Find the files of a model: those of a ``*.pdmodel``, or of a folder, of several there the first by name.
 
     Raises:
         ConfigError: there is none, or a model without its parameters.
     """
+    if source.suffix == _SUFFIX and source.is_file():
+        return _with_parameters(source)
+    folder = source.parent if source.name == PROGRAM and source.is_file() else source
     if not folder.is_dir():
         raise _refused(folder, "no such folder", "model_config is a folder with serving_server_conf.prototxt")
-    for program in sorted(folder.glob("*.pdmodel")):
-        parameters = program.with_suffix(".pdiparams")
-        if not parameters.is_file():
-            raise _refused(folder, f"{program.name} is there without its parameters {parameters.name}")
-        return PaddleFiles(program, parameters)
-    program = folder / _PROGRAM
+    for program in sorted(folder.glob(f"*{_SUFFIX}")):
+        return _with_parameters(program)
+    program = folder / PROGRAM
     if program.is_file():
         together = folder / _PARAMETERS
         return PaddleFiles(program, together if together.is_file() else None)
@@ -124,6 +125,13 @@ def find_paddle_files(folder: Path) -> PaddleFiles:
         way_out = "export the model with FLAGS_enable_pir_api=0, which writes a .pdmodel"
         raise _refused(folder, "the model is in the format of Paddle 3, which OpenVINO cannot read", way_out)
     raise _refused(folder, "the folder holds no *.pdmodel with *.pdiparams, and no __model__")
+
+
+def _with_parameters(program: Path) -> PaddleFiles:
+    parameters = program.with_suffix(".pdiparams")
+    if not parameters.is_file():
+        raise _refused(program.parent, f"{program.name} is there without its parameters {parameters.name}")
+    return PaddleFiles(program, parameters)
 
 
 def load_program(files: PaddleFiles) -> PaddleProgram:
@@ -152,7 +160,7 @@ def readable(files: PaddleFiles, program: PaddleProgram) -> Iterator[Path]:
         else:
             given = folder
             for parameter in files.program.parent.iterdir():
-                if parameter.is_file() and parameter.name != _PROGRAM:
+                if parameter.is_file() and parameter.name != PROGRAM:
                     (folder / parameter.name).symlink_to(parameter.resolve())
-            (folder / _PROGRAM).write_bytes(program.readable())
+            (folder / PROGRAM).write_bytes(program.readable())
         yield given

@@ -9,6 +9,7 @@ import openvino as ov
 import structlog
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.openvino.paddle import read_paddle
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, reason
 
 __all__ = ["read_model", "read_onnx_content"]
@@ -16,6 +17,7 @@ __all__ = ["read_model", "read_onnx_content"]
 log = structlog.get_logger(__name__)
 
 _ONNX: Final = ".onnx"
+_PADDLE: Final = ".pdmodel"
 
 
 def read_model(file: Path) -> ov.Model:
@@ -24,6 +26,8 @@ def read_model(file: Path) -> ov.Model:
     Raises:
         ConfigError: OpenVINO cannot; the message gives the file and OpenVINO's own reason.
     """
+    if file.suffix.lower() == _PADDLE:
+        return read_paddle(file)
     try:
         return core().read_model(file)
     except OPENVINO_ERRORS as error:

@@ -14,7 +14,7 @@ from ovmstrio.core.datatypes import BY_OPENVINO_NAME
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
 
-__all__ = ["ModelSignature", "dims_of", "port_names", "read_signature", "to_partial_shape"]
+__all__ = ["ModelSignature", "dims_of", "own_specs", "port_names", "read_signature", "to_partial_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,11 @@ def read_signature(model: ov.Model, mapping: TensorMapping, file: str) -> ModelS
         raise ConfigError(problems)
     unranked = frozenset(index for index, port in enumerate(model.outputs) if port.get_partial_shape().rank.is_dynamic)
     return ModelSignature(inputs, input_ports, outputs, output_ports, _extra(model), unranked)
+
+
+def own_specs(ports: Sequence[Any], *, is_input: bool) -> tuple[TensorSpec, ...]:
+    """Describe ports under the model's own names, in its order; their types are ones that protocols carry."""
+    return tuple(_spec(name, port) for name, port in zip(port_names(ports, {}, is_input=is_input), ports, strict=True))
 
 
 def _side(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import openvino as ov
+import openvino.opset13 as op
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -12,6 +15,8 @@ from typer.testing import CliRunner, Result
 from ovms_cli import prepare
 from ovmstrio_samples.add_one.prepare import build
 from ovmstrio_samples.catalog import PROJECTS, SAMPLES, ProjectSample
+from tests.support.onnx_files import onnx_file
+from tests.support.paddle_files import layers, write_model
 
 Run = Callable[..., Result]
 
@@ -78,6 +83,12 @@ def test_a_version_is_not_overwritten_without_force(run: Run, source: str) -> No
         (("m.onnx", "--stateful", "--state", "ab"), "expected INPUT=OUTPUT, got 'ab'"),
         (("m.onnx", "--name", "../up"), "got '../up'"),
         (("--sample", "iris", "--fp16"), "leave out the other options"),
+        (("--sample", "iris", "--calibration", "."), "leave out the other options"),
+        (("m.onnx", "--quantize", "int8"), "needs --calibration DIR"),
+        (("m.onnx", "--calibration", "."), "needs --calibration DIR"),
+        (("m.onnx", "--quantize", "int8", "--calibration", "no"), "no is no folder"),
+        (("m.onnx", "--quantize", "int8", "--calibration", ".", "--stateful"), "samples say nothing of states"),
+        (("m.onnx", "--input", "x"), "expected NAME=TYPE[SIZES]"),
     ],
 )
 def test_a_wrong_command_line_ends_with_64(run: Run, arguments: tuple[str, ...], said: str) -> None:
@@ -104,6 +115,87 @@ def test_a_file_of_nothing_is_refused(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "as ONNX it is a model without outputs; is the file complete?" in result.stderr
     assert not Path("models").exists()
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Write a folder of three models and what is none."""
+    folder = tmp_path / "zoo"
+    write_model(folder / "fc", *layers(), layout="separate")
+    (folder / "relu.onnx").write_bytes(onnx_file("Relu"))
+    ov.save_model(build(), folder / "adder" / "1" / "model.xml")
+    (folder / "notes.txt").touch()
+    return folder
+
+
+def test_each_model_of_a_folder_is_an_entry_of_its_own(run: Run, zoo: Path, tmp_path: Path) -> None:
+    """A table tells what came out, and a configuration serves all of them."""
+    result = run("zoo", "--version", "2")
+    assert result.exit_code == 0, result.output
+    header, *rows = [re.split(r"  +", line) for line in result.stdout.splitlines()]
+    assert header == ["model", "from", "framework", "inputs", "outputs", "result"]
+    assert rows == [
+        ["relu", "relu.onnx", "ONNX", "x FP32 [1,4]", "y FP32 [1,4]", "prepared models/relu/2"],
+        ["adder", "adder/1/model.xml", "OpenVINO IR", "x FP32 [-1,10]", "y FP32 [-1,10]", "prepared models/adder/2"],
+        ["fc", "fc", "PaddlePaddle", "x FP32 [-1,3]", "fc_0.tmp_1 FP32 [-1,2]", "prepared models/fc/2"],
+    ]
+    assert "ovms serve --config_path models/zoo.json" in result.stderr
+    entries = json.loads((tmp_path / "models" / "zoo.json").read_text())["model_config_list"]
+    assert [entry["config"]["base_path"] for entry in entries] == ["relu", "adder", "fc"]
+
+
+def test_one_bad_model_of_a_folder_holds_up_no_other(run: Run, zoo: Path, tmp_path: Path) -> None:
+    """It is told with its reason, beside those that were prepared, and the command ends with 1."""
+    (zoo / "empty.onnx").touch()
+    result = run("zoo")
+    assert result.exit_code == 1
+    assert re.search(r"^empty +empty\.onnx +failed$", result.stdout, re.MULTILINE)
+    assert "error: zoo/empty.onnx: as ONNX it is a model without outputs" in result.stderr
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["adder", "fc", "relu", "zoo.json"]
+    again = json.loads(run("zoo", "--force", "--json").stdout)
+    assert again["config"] == "models/zoo.json"
+    assert {each["name"]: "error" in each for each in again["models"]} == {
+        "empty": True,
+        "relu": False,
+        "adder": False,
+        "fc": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "options", [("--name", "a"), ("--input", "x=[1,4]"), ("--quantize", "int8", "--calibration", ".")]
+)
+def test_options_of_one_model_are_refused_for_several(run: Run, zoo: Path, options: tuple[str, ...]) -> None:
+    """Nothing is converted; the option is named."""
+    result = run("zoo", *options)
+    assert result.exit_code == 64
+    assert f"zoo holds 3 models, and {options[0]} is for one" in result.stderr
+    assert not Path("models").exists()
+
+
+def test_a_folder_of_one_model_is_that_model(run: Run, tmp_path: Path) -> None:
+    """It is called like the folder where its file's name says nothing."""
+    write_model(tmp_path / "det", *layers(), version=1_007_000)
+    assert "prepared models/det/1 from PaddlePaddle" in run("det").stdout
+    assert "prepared models/finder/1 from PaddlePaddle" in run("det", "--name", "finder").stdout
+
+
+def test_a_model_is_quantized_with_samples(run: Run, tmp_path: Path) -> None:
+    """The answer tells with how many; NNCF itself is silent."""
+    pytest.importorskip("nncf", reason="quantization needs the extra quantize")
+    x = op.parameter([-1, 64], np.float32, name="x")
+    x.output(0).set_names({"x"})
+    weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    product = op.matmul(x, weights, transpose_a=False, transpose_b=False)
+    product.output(0).set_names({"y"})
+    ov.save_model(ov.Model([op.result(product)], [x], "product"), tmp_path / "product.xml")
+    (tmp_path / "samples").mkdir()
+    np.save(tmp_path / "samples" / "a.npy", np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64))
+    options = ("--quantize", "int8", "--calibration", "samples")
+    result = run("product.xml", *options)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("prepared models/product/1 from OpenVINO IR, quantized to int8 with 1 sample\n")
+    assert json.loads(run("product.xml", *options, "--force", "--json").stdout)["calibrated_with"] == 1
 
 
 def test_the_list_needs_no_network(run: Run) -> None:

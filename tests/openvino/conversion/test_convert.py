@@ -8,7 +8,7 @@ import openvino.opset13 as op
 import pytest
 
 from ovmstrio.core.errors import AlreadyExists, ConfigError
-from ovmstrio.openvino.convert import Conversion, convert, detect_state, new_version
+from ovmstrio.openvino.conversion import Conversion, convert, detect_state, new_version
 from tests.support.onnx_files import onnx_file, onnx_loss_file
 
 
@@ -88,6 +88,7 @@ def test_a_corrupt_file_is_refused_with_its_format(tmp_path: Path, suffix: str) 
         ("model.weird", r"\.onnx"),
         ("model.xml", r"model\.bin are missing"),
         ("model.pdmodel", r"model\.pdiparams are missing"),
+        ("model.pt", r"no file that PyTorch writes programs to.*torch\.export\.save"),
     ],
 )
 def test_a_file_that_cannot_be_converted_gets_a_way_out(tmp_path: Path, name: str, said: str) -> None:
@@ -98,7 +99,7 @@ def test_a_file_that_cannot_be_converted_gets_a_way_out(tmp_path: Path, name: st
 
 
 def test_nothing_there_and_a_folder_of_nothing_are_told_apart(tmp_path: Path) -> None:
-    """A missing path and a folder without SavedModel each get their own message."""
+    """A missing path and a folder that is no model each get their own message."""
     with pytest.raises(ConfigError, match="no such file or folder"):
         convert(tmp_path / "absent.onnx", tmp_path, "model")
     with pytest.raises(ConfigError, match=r"no saved_model\.pb"):
@@ -193,3 +194,24 @@ def test_a_version_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="disk full"):
         fill()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_openvino_reads_and_cannot_compile_is_refused(tmp_path: Path) -> None:
+    """The message names the source and OpenVINO's reason, and nothing is left in the repository."""
+    x = _parameter("x", [1, 3, 8, 8])
+    filters = op.constant(np.ones((4, 3, 3, 3), np.float32))
+    binary = op.binary_convolution(x, filters, [1, 1], [0, 0], [0, 0], [1, 1], "xnor-popcount", 0.0)
+    source = _saved(ov.Model([op.result(_named(binary, "y"))], [x], "binary"), tmp_path)
+    with pytest.raises(ConfigError, match=r"source\.xml: Cannot compile model into target device - CPU: .*f32"):
+        convert(source, tmp_path / "models", "binary")
+    assert not (tmp_path / "models").exists()
+
+
+def test_what_a_server_would_refuse_is_refused(tmp_path: Path) -> None:
+    """Two outputs of one name are one too many."""
+    x = _parameter("x", [1, 3])
+    y = _named(op.relu(x), "y")
+    source = _saved(ov.Model([op.result(y), op.result(y)], [x], "twice"), tmp_path)
+    with pytest.raises(ConfigError, match="two outputs are called 'y'"):
+        convert(source, tmp_path / "models", "twice")
+    assert not (tmp_path / "models").exists()

