@@ -17,6 +17,8 @@ __all__ = ["BuildError", "NothingToBuildError", "build_library"]
 _C: Final = ".c"
 _CPP: Final = (".cc", ".cpp", ".cxx")
 _PREFIX: Final = "libcustom_node_"
+_BUILDS_APART: Final = ("-fno-gnu-unique",)
+"""Without it GCC lets all builds in a process have the first one's variables of templates and inline functions."""
 _HEADER: Final = "custom_node_interface.h"
 
 
@@ -43,23 +45,43 @@ def build_library(source: Path, output: Path | None, flags: Sequence[str]) -> Pa
     sources = _sources(source)
     library = output or _default_output(source)
     has_cpp = any(each.suffix in _CPP for each in sources)
+    compiler = _compiler(has_cpp=has_cpp)
+    made = _place_beside(library)
     command = [
-        *_compiler(has_cpp=has_cpp),
+        *compiler,
         *("-shared", "-fPIC", "-O2", "-Wall", f"-I{include_folder()}"),
         *_flags_of_environment("CXXFLAGS" if has_cpp else "CFLAGS"),
         # What is missing is to be missed now, and not by the server.
         "-Wl,-z,defs",
-        *("-o", str(library)),
+        *(_BUILDS_APART if has_cpp and _understands(compiler, _BUILDS_APART) else ()),
+        *("-o", str(made)),
         *_with_languages(sources, has_cpp=has_cpp),
         *_flags_of_environment("LDFLAGS"),
         *flags,
     ]
     done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 - the user's own compiler
+    messages = done.stderr.replace(str(made), str(library))
     if done.returncode:
-        raise BuildError(_explained(command, done.stderr))
-    if done.stderr:
-        os.write(2, done.stderr.encode())
+        if made != library:
+            made.unlink(missing_ok=True)
+        raise BuildError(_explained([str(library) if part == str(made) else part for part in command], messages))
+    if messages:
+        os.write(2, messages.encode())
+    if made != library:
+        made.replace(library)
     return library
+
+
+def _place_beside(library: Path) -> Path:
+    """Give the place of a library that is not done, so that a server never sees it, and has the old one if it fails."""
+    return library if library.exists() and not library.is_file() else library.with_name(f".{library.name}.new")
+
+
+def _understands(compiler: Sequence[str], flags: Sequence[str]) -> bool:
+    tried = subprocess.run(  # noqa: S603 - the user's own compiler
+        [*compiler, *flags, "-E", "-x", "c++", os.devnull], check=False, capture_output=True
+    )
+    return tried.returncode == 0
 
 
 def _sources(source: Path) -> list[Path]:

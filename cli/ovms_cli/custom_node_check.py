@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ovmstrio.config.pipeline_entries import find_library
 from ovmstrio.core.errors import Problem
+from ovmstrio.runtimes.pipelines.custom_nodes.native.private_copy import remove_leftovers
 from ovmstrio.work.processes.program import describe_exit
 
 __all__ = ["Item", "LibraryVerdict", "check_library"]
@@ -47,6 +49,7 @@ def check_library(library: str, params: Mapping[str, str], timeout: float) -> Li
         params: of the node.
         timeout: seconds until the process is killed.
     """
+    path = find_library(library, Path.cwd())
     with tempfile.TemporaryDirectory(prefix="ovms-custom-node-") as folder:
         report = Path(folder) / "report.json"
         question = json.dumps({"library": library, "params": dict(params), "report": str(report)})
@@ -57,9 +60,13 @@ def check_library(library: str, params: Mapping[str, str], timeout: float) -> Li
                 command, input=question, text=True, check=False, stdout=sys.__stderr__, timeout=timeout
             )
         except subprocess.TimeoutExpired:
+            remove_leftovers(path)
             return _verdict(library, _told(report), f"had not come to an end after {timeout:g} seconds")
         told = _told(report)
-    return _verdict(library, told, "" if told.get("step") == "done" else describe_exit(done.returncode))
+    if told.get("step") == "done":
+        return _verdict(library, told, "")
+    remove_leftovers(path)
+    return _verdict(library, told, describe_exit(done.returncode))
 
 
 def _told(report: Path) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typer.testing import CliRunner, Result
 
 from ovms_cli import custom_node
 from ovms_cli.console import stderr, stdout
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
 from tests.support.custom_nodes import DOUBLER, write_node
 from tests.support.native_nodes import FIXTURE_SOURCE, copy_of_fixture
 
@@ -86,6 +88,43 @@ def test_a_function_that_is_nowhere_is_an_error_of_the_build(run: Run) -> None:
 
 
 @needs_compiler
+def test_a_build_that_fails_leaves_the_library_before(run: Run) -> None:
+    """A server that has it configured goes on with it; nothing else is left, and the messages name the library."""
+    Path("node.c").write_text("int here(void) { return 1; }\n")
+    assert run("build", "node.c").exit_code == 0
+    library = Path("libcustom_node_node.so")
+    before = library.read_bytes()
+    Path("node.c").write_text("int elsewhere(void);\nint here(void) { return elsewhere(); }\n")
+    result = run("build", "node.c")
+    assert result.exit_code == 1
+    assert "-o libcustom_node_node.so" in result.stderr
+    assert ".new" not in result.stderr
+    assert library.read_bytes() == before
+    assert sorted(each.name for each in Path.cwd().iterdir()) == [library.name, "node.c"]
+
+
+@needs_compiler
+def test_builds_in_c_plus_plus_have_variables_of_their_own(run: Run) -> None:
+    """A second build in the same process has its own values, inline variables and those of templates too."""
+    if shutil.which("c++") is None:
+        pytest.skip("needs a C++ compiler")
+    Path("node").mkdir()
+    shutil.copy(FIXTURE_SOURCE, "node/node.c")
+    source = """
+        inline int number = VALUE;
+        template <class T> struct Held { static T value; };
+        template <class T> T Held<T>::value = VALUE;
+        extern "C" int sum() { return number + Held<int>::value; }
+    """
+    Path("node/more.cpp").write_text(source)
+    library = Path.cwd() / "made.so"
+    for value in (1, 2):
+        result = run("build", "node", "--output", str(library), "--flag=-std=c++17", f"--flag=-DVALUE={value}")
+        assert result.exit_code == 0, result.stderr
+        assert load_library(NodeIdentity("n", library)).symbols["sum"]() == 2 * value
+
+
+@needs_compiler
 def test_errors_of_the_compiler_are_shown_with_the_command(run: Run) -> None:
     """A header that is looked for in the folders of another project gets a hint."""
     Path("node.c").write_text('#include "../../custom_node_interface.h"\nint broken = ;\n')
@@ -135,6 +174,20 @@ def test_a_library_that_crashes_is_reported(run: Run) -> None:
         in result.stdout
     )
     assert result.stdout.endswith("not ok: 1 error and 0 warnings in 1 file\n")
+
+
+@needs_compiler
+def test_a_library_that_crashes_when_it_is_loaded_leaves_nothing_beside_it(run: Run) -> None:
+    """It is reported by its own name."""
+    Path("node.c").write_text(
+        "#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { abort(); }\n"
+    )
+    assert run("build", "node.c").exit_code == 0
+    result = run("check", "libcustom_node_node.so")
+    assert result.exit_code == 1
+    assert "libcustom_node_node.so" in result.stdout
+    assert "crashed with SIGABRT" in result.stdout
+    assert sorted(each.name for each in Path.cwd().iterdir()) == ["libcustom_node_node.so", "node.c"]
 
 
 def test_what_a_library_refuses_is_reported(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import subprocess
 import tempfile
@@ -13,7 +12,10 @@ from typing import Final
 
 import pytest
 
-__all__ = ["FIXTURE_SOURCE", "INCLUDE", "Account", "compiled", "copy_of_fixture"]
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
+from ovmstrio.runtimes.pipelines.custom_nodes.native.native_library import load_library
+
+__all__ = ["FIXTURE_SOURCE", "INCLUDE", "Account", "compiled", "copy_of_fixture", "names_in"]
 
 INCLUDE: Final = Path(str(files("ovmstrio.runtimes.pipelines.custom_nodes") / "include"))
 FIXTURE_SOURCE: Final = Path(__file__).parents[1] / "pipelines/custom_nodes/native/fixture_node.c"
@@ -30,27 +32,36 @@ def compiled(source: Path, output: Path, *flags: str) -> Path:
 
 
 @cache
-def _fixture() -> bytes:
+def _fixture(build: int) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        return compiled(FIXTURE_SOURCE, Path(folder) / "fixture.so", "-Wall", "-Werror").read_bytes()
+        output = Path(folder) / "fixture.so"
+        return compiled(FIXTURE_SOURCE, output, "-Wall", "-Werror", f"-DBUILD={build}").read_bytes()
 
 
-def copy_of_fixture(folder: Path, name: str = "libfixture.so") -> Path:
-    """Put the fixture library into a folder; each file that is loaded has an account of its own."""
+def copy_of_fixture(folder: Path, name: str = "libfixture.so", build: int = 0) -> Path:
+    """Write the fixture library into a folder, over what is there; each that is loaded has an account of its own.
+
+    ``build`` is a number that its mode "build" adds to what it is given.
+    """
     path = folder / name
-    path.write_bytes(_fixture())
+    path.write_bytes(_fixture(build))
     return path
+
+
+def names_in(folder: Path) -> list[str]:
+    """List what is beside a library, hidden files too."""
+    return sorted(each.name for each in folder.iterdir())
 
 
 class Account:
     """What a fixture library in this process says of its memory.
 
     Args:
-        path: its file, which is loaded already or will be.
+        path: its file, which is loaded as it is now.
     """
 
     def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
+        self._library = load_library(NodeIdentity("n", path)).symbols
 
     def count(self, what: str) -> int:
         """Read a counter, such as ``made``."""

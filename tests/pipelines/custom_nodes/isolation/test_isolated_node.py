@@ -23,7 +23,7 @@ from ovmstrio.core.errors import ConfigError, CustomNodeFailure
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native import isolated_node as node
 from ovmstrio.runtimes.pipelines.custom_nodes.native.isolated_node import IsolatedNode, open_isolated_node
-from tests.support.native_nodes import copy_of_fixture
+from tests.support.native_nodes import compiled, copy_of_fixture, names_in
 from tests.support.threads import until
 
 X = np.arange(10, dtype=np.float32).reshape(1, 10)
@@ -164,6 +164,18 @@ async def test_an_abort_while_the_node_is_opened_is_an_error_of_the_configuratio
         with pytest.raises(ConfigError, match=r"its process was killed by SIGABRT \(NODE_LIBRARY_INITIALIZE_FAILED\)"):
             await open_isolated_node(library, "n", {"initialize": "abort"}, nursery=nursery)
     assert not children()
+
+
+async def test_a_library_that_ends_its_process_when_it_is_loaded_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    """Neither is there a process."""
+    source = tmp_path / "node.c"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { abort(); }\n")
+    library = compiled(source, tmp_path / "node.so")
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(ConfigError, match="its process was killed by SIGABRT"):
+            await open_isolated_node(library, "n", {}, nursery=nursery)
+    assert not children()
+    assert names_in(tmp_path) == ["node.c", "node.so"]
 
 
 @pytest.mark.parametrize(("execute", "name"), [("segv", "SIGSEGV"), ("abort", "SIGABRT")])

@@ -5,6 +5,7 @@
  * mark: a file that gets a byte for each call that hangs
  * inputs_info, outputs_info: "ok", "error", "null", "negative", "huge", "no_name", "no_shape"
  * execute: "echo", "write", "address", "return_input", "wait", "hang", "hang_if_negative", "segv", "segv_if_negative",
+ *          "build" (x and the number of the build; waits if x is negative),
  *          "abort", "error", "null", "zero", "negative", "huge", or "outputs" with the parameter outputs, one letter for each:
  *          g good, z zero size, c scalar, n no name, p precision unspecified, q precision unknown, s too short,
  *          d data null, m much data announced, h huge sizes, r absurd rank, x sizes null, i impossible zero size,
@@ -20,6 +21,10 @@
 #include "custom_node_interface.h"
 
 #define CAPACITY 65536
+
+#ifndef BUILD
+#define BUILD 0
+#endif
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -41,6 +46,7 @@ int fixture_unknown(void) { return locked(&unknown_count); }
 int fixture_initialized(void) { return locked(&initialized_count); }
 int fixture_deinitialized(void) { return locked(&deinitialized_count); }
 int fixture_waiting(void) { return locked(&waiting_count); }
+int fixture_build(void) { return BUILD; }
 int fixture_released_too_late(void) { return locked(&released_too_late); }
 
 void fixture_open(void) {
@@ -220,6 +226,10 @@ static void return_input(const struct CustomNodeTensor* input, struct CustomNode
     pthread_mutex_unlock(&lock);
 }
 
+static void add_build(float* data, uint64_t bytes) {
+    for (uint64_t index = 0; index < bytes / sizeof *data; index++) data[index] += BUILD;
+}
+
 static int give_count(int number, struct CustomNodeTensor** outputs, int* count) {
     *outputs = make(sizeof **outputs);
     *count = number;
@@ -244,7 +254,7 @@ int execute(
         *(volatile int*)8 = 1;
     if (!strcmp(mode, "hang") || (!strcmp(mode, "hang_if_negative") && ((const float*)inputs[0].data)[0] < 0))
         hang(param(params, params_count, "mark"));
-    if (!strcmp(mode, "wait")) wait_until_open();
+    if (!strcmp(mode, "wait") || (!strcmp(mode, "build") && ((const float*)inputs[0].data)[0] < 0)) wait_until_open();
     if (!strcmp(mode, "write"))
         for (int index = 0; index < inputs_count; index++) memset(inputs[index].data, 42, inputs[index].dataBytes);
     if (!strcmp(mode, "outputs"))
@@ -255,5 +265,6 @@ int execute(
         return_input(inputs, outputs, count);
     else
         echo(inputs, inputs_count, outputs, count);
+    if (!strcmp(mode, "build")) add_build((float*)(*outputs)->data, (*outputs)->dataBytes);
     return 0;
 }

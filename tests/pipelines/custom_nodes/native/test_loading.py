@@ -29,9 +29,9 @@ def test_a_library_is_loaded_once_for_each_path(tmp_path: Path) -> None:
     """However the path is written."""
     path = copy_of_fixture(tmp_path)
     other = copy_of_fixture(tmp_path, "other.so")
-    library = load_library(NodeIdentity("n", path))
-    assert load_library(NodeIdentity("m", tmp_path / "x" / ".." / path.name)) is library
-    assert load_library(NodeIdentity("n", other)) is not library
+    library = load_library(NodeIdentity("n", path)).symbols
+    assert load_library(NodeIdentity("m", tmp_path / "x" / ".." / path.name)).symbols is library
+    assert load_library(NodeIdentity("n", other)).symbols is not library
 
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:

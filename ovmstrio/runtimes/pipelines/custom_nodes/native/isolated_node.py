@@ -17,6 +17,7 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import ItemInfo
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_failures import NodeIdentity
 from ovmstrio.runtimes.pipelines.custom_nodes.native.native_inputs import refuse_unknown_types
+from ovmstrio.runtimes.pipelines.custom_nodes.native.private_copy import remove_leftovers
 from ovmstrio.runtimes.pipelines.custom_nodes.node_threads import CALLS_AT_ONCE
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
@@ -173,6 +174,7 @@ class IsolatedNode:
         except OSError as error:
             raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"no process for it ({error})") from error
         except WorkerEnded as end:
+            await trio.to_thread.run_sync(remove_leftovers, self.identity.path)
             raise self.identity.unusable("NODE_LIBRARY_INITIALIZE_FAILED", f"its process {end.why}") from end
         if "problems" not in opened:
             return worker, opened
