@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer
     from ovmstrio.core.tensor import Tensor
 
-__all__ = ["join_buffers", "raw_contents", "split_elements"]
+__all__ = ["gather_buffers", "join_buffers", "raw_contents", "split_elements"]
 
 _LENGTH = Struct("<I")
 _pack_length = _LENGTH.pack
@@ -42,10 +42,26 @@ def raw_contents(tensor: Tensor | RawTensor) -> Buffer:
     return array.reshape(-1).view(np.uint8).data
 
 
-def join_buffers(parts: Sequence[Buffer]) -> bytes:
-    """Join the pieces of a message, of bytes each.
+def gather_buffers(parts: Sequence[Buffer]) -> Buffer:
+    """Join the pieces of a message, of bytes each, in memory of its own.
 
-    Large ones are copied twice, and in pieces: so nobody waits for the interpreter's lock while a thread does it.
+    Large ones are copied by numpy, which lets others have the interpreter's lock meanwhile.
+    """
+    size = sum(map(len, parts))
+    if size <= _JOINED_AT_ONCE:
+        return b"".join(parts)
+    whole = np.empty(size, np.uint8)
+    end = 0
+    for part in parts:
+        start, end = end, end + len(part)
+        whole[start:end] = np.frombuffer(part, np.uint8) if part else ()
+    return whole.data
+
+
+def join_buffers(parts: Sequence[Buffer]) -> bytes:
+    """Join the pieces of a message as :func:`gather_buffers` does, for who needs ``bytes``.
+
+    Large ones are copied twice, and in pieces: so nobody waits long for the interpreter's lock while a thread does it.
     """
     if sum(map(len, parts)) <= _JOINED_AT_ONCE:
         return b"".join(parts)

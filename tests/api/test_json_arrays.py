@@ -16,7 +16,7 @@ from ovmstrio.api import json_arrays
 from ovmstrio.api.json_arrays import array_pieces
 from ovmstrio.api.kserve.rest import infer_answer
 from ovmstrio.api.kserve.rest.infer_answer import render_infer_answer
-from ovmstrio.api.raw_contents import join_buffers
+from ovmstrio.api.raw_contents import gather_buffers, join_buffers
 from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
@@ -97,3 +97,4 @@ def test_buffers_joined_in_pieces_are_the_whole(sizes: list[int], piece: int) ->
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("ovmstrio.api.raw_contents._JOINED_AT_ONCE", piece)
         assert join_buffers(parts) == b"".join(parts)
+        assert gather_buffers(parts) == b"".join(parts)

@@ -337,6 +337,8 @@ class Call:
     async def send_message(self, message: Any) -> None:
         """Send one response message; the response headers first, if they are not out yet.
 
+        Of a method whose messages are bytes a view is sent as it is; nothing may change it any more.
+
         Returns when the bytes are handed to the connection's writer, not when they have arrived.
 
         Raises:
@@ -382,8 +384,9 @@ class Call:
             await self._host.share.wait(0)
         self._check_open()
 
-    def _encode(self, message: Any) -> bytes:
-        data = self._host.codec.encode(message, self.handler.reply_type)
+    def _encode(self, message: Any) -> bytes | memoryview:
+        is_serialised = self.handler.reply_type is bytes and type(message) is memoryview
+        data = message if is_serialised else self._host.codec.encode(message, self.handler.reply_type)
         size, limit = len(data), self._host.limits.max_send_message_bytes
         if size > limit:
             raise GRPCError(

@@ -37,7 +37,7 @@ responses = st.builds(
 
 def encode(response: InferResponse) -> bytes:
     """Encode as the transport does."""
-    return encode_response(response)
+    return bytes(encode_response(response))
 
 
 def packed(tensor: Tensor) -> bytes:

@@ -26,7 +26,7 @@ from ovmstrio.core.request import InferResponse
 
 if TYPE_CHECKING:
     from ovmstrio.core.arrivals import Arrival
-    from ovmstrio.core.request import InferRequest
+    from ovmstrio.core.request import Buffer, InferRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
 
@@ -65,7 +65,7 @@ class _Answer:
     __slots__ = ("data", "done", "failure")
 
     def __init__(self) -> None:
-        self.data = b""
+        self.data: Buffer = b""
         self.done = trio.Event()
         self.failure: Exception | None = None
 
@@ -133,10 +133,10 @@ class _RequestStream:
         self._largest = max(self._largest or 0, len(answer.data))
         answer.done.set()
 
-    async def _answered(self, message: bytes, arrival: Arrival) -> bytes:
+    async def _answered(self, message: bytes, arrival: Arrival) -> Buffer:
         request: InferRequest | None = None
 
-        async def infer(name: bytes = b"") -> bytes:
+        async def infer(name: bytes = b"") -> Buffer:
             nonlocal request
             request = self._decode(message)
             keep_place(request.model_name, name)
@@ -176,13 +176,13 @@ class _RequestStream:
             self._announce()
 
 
-def _render(request: InferRequest, response: InferResponse) -> tuple[bytes, int]:
+def _render(request: InferRequest, response: InferResponse) -> tuple[Buffer, int]:
     _mark_end(request, response)
     data = encode_stream_response(StreamInferResponse("", response))
     return data, len(data)
 
 
-def _problem(request: InferRequest, error: ServerError) -> bytes:
+def _problem(request: InferRequest, error: ServerError) -> Buffer:
     named = InferResponse(request.model_name, request.model_version, [], request.id)
     _mark_end(request, named)
     return encode_stream_response(StreamInferResponse(error.message, named))

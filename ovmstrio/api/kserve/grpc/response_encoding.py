@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.api.raw_contents import join_buffers, raw_contents
+from ovmstrio.api.raw_contents import gather_buffers, raw_contents
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.protocol.descriptors import message_class
 
@@ -79,12 +79,12 @@ class StreamInferResponse:
     response: InferResponse | None = None
 
 
-def encode_response(response: InferResponse) -> bytes:
+def encode_response(response: InferResponse) -> Buffer:
     """Write a ``ModelInferResponse`` whose tensors are all raw contents."""
-    return join_buffers(_response_parts(response))
+    return gather_buffers(_response_parts(response))
 
 
-def encode_stream_response(message: StreamInferResponse) -> bytes:
+def encode_stream_response(message: StreamInferResponse) -> Buffer:
     """Write a ``ModelStreamInferResponse``."""
     parts: list[Buffer] = []
     if message.error_message:
@@ -92,7 +92,7 @@ def encode_stream_response(message: StreamInferResponse) -> bytes:
     if message.response is not None:
         inner = _response_parts(message.response)
         parts += (_INFER_RESPONSE_TAG, encode_varint(sum(map(len, inner))), *inner)
-    return join_buffers(parts)
+    return gather_buffers(parts)
 
 
 def _response_parts(response: InferResponse) -> list[Buffer]:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ovmstrio.api.kserve.grpc.request_decoding import read_elements
 from ovmstrio.api.kserve.grpc.response_encoding import delimited, encode_varint
-from ovmstrio.api.raw_contents import join_buffers, raw_contents, split_elements
+from ovmstrio.api.raw_contents import gather_buffers, raw_contents, split_elements
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE, BY_NUMBER
 from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import InvalidRequest, NotSupported
@@ -135,7 +135,7 @@ _CONTENT_TAG: Final = b"\x22"
 _STRING_TAG: Final = b"\x42"
 
 
-def encode_predict(response: InferResponse) -> bytes:
+def encode_predict(response: InferResponse) -> Buffer:
     """Write a ``PredictResponse``.
 
     Raises:
@@ -149,7 +149,7 @@ def encode_predict(response: InferResponse) -> bytes:
         head = key + _VALUE_TAG + encode_varint(size)
         parts += (_OUTPUTS_TAG, encode_varint(len(head) + size), head, *value)
     parts.append(_encode_spec(response.model_name, response.model_version))
-    return join_buffers(parts)
+    return gather_buffers(parts)
 
 
 def _tensor_parts(tensor: Tensor | RawTensor) -> list[Buffer]:

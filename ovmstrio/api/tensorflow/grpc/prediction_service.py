@@ -22,7 +22,7 @@ from ovmstrio.protocol.generated.tensorflow import serving as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
-    from ovmstrio.core.request import InferResponse
+    from ovmstrio.core.request import Buffer, InferResponse
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.registry import VersionStatus
     from ovmstrio.wire.grpc.stream import Call
@@ -120,7 +120,7 @@ class ModelService(pb.ModelServiceBase):
         )
 
 
-def _render(response: InferResponse) -> tuple[bytes, int]:
+def _render(response: InferResponse) -> tuple[Buffer, int]:
     data = encode_predict(response)
     return data, len(data)
 
