@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
     from ovmstrio.core.request import InferRequest, StreamReply
     from ovmstrio.core.servable import InferStream
+    from ovmstrio.dataplane.wanted_outputs import StreamedOutputs
 
 __all__ = ["OpenStream"]
 
@@ -29,20 +29,32 @@ class OpenStream:
     has seen all replies that were there after it was sent.
     """
 
-    __slots__ = ("_accepted", "_event", "_most_bytes", "_move", "_prepare", "_problems", "_replies", "_sent", "_stream")
+    __slots__ = (
+        "_accepted",
+        "_event",
+        "_most_bytes",
+        "_move",
+        "_outputs",
+        "_prepare",
+        "_problems",
+        "_replies",
+        "_sent",
+        "_stream",
+    )
 
     def __init__(
         self,
         stream: InferStream,
         event: CallEvent,
         move: Callable[[CallEvent, Step], None],
-        received: int,
-        most_bytes: float = math.inf,
         *,
-        prepare: Callable[[InferRequest], None] = lambda _: None,
+        most_bytes: float,
+        outputs: StreamedOutputs,
+        prepare: Callable[[InferRequest], None],
     ) -> None:
         self._stream = stream
         self._prepare = prepare
+        self._outputs = outputs
         self._replies = stream.replies
         self._event = event
         self._move = move
@@ -50,17 +62,17 @@ class OpenStream:
         self._sent = 1
         self._problems = 0
         self._accepted = 0
-        event.received = received
 
     async def send(self, request: InferRequest) -> None:
         """Take in one more request, whose buffers belong to the stream from now on.
 
         Raises:
             trio.BrokenResourceError: the stream has ended by itself.
-            ServerError: its inputs lie in shared memory and cannot be had.
+            ServerError: its inputs lie in shared memory and cannot be had, or it asks for other outputs.
 
         Cancellation: while the stream has no room; the request may have been taken in part.
         """
+        self._outputs.check(request)
         self._prepare(request)
         await self._stream.send(request)
         self._sent += 1
@@ -81,7 +93,7 @@ class OpenStream:
         self._stream.end()
 
     async def receive(self) -> StreamReply:
-        """Wait for the next reply; cheap when it is there already.
+        """Wait for the next reply that has something of what was asked for; cheap when it is there already.
 
         Raises:
             trio.EndOfChannel: there will be none; leaving the block that opened the stream then tells why.
@@ -89,13 +101,15 @@ class OpenStream:
 
         Cancellation: while it waits; no reply is lost.  Not a checkpoint when a reply is there.
         """
-        try:
-            reply = self._replies.receive_nowait()
-        except trio.WouldBlock:
-            self.settle()
-            reply = await self._replies.receive()
-        self._count(reply)
-        return reply
+        while True:
+            try:
+                reply = self._replies.receive_nowait()
+            except trio.WouldBlock:
+                self.settle()
+                reply = await self._replies.receive()
+            if isinstance(reply, StreamProblem) or self._outputs.keep(reply):
+                self._count(reply)
+                return reply
 
     def __aiter__(self) -> Self:
         """Receive replies until there are no more."""

@@ -41,7 +41,7 @@ from ovmstrio.dataplane.own_limits import OwnLimits, count_call, give_place
 from ovmstrio.dataplane.rendering import Renderer
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.dataplane.shared_memory.placed_tensors import names_regions, place_tensors, write_outputs
-from ovmstrio.dataplane.wanted_outputs import check_outputs, keep_outputs
+from ovmstrio.dataplane.wanted_outputs import StreamedOutputs, check_outputs, keep_outputs
 from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.registry import Readiness, parse_version
 from ovmstrio.runtimes.kind import Takes
@@ -456,18 +456,19 @@ class DataPlane:
                 raise ServiceMissing(f"{missing}: {otherwise(lease, 'streams')}")
             servable = cast("StreamingServable", lease.servable)
             await self._room.enter(lease.name, is_stream=True)
-            event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id)
+            event = CallEvent(lease.name, lease.version, lease.kind, door, door.stream, first.id, first.received)
             self._start(event, lease)
             opened = None
             try:
                 self._view_streamed(first)
+                outputs = StreamedOutputs(first, servable.metadata)
                 async with servable.open_stream(first) as stream:
                     opened = OpenStream(
                         stream,
                         event,
                         self._move,
-                        first.received,
-                        self._renderer.most_bytes,
+                        most_bytes=self._renderer.most_bytes,
+                        outputs=outputs,
                         prepare=self._view_streamed,
                     )
                     yield opened

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import SEQUENCE_ID
-from ovmstrio.dataplane.classification import check_classes
+from ovmstrio.dataplane.classification import check_classes, keep_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ovmstrio.core.request import InferResponse, RequestedOutput
+    from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput, ServableMetadata
     from ovmstrio.core.tensor import TensorSpec
 
-__all__ = ["check_outputs", "keep_outputs"]
+__all__ = ["StreamedOutputs", "check_outputs", "keep_outputs"]
 
 
 def check_outputs(wanted: Sequence[RequestedOutput], known: Sequence[TensorSpec]) -> None:
@@ -53,3 +53,46 @@ def _refuse_strangers(wanted: Sequence[RequestedOutput], known: Iterable[str]) -
             f"requested outputs: expected some of {names or 'none'}, "
             f"got {', '.join(name[:80] for name in strangers[:10])}"
         )
+
+
+class StreamedOutputs:
+    """The outputs that a stream is asked for by its first request; replies belong to no one request.
+
+    Args:
+        first: the first request.
+        known: what the servable tells of itself.
+
+    Raises:
+        InvalidRequest: as :func:`check_outputs`.
+    """
+
+    def __init__(self, first: InferRequest, known: ServableMetadata) -> None:
+        if first.outputs:
+            check_outputs(first.outputs, known.outputs)
+        self._wanted = first.outputs
+        self._names = {output.name for output in first.outputs}
+        self._labels = known.labels
+
+    def check(self, request: InferRequest) -> None:
+        """See that a later request asks for nothing else; it may leave that out.
+
+        Raises:
+            InvalidRequest: it does.
+        """
+        if request.outputs and request.outputs != self._wanted:
+            names = ", ".join(sorted(self._names)) or "all, as none were named"
+            raise InvalidRequest(
+                f"requested outputs: expected those of the stream's first request ({names}), got others"
+            )
+
+    def keep(self, reply: InferResponse) -> bool:
+        """Leave in a reply what was asked for; False if that is nothing.
+
+        Raises:
+            InvalidRequest: classes are asked for of an output that has no numbers.
+        """
+        if not self._wanted:
+            return True
+        reply.outputs = [tensor for tensor in reply.outputs if tensor.name in self._names]
+        keep_classes(reply, self._wanted, self._labels)
+        return bool(reply.outputs)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from textwrap import dedent
 from typing import Any
 
@@ -49,6 +50,12 @@ HANDLERS = {
             def execute(self, inputs):
                 return [Tensor("out", bytes(inputs[0]), shape=[1, 3], datatype="words")]
         """,
+    "either": """
+        class OvmsPythonModel:
+            def execute(self, inputs):
+                text = bytes(inputs[0])[4:]
+                return [Tensor("word" if text.isalpha() else "number", text)]
+        """,
 }
 
 
@@ -80,6 +87,9 @@ def _write(folder: Path, name: str) -> GraphSpec:
     base.mkdir()
     (base / "handler.py").write_text("from pyovms import Tensor\n" + dedent(HANDLERS[name]))
     text = graph_text(python_node("handler.py", more=LOOPBACK if name == "words" else ""))
+    if name == "either":
+        node = python_node("handler.py", outputs=["WORD:word", "NUMBER:number"])
+        text = graph_text(node, outputs=["OVMS_PY_TENSOR_WORD:word", "OVMS_PY_TENSOR_NUMBER:number"])
     (base / "graph.pbtxt").write_text(text)
     return GraphSpec(name=name, base_path=base, graph_path=base / "graph.pbtxt")
 
@@ -270,3 +280,59 @@ async def test_a_graph_can_be_called_through_tensorflow_serving(both: Both) -> N
     )
     assert [each.version for each in both.plane.model_status("upper", 7, TENSORFLOW_GRPC)] == [1]
     assert both.plane.model_metadata("upper", "7", KSERVE_GRPC).serving == "1"
+
+
+async def _streamed(
+    both: Both, texts: str, wanted: list[str], later: list[str] | None = None, **said: Any
+) -> list[str]:
+    """Stream words to ``either`` with tritonclient, asking for outputs; give what comes, errors as they are told."""
+
+    def work(client: Any) -> list[str]:
+        from tritonclient.grpc import InferInput, InferRequestedOutput
+
+        answers: SimpleQueue[str] = SimpleQueue()
+
+        def take(result: Any, error: Any) -> None:
+            answers.put(str(error) if error else result.get_response().raw_output_contents[0].decode())
+
+        client.start_stream(take)
+        for number, text in enumerate(texts.split()):
+            given = InferInput("in", [1], "BYTES")
+            given.set_data_from_numpy(np.array([text.encode()], object))
+            names = later if later is not None and number else wanted
+            outputs = [InferRequestedOutput(name, **said) for name in names]
+            client.async_stream_infer("either", [given], outputs=outputs)
+        client.stop_stream()
+        return [answers.get_nowait() for _ in range(answers.qsize())]
+
+    return await with_triton(both.grpc, work)
+
+
+async def test_a_stream_has_the_outputs_that_its_first_request_names(both: Both) -> None:
+    """Of the others nothing comes; later requests may leave that out, and without names there are all."""
+    assert await _streamed(both, "one 2 three 4", []) == ["one", "2", "three", "4"]
+    assert await _streamed(both, "one 2 three 4", ["word"]) == ["one", "three"]
+    assert await _streamed(both, "one 2 three 4", ["number"], later=[]) == ["2", "4"]
+    assert await _streamed(both, "1 2", ["number", "word"]) == ["1", "2"]
+
+
+async def test_a_stream_for_other_outputs_is_refused(both: Both) -> None:
+    """An unknown name is refused with those that there are, and so is a later request that names others."""
+    (unknown,) = await _streamed(both, "one", ["word", "text"])
+    assert "requested outputs: expected some of number, word, got text" in unknown
+    *_, others = await _streamed(both, "one two", ["word"], later=["number"])
+    assert "requested outputs: expected those of the stream's first request (word), got others" in others
+
+
+async def test_classes_of_a_stream_are_not_passed_over(both: Both) -> None:
+    """Outputs of Python nodes are bytes of whatever kind, of which there are no classes."""
+    *_, told = await _streamed(both, "one", ["word"], class_count=1)
+    assert "output word: classification needs numbers" in told
+
+
+async def test_a_call_needs_no_more_outputs_than_it_names(both: Both) -> None:
+    """Of a graph that gives one output or the other, the one that is asked for is an answer, or its lack an error."""
+    asked = {"outputs": [{"name": "word"}]}
+    assert (await both.infer("either", "one", **asked)).json()["outputs"][0]["name"] == "word"
+    assert 'nothing came out of "word"' in (await both.infer("either", "2", **asked)).json()["error"]
+    assert 'nothing came out of "number"' in (await both.infer("either", "one")).json()["error"]

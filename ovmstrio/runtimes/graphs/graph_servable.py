@@ -115,7 +115,10 @@ class GraphServable:
     def _answer(self, request: InferRequest, packets: Sequence[Sequence[Packet]]) -> InferResponse:
         """Make an answer of the packets of each output; its timestamp is that of the last output's first."""
         response = InferResponse(self.name, GRAPH_VERSION, [], request.id)
+        wanted = {output.name for output in request.outputs}
         for name, given in zip(self._plan.outputs, packets, strict=True):
+            if wanted and name not in wanted:
+                continue
             if not given:
                 raise GraphFailure(f'{_NO_OUTPUT}: nothing came out of "{name}"')
             for packet in given:
