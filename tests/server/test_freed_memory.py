@@ -96,6 +96,18 @@ def test_memory_is_given_back_once_it_grows_no_more() -> None:
     assert not growth.is_over(106 * MIB, 20, is_busy=False)
 
 
+def test_what_is_freed_after_memory_was_given_back_is_given_back_too() -> None:
+    """Though the process has become no larger since: much of it was in use at that time, and is not now."""
+    growth = Growth(100 * MIB, 0, 40 * MIB)
+    growth.is_over(3_000 * MIB, 2, 50 * MIB, is_busy=True)
+    assert growth.is_over(3_000 * MIB, 4, 50 * MIB, is_busy=True)
+    growth.given_back(2_990 * MIB, 4, 41 * MIB, is_busy=True)
+    assert not growth.is_over(2_990 * MIB, 6, 41 * MIB, is_busy=False)
+    assert growth.is_over(1_800 * MIB, 8, 1_700 * MIB, is_busy=False)
+    growth.given_back(110 * MIB, 8, 42 * MIB, is_busy=False)
+    assert not growth.is_over(110 * MIB, 10, 42 * MIB, is_busy=False)
+
+
 def test_memory_that_is_needed_again_at_once_is_given_back_ever_more_rarely() -> None:
     """A server that always has as much to do loses little time by it; one that has had rest, is as before."""
     growth = Growth(100 * MIB, 0)
