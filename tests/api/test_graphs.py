@@ -222,6 +222,8 @@ async def test_one_answer_has_all_that_a_graph_streams(both: Both) -> None:
     assert (answer.status_code, answer.json()["out"]) == (200, "onetwothree")
     answer = await both.http("POST", "/v2/models/words/generate", json={"in": "one bad"})
     assert (answer.status_code, "no such word" in answer.json()["error"]) == (400, True)
+    answer = await both.http("POST", "/v2/models/either/generate", json={"in": "any_one"})
+    assert (answer.json()["word"], "number" in answer.json()) == ("one", False)
     first = await both.infer("words", "one two")
     assert len(first.json()["outputs"]) == 1
 

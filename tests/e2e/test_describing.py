@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import ovmstrio_samples
 from tests.support import ir
 from tests.support.processes import OvmsProcess, serving
+from tests.support.projects import write_project
 
 pytestmark = pytest.mark.e2e
 
@@ -33,15 +35,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
         "large": ir.save(ir.passthrough("FP32", (1, 3, 64, 64)), root / "models", "large"),
         "broken": root,
     }
+    listed = [{"config": {"name": name, "base_path": str(base)}} for name, base in models.items()]
+    sums = {"name": "sums", "base_path": str(ir.save(ir.accumulator(), root / "models", "sums")), "stateful": True}
     config = {
-        "model_config_list": [{"config": {"name": name, "base_path": str(base)}} for name, base in models.items()],
+        "model_config_list": [*listed, {"config": sums}],
         "mediapipe_config_list": [{"name": "words", "base_path": str(root / "counter_stream")}],
-        "handler_config_list": [{"name": "iris", "path": str(root / "handler_iris")}],
+        "handler_config_list": [
+            {"name": "iris", "path": str(root / "handler_iris")},
+            {"name": "asked", "path": str(root / "asked")},
+        ],
     }
+    write_project(root / "asked", "class Handler:\n    def handle_get(self):\n        return 7\n")
     (root / "config.json").write_text(json.dumps(config))
     with serving("--config_path", str(root / "config.json"), ready=False, log=root / "log") as running:
         running.wait_live()
-        for name in ("dummy", "words", "iris"):
+        for name in ("dummy", "words", "iris", "sums", "asked"):
             running._wait(f"/v2/models/{name}/ready")
         yield running
 
@@ -58,6 +66,7 @@ def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(serve
         "/v2/models/texts/infer",
         "/v2/models/large/infer",
         "/v2/models/words/infer",
+        "/v2/models/sums/infer",
     }
     assert "/v2/models/words/generate_stream" in posts
     assert "/iris" in posts
@@ -65,11 +74,25 @@ def test_the_document_has_an_example_for_each_servable_that_works_as_it_is(serve
         for path, told in posts.items():
             if path == "/iris" or "large" in path:
                 continue
-            answer = client.post(path, json=told["requestBody"]["content"]["application/json"]["example"])
+            answer = client.post(path, json=_example(told))
             assert answer.status_code == 200, (path, answer.text)
+        # A sequence that an example has left open would be in the way of the next one.
+        assert client.post("/v2/models/sums/infer", json=_example(posts["/v2/models/sums/infer"])).status_code == 200
         for path in (path for path, told in document["paths"].items() if "get" in told and path != "/metrics"):
             assert client.get(path).status_code in {200, 503}, path
     assert posts["/v2/models/large/infer"]["description"] == "x: FP32 [1, 3, 64, 64]; fill in 12288 values"
+
+
+def _example(told: dict[str, Any]) -> Any:
+    return told["requestBody"]["content"]["application/json"]["example"]
+
+
+def test_a_handler_has_the_verbs_that_it_has_methods_for(server: OvmsProcess) -> None:
+    """One that is only asked for something takes no body."""
+    paths = server.get("/openapi.json").json()["paths"]
+    assert list(paths["/asked"]) == ["get"]
+    assert server.get("/asked").json() == 7
+    assert "post" in paths["/iris"]
 
 
 def test_what_cannot_be_called_has_no_path(server: OvmsProcess) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.core.datatypes import INVALID
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from ovmstrio.core.request import ServableMetadata
     from ovmstrio.core.tensor import Dim, TensorSpec
 
 __all__ = ["generate_example", "infer_example", "input_notes"]
@@ -20,22 +19,30 @@ _VALUES: Final[dict[str, Any]] = {"BOOL": False, "BYTES": "text", "INVALID": "te
 _FLOATS: Final = ("FP", "BF")
 
 
-def infer_example(inputs: Sequence[TensorSpec]) -> dict[str, Any]:
+_SEQUENCE: Final[dict[str, Any]] = {"sequence_start": True, "sequence_end": True}
+"""A whole sequence, whose id is the server's to choose."""
+_SEQUENCE_NOTE: Final = (
+    "a sequence of one request; without sequence_end it goes on with those that have its sequence_id, which is answered"
+)
+
+
+def infer_example(known: ServableMetadata) -> dict[str, Any]:
     """Give a body for KServe's ``infer``: zeros of the smallest shape that fits.
 
     Inputs of more than 1024 elements have one value for all, which has to be filled in.
     """
-    return {"inputs": [_input(spec) for spec in inputs]}
+    parameters = {"parameters": _SEQUENCE} if known.has_sequences else {}
+    return {**parameters, "inputs": [_input(spec) for spec in known.inputs]}
 
 
-def generate_example(inputs: Sequence[TensorSpec]) -> dict[str, Any]:
+def generate_example(known: ServableMetadata) -> dict[str, Any]:
     """Give a body for ``generate``."""
-    return {spec.name: _nested(spec) for spec in inputs}
+    return {spec.name: _nested(spec) for spec in known.inputs} | (_SEQUENCE if known.has_sequences else {})
 
 
-def input_notes(inputs: Sequence[TensorSpec]) -> list[str]:
+def input_notes(known: ServableMetadata) -> list[str]:
     """Say what each input takes."""
-    return [_note(spec) for spec in inputs]
+    return [_note(spec) for spec in known.inputs] + ([_SEQUENCE_NOTE] if known.has_sequences else [])
 
 
 def _note(spec: TensorSpec) -> str:

@@ -41,6 +41,7 @@ _INFER: Final = {
         "parameters": {"type": "object"},
     },
 }
+_HANDLE: Final = "handle_"
 _OBJECT: Final = {"type": "object"}
 _TOLD: Final = (
     ("/v2/health/live", "Whether the server can be asked"),
@@ -59,8 +60,8 @@ def openapi_document(plane: DataPlane, version: str) -> dict[str, Any]:
         version: of the server.
     """
     paths: dict[str, Any] = {path: {"get": _asked(summary, "server")} for path, summary in _TOLD}
-    for name, known in _loaded(plane):
-        paths |= _paths_of(name, known, plane)
+    for name, service in _loaded(plane):
+        paths |= _paths_of(name, service, plane)
     return {
         "openapi": _OPENAPI,
         "info": {"title": plane.server_name, "version": version, "summary": "What is loaded, and how it is called"},
@@ -68,17 +69,18 @@ def openapi_document(plane: DataPlane, version: str) -> dict[str, Any]:
     }
 
 
-def _loaded(plane: DataPlane) -> Iterator[tuple[str, ServableMetadata]]:
+def _loaded(plane: DataPlane) -> Iterator[tuple[str, Any]]:
     # A name with a slash in it is in no path.
     for name in (each for each in plane.statuses() if "/" not in each):
         try:
-            yield name, plane.registry.peek(name, "").metadata
+            yield name, plane.registry.peek(name, "")
         except ServerError:
             # Not loaded, or not yet: what cannot be called has no path.
             continue
 
 
-def _paths_of(name: str, known: ServableMetadata, plane: DataPlane) -> dict[str, Any]:
+def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
+    known: ServableMetadata = service.metadata
     kind = plane.registry.kind_of(name)
     takes = plane.registry.kinds[kind].takes
     quoted = quote(name, safe="")
@@ -87,19 +89,30 @@ def _paths_of(name: str, known: ServableMetadata, plane: DataPlane) -> dict[str,
     if kind == OpPipelineSpec.kind:
         example = {"key": ["x"], "value": ["text"]}
         paths[f"/{quoted}/prediction"] = {"post": _called(f"{kind} {name}: texts by key", name, _OBJECT, example)}
-    elif kind == HandlerSpec.kind or Takes.TENSORS not in takes:
+    elif kind == HandlerSpec.kind:
+        paths |= _handler_paths(name, f"/{quoted}", service)
+    elif Takes.TENSORS not in takes:
         paths[f"/{quoted}"] = {"post": _called(f"{kind} {name}: a body of its own", name, {}, {})}
     else:
-        notes = "; ".join(input_notes(known.inputs))
-        example = infer_example(known.inputs)
+        notes = "; ".join(input_notes(known))
+        example = infer_example(known)
         paths[f"{base}/infer"] = {"post": _called(f"{kind} {name}: KServe's infer", name, _INFER, example, notes)}
-        simple = generate_example(known.inputs)
+        simple = generate_example(known)
         summary = f"{kind} {name}: flat JSON"
         paths[f"{base}/generate"] = {"post": _called(summary, name, _OBJECT, simple, notes)}
         if Takes.STREAMS in takes:
             streamed = _called(f"{kind} {name}: server-sent events", name, _OBJECT, simple, notes)
             paths[f"{base}/generate_stream"] = {"post": streamed}
     return paths
+
+
+def _handler_paths(name: str, path: str, service: Any) -> dict[str, Any]:
+    """Give the path of a handler with the verbs that it has methods for; one with a gRPC service has none."""
+    if service.grpc is not None:
+        return {}
+    verbs = [each.removeprefix(_HANDLE) for each in service.handler.methods if each.startswith(_HANDLE)]
+    summary = f"{HandlerSpec.kind} {name}: a body of its own"
+    return {path: {verb: _asked(summary, name) if verb == "get" else _called(summary, name, {}, {}) for verb in verbs}}
 
 
 def _asked(summary: str, tag: str) -> dict[str, Any]:

@@ -117,7 +117,8 @@ class GraphServable:
         response = InferResponse(self.name, GRAPH_VERSION, [], request.id)
         wanted = {output.name for output in request.outputs}
         for name, given in zip(self._plan.outputs, packets, strict=True):
-            if wanted and name not in wanted:
+            is_left_out = not given and request.wants_all_packets and any(packets)
+            if is_left_out or (wanted and name not in wanted):
                 continue
             if not given:
                 raise GraphFailure(f'{_NO_OUTPUT}: nothing came out of "{name}"')
