@@ -28,6 +28,7 @@ __all__ = [
     "InferStream",
     "LeaseServable",
     "LeasedServable",
+    "OrderedService",
     "SequenceInfo",
     "SequenceServable",
     "Servable",
@@ -129,6 +130,16 @@ class CountedService(Protocol):
     @property
     def concurrency_limit(self) -> ConcurrencyLimit | None:
         """What counts them; None if nothing does."""
+        ...
+
+
+@runtime_checkable
+class OrderedService(Protocol):
+    """A service whose users see in which order requests come; those of one connection come as they were sent."""
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether that is so."""
         ...
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from ovmstrio.core.servable import CountedService, SequenceServable
+from ovmstrio.core.servable import CountedService, OrderedService, SequenceServable
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,8 +49,9 @@ class Instance:
 
     def __post_init__(self) -> None:
         self.name = self.spec.name
-        self.has_order = isinstance(self.servable, SequenceServable)
         service: object = self.servable
+        keeps_order = isinstance(service, OrderedService) and service.keeps_order
+        self.has_order = keeps_order or isinstance(self.servable, SequenceServable)
         self.concurrency_limit = service.concurrency_limit if isinstance(service, CountedService) else None
 
     def release(self) -> None:

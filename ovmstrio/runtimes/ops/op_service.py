@@ -221,7 +221,10 @@ class OpService(ResidentService):
         render_metrics: prints what scrapers get; None for nothing.
         metrics: what gives the same to whoever has more to print.
         own_name: what requests must call it; empty for one that answers only nameless requests.
+        keeps_order: true, for an Op with one worker may go by what it has seen.
     """
+
+    keeps_order: Final = True
 
     def __init__(
         self, name: str | None, executor: PipelineExecutor, figures: PipelineFigures | None, settings: PipelineSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from grpclib.const import Cardinality, Handler
+from grpclib.const import Cardinality
 
 from ovmstrio.api.admitted_calls import answer_admitted, keep_place
 from ovmstrio.api.doors import PADDLE_GRPC
@@ -16,9 +16,12 @@ from ovmstrio.protocol.pipeline_messages import METHOD, decode_request, name_in
 from ovmstrio.runtimes.ops.messages import from_message, to_message
 from ovmstrio.runtimes.ops.op_service import wrong_name
 from ovmstrio.runtimes.ops.values import CustomExceptionCode, PipelineResponse
+from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from grpclib.const import Handler
 
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
@@ -115,7 +118,7 @@ class PipelineService:
 
     def __mapping__(self) -> Mapping[str, Handler]:
         """Give the handler by path; both messages come in layouts that are read and written here."""
-        return {METHOD: Handler(self._inference, Cardinality.UNARY_UNARY, bytes, bytes)}
+        return {METHOD: OrderedHandler(self._inference, Cardinality.UNARY_UNARY, bytes, bytes)}
 
     async def _inference(self, call: Call) -> None:
         """Answer one request; a client that does not say its address gets that of its connection.
@@ -132,20 +135,26 @@ class PipelineService:
         if named is None:
             await self._answer(call, data)
             return
-        entry = named.encode()
-        await answer_admitted(
-            self._plane, PADDLE_GRPC, entry, partial(self._answer, call, data, entry), method=_INFERENCE
-        )
+        entry, arrival = named.encode(), call.arrival
+        answer = partial(self._answer, call, data, entry)
+        await answer_admitted(self._plane, PADDLE_GRPC, entry, answer, method=_INFERENCE, arrival=arrival)
 
     async def _answer(self, call: Call, data: bytes, entry: bytes = b"") -> None:
         request = _read(data)
         request.clientip = request.clientip or host_of(call.peer.address)
-        name = self._entries.find(request.name)
+        name, arrival = self._entries.find(request.name), call.arrival
         if name is None:
+            if arrival is not None:
+                arrival.settle()
             await call.send_message(_written(wrong_name(request)))
             return
         keep_place(name, entry)
+        if arrival is not None:
+            arrival.call(name)
         with await self._plane.call(name, PADDLE_GRPC, _INFERENCE, received=len(data)) as observed:
+            if arrival is not None:
+                await arrival.take_turn()
+                arrival.settle()
             response = await answer_of(observed, request, call.deadline)
             if response.is_overload:
                 raise Overloaded(response.err_msg)
