@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import random
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 import tritonclient.grpc
+import trustme
 
 from ovmstrio.protocol.pipeline_messages import METHOD, REQUEST
 from tests.support.all_kinds import write_all_kinds
@@ -30,6 +33,7 @@ pytestmark = pytest.mark.e2e
 
 STOPS = int(os.environ.get("OVMSTRIO_STOPS", "160"))
 PROJECT_STOPS = STOPS // 8
+TLS_STOPS = STOPS // 4
 AT_ONCE = 2
 START_SECONDS = 60
 LONGEST_STOP_SECONDS = 10
@@ -98,10 +102,12 @@ class _Server:
     def wait_ready(self) -> None:
         """Return once everything can be called."""
         ends = time.monotonic() + START_SECONDS
-        url = f"http://127.0.0.1:{self.target.rest}/v2/health/ready"
+        authority = self.target.authority
+        url = f"{'https' if authority else 'http'}://127.0.0.1:{self.target.rest}/v2/health/ready"
+        verify = ssl.create_default_context(cadata=authority.decode()) if authority else False
         while True:
             try:
-                if httpx.get(url, timeout=5, trust_env=False).is_success:
+                if httpx.get(url, timeout=5, trust_env=False, verify=verify).is_success:
                     return
             except httpx.TransportError:
                 pass
@@ -119,17 +125,36 @@ class _Server:
         return time.monotonic() - began
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """What is served, and whether the server shows a certificate: the file of that, and who vouches for it."""
+
+    config: Path
+    certificate: Path | None = None
+    authority: bytes = b""
+
+    @classmethod
+    def encrypted(cls, folder: Path) -> _Setup:
+        """Make a certificate for a server of every kind."""
+        authority = trustme.CA()
+        certificate = folder / "server.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
+        return cls(write_all_kinds(folder), certificate, authority.cert_pem.bytes())
+
+
 @contextmanager
-def _serving(config: Path, log: Path) -> Iterator[_Server]:
+def _serving(setup: _Setup, log: Path) -> Iterator[_Server]:
     from tests.support.served_command import run_command
 
     grpc, rest = free_ports(2)
-    options = ["serve", "--config_path", str(config), "--port", str(grpc), "--rest_port", str(rest)]
+    options = ["serve", "--config_path", str(setup.config), "--port", str(grpc), "--rest_port", str(rest)]
     options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
+    if setup.certificate is not None:
+        options += ["--tls_cert", str(setup.certificate), "--tls_key", str(setup.certificate)]
     process = CONTEXT.Process(target=run_command, args=(options, str(log)))
     process.start()
     try:
-        server = _Server(process, Target(rest, grpc, HTTP_REQUESTS, CALLS), log)
+        server = _Server(process, Target(rest, grpc, HTTP_REQUESTS, CALLS, setup.authority), log)
         server.wait_ready()
         yield server
     finally:
@@ -162,10 +187,10 @@ class _Verdict:
         assert self.answered > stops * 5
 
 
-def _stop_all_kinds(config: Path, folder: Path, seed: int, verdict: _Verdict) -> None:
+def _stop_all_kinds(setup: _Setup, folder: Path, seed: int, verdict: _Verdict) -> None:
     chance = random.Random(seed)
     number = SIGNALS[seed % 2]
-    with _serving(config, folder / f"{seed}.log") as server:
+    with _serving(setup, folder / f"{seed}.log") as server:
         work = Workload(server.target, seed)
         work.start()
         threading.Event().wait(0.1 + chance.random() * 0.4)
@@ -174,7 +199,7 @@ def _stop_all_kinds(config: Path, folder: Path, seed: int, verdict: _Verdict) ->
     verdict.add(work, seconds, f"{number.name} {seed}")
 
 
-def _stop_many(config: Path, folder: Path, stops: int) -> None:
+def _stop_many(setup: _Setup, folder: Path, stops: int) -> None:
     verdict = _Verdict()
     seeds = iter(range(stops))
     lock = threading.Lock()
@@ -187,7 +212,7 @@ def _stop_many(config: Path, folder: Path, stops: int) -> None:
             if seed is None:
                 return
             try:
-                _stop_all_kinds(config, folder, seed, verdict)
+                _stop_all_kinds(setup, folder, seed, verdict)
             except BaseException as error:
                 failures.append(error)
                 raise
@@ -203,14 +228,25 @@ def _stop_many(config: Path, folder: Path, stops: int) -> None:
 
 
 def test_a_stop_loses_nothing(tmp_path: Path) -> None:
-    """Over HTTP/1.1 on connections that are kept, new or full of requests, and over HTTP/2, whatever is called."""
-    _stop_many(write_all_kinds(tmp_path), tmp_path, 4)
+    """Over HTTP/1.1 on connections that are kept, new or full of requests, over HTTP/2, and by grpcio; of all kinds."""
+    _stop_many(_Setup(write_all_kinds(tmp_path)), tmp_path, 4)
 
 
 @pytest.mark.slow
 def test_many_stops_lose_nothing(tmp_path: Path) -> None:
     """As one does."""
-    _stop_many(write_all_kinds(tmp_path), tmp_path, STOPS)
+    _stop_many(_Setup(write_all_kinds(tmp_path)), tmp_path, STOPS)
+
+
+def test_a_stop_loses_nothing_that_is_encrypted(tmp_path: Path) -> None:
+    """Over TLS, of the same clients."""
+    _stop_many(_Setup.encrypted(tmp_path), tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_many_stops_lose_nothing_that_is_encrypted(tmp_path: Path) -> None:
+    """As one does."""
+    _stop_many(_Setup.encrypted(tmp_path), tmp_path, TLS_STOPS)
 
 
 def _stop_project(folder: Path, processes: int, seed: int, verdict: _Verdict) -> None:

@@ -10,14 +10,17 @@ import http.client
 import io
 import random
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Self
 
+import grpc
 import h2.config
 import h2.connection
 import h2.events
@@ -63,12 +66,14 @@ class Target:
         grpc: the port of gRPC; 0 for none.
         http_requests: whole requests that leave the connection open.
         calls: paths and messages of unary gRPC calls.
+        authority: the certificate (PEM) of who vouches for the server; without it nothing is encrypted.
     """
 
     rest: int
     grpc: int
     http_requests: tuple[bytes, ...]
     calls: tuple[tuple[str, bytes], ...] = ()
+    authority: bytes = b""
 
 
 class Workload:
@@ -122,19 +127,34 @@ class _KeptFile(io.BufferedReader):
         """Stay open: the next answer may be in here already."""
 
 
-class _Connection(socket.socket):
-    """A connection whose answers may come at once."""
+class _Answers:
+    """What is read from a connection, whose answers may come at once."""
 
-    file: _KeptFile
+    def __init__(self, sock: socket.socket) -> None:
+        self._file = _KeptFile(socket.SocketIO(sock, "r"))
 
     def makefile(self, *_: Any, **__: Any) -> Any:
-        """Give what is read from."""
-        return self.file
+        """Give it, as a socket would."""
+        return self._file
 
 
-def _connect(port: int) -> _Connection:
+class _Connection:
+    """A connection over which requests go, and their answers."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.answers: Any = _Answers(sock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+
+def _connect(target: Target, port: int, protocol: str = "http/1.1") -> _Connection:
     """Connect; a server that goes while one is on the way is one that refuses."""
-    made = _Connection(socket.AF_INET, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.settimeout(PATIENCE_SECONDS)
     try:
         made.connect(("127.0.0.1", port))
@@ -142,18 +162,30 @@ def _connect(port: int) -> _Connection:
         made.close()
         raise ConnectionRefusedError from error
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.file = _KeptFile(socket.SocketIO(made, "r"))
-    return made
+    if not target.authority:
+        return _Connection(made)
+    try:
+        return _Connection(_context(target.authority, protocol).wrap_socket(made, server_hostname="127.0.0.1"))
+    except OSError:
+        made.close()
+        raise
 
 
-def _read_answer(sock: socket.socket) -> bool:
+@cache
+def _context(authority: bytes, protocol: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=authority.decode())
+    context.set_alpn_protocols([protocol])
+    return context
+
+
+def _read_answer(connection: _Connection) -> bool:
     """Read a whole answer, and tell whether it is the connection's last.
 
     Raises:
         OSError: there was none, or not all of it.
         ValueError: it is not what was asked for.
     """
-    answer = http.client.HTTPResponse(sock)
+    answer = http.client.HTTPResponse(connection.answers)
     try:
         answer.begin()
         body = answer.read()
@@ -164,11 +196,11 @@ def _read_answer(sock: socket.socket) -> bool:
     return answer.will_close
 
 
-def _ask(work: Workload, sock: socket.socket, request: bytes, what: str) -> bool:
+def _ask(work: Workload, connection: _Connection, request: bytes, what: str) -> bool:
     """Ask once; True if the connection goes on."""
     try:
-        sock.sendall(request)
-        is_last = _read_answer(sock)
+        connection.sock.sendall(request)
+        is_last = _read_answer(connection)
     except ValueError as error:
         work.tally.doubt(f"{what}: {error}")
         return False
@@ -181,9 +213,9 @@ def _ask(work: Workload, sock: socket.socket, request: bytes, what: str) -> bool
 
 def _keep_alive(work: Workload, target: Target, chance: random.Random) -> None:
     """Ask on one connection again and again, sometimes after a moment."""
-    with _connect(target.rest) as sock:
+    with _connect(target, target.rest) as connection:
         number = 0
-        while _ask(work, sock, chance.choice(target.http_requests), f"keep-alive {number}"):
+        while _ask(work, connection, chance.choice(target.http_requests), f"keep-alive {number}"):
             number += 1
             if chance.random() < 0.3:
                 time.sleep(chance.random() * 0.1)
@@ -191,7 +223,7 @@ def _keep_alive(work: Workload, target: Target, chance: random.Random) -> None:
 
 def _new_connections(work: Workload, target: Target, chance: random.Random) -> None:
     """Ask once on each connection, sometimes a moment after it was made, sometimes in two pieces."""
-    with _connect(target.rest) as sock:
+    with _connect(target, target.rest) as connection:
         if chance.random() < 0.3:
             time.sleep(chance.random() * 0.05)
         request = chance.choice(target.http_requests)
@@ -199,26 +231,26 @@ def _new_connections(work: Workload, target: Target, chance: random.Random) -> N
             request = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
         cut = chance.randrange(len(request)) if chance.random() < 0.2 else 0
         with suppress(OSError):
-            sock.sendall(request[:cut])
-        _ask(work, sock, request[cut:], "new connection")
+            connection.sock.sendall(request[:cut])
+        _ask(work, connection, request[cut:], "new connection")
 
 
 def _pipelining(work: Workload, target: Target, chance: random.Random) -> None:
     """Send several requests at once, and read until there is no answer any more or the last one says so."""
-    with _connect(target.rest) as sock:
+    with _connect(target, target.rest) as connection:
         while True:
             count = chance.randrange(2, 5)
-            sock.sendall(b"".join(chance.choice(target.http_requests) for _ in range(count - 1)))
+            connection.sock.sendall(b"".join(chance.choice(target.http_requests) for _ in range(count - 1)))
             last = chance.choice(target.http_requests)
             for number in range(count):
-                if not _ask(work, sock, last if number == 0 else b"", f"pipelined {number} of {count}"):
+                if not _ask(work, connection, last if number == 0 else b"", f"pipelined {number} of {count}"):
                     return
 
 
 def _http2(work: Workload, target: Target, chance: random.Random) -> None:
     """Make calls on one HTTP/2 connection, several at once."""
-    with _connect(target.grpc) as sock:
-        peer = _Http2Peer(sock)
+    with _connect(target, target.grpc, "h2") as connection:
+        peer = _Http2Peer(connection.sock)
         while peer.may_call:
             calls = {peer.call(*chance.choice(target.calls)) for _ in range(chance.randrange(1, 4))}
             try:
@@ -230,6 +262,39 @@ def _http2(work: Workload, target: Target, chance: random.Random) -> None:
             for text in peer.failures:
                 work.tally.doubt(f"HTTP/2: {text}")
             peer.failures.clear()
+
+
+def _grpcio(work: Workload, target: Target, chance: random.Random) -> None:
+    """Make calls with the usual client, several at once, until it cannot connect any more."""
+    with _channel(target) as channel:
+        while True:
+            calls = [_begin(channel, *chance.choice(target.calls)) for _ in range(chance.randrange(1, 4))]
+            failures = [error for call in calls if (error := call.exception()) is not None]
+            work.tally.count(len(calls) - len(failures))
+            for error in failures:
+                if not _is_refusal(error):
+                    work.tally.lose(f"grpcio: {error!r}")
+            if failures:
+                raise ConnectionRefusedError
+            if chance.random() < 0.3:
+                time.sleep(chance.random() * 0.1)
+
+
+def _channel(target: Target) -> grpc.Channel:
+    address = f"127.0.0.1:{target.grpc}"
+    options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+    if not target.authority:
+        return grpc.insecure_channel(address, options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(target.authority), options)
+
+
+def _begin(channel: grpc.Channel, path: str, message: bytes) -> Any:
+    return channel.unary_unary(path).future(message, timeout=PATIENCE_SECONDS)
+
+
+def _is_refusal(error: Any) -> bool:
+    """Tell whether a call failed because nobody listens, so that it was never sent."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and "Connection refused" in error.details()
 
 
 class _Http2Peer:
@@ -312,5 +377,6 @@ CLIENTS: tuple[Client, ...] = (
     _pipelining,
     _http2,
     _http2,
+    _grpcio,
 )
-_OVER_GRPC = frozenset({_http2})
+_OVER_GRPC = frozenset({_http2, _grpcio})
