@@ -27,6 +27,7 @@ from ovms_cli import (
     serve,
     stop,
     stream,
+    top,
     trace,
 )
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
@@ -73,6 +74,7 @@ _COMMANDS = (
     demo,
     infer,
     stream,
+    top,
     models,
     sequence,
     sequences,

@@ -143,6 +143,13 @@ class Client(ABC):
         """List the live sequences of a stateful model; ``NotSupported`` where the protocol does not tell them."""
 
     @abstractmethod
+    def metrics(self, families: Sequence[str] = ()) -> str:
+        """Give the server's metrics in Prometheus's text format, all or those of some families.
+
+        ``NotSupported`` where the protocol does not tell them.
+        """
+
+    @abstractmethod
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""
 

@@ -97,6 +97,11 @@ class GrpcClient(Client):
         where = f"version {version} of {model!r}" if version else repr(model)
         raise NotSupported(f"gRPC does not tell the sequences of {where}: ask over REST")
 
+    def metrics(self, families: Sequence[str] = ()) -> str:
+        """Say that gRPC has no call for it."""
+        del families
+        raise NotSupported("gRPC does not tell metrics: ask over REST")
+
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""
         return bool(self._call("ServerLive").live)

@@ -120,6 +120,10 @@ class RestClient(Client):
         with reading(self._url):
             return [SequenceState(**each) for each in answer.json()["sequences"]]
 
+    def metrics(self, families: Sequence[str] = ()) -> str:
+        """Give the server's metrics in Prometheus's text format, all or those of some families."""
+        return self._send("GET", "/metrics", params={"match[]": list(families)}).text
+
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""
         return self._ask("/v2/health/live").is_success

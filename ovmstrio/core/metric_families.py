@@ -1,7 +1,7 @@
 """The metric families, their labels and which of them are on without being asked for.
 
 Names, labels and buckets are those of OVMS; ``ovmstrio_*`` families are this
-server's own and are on unless other ones are asked for by ``--metrics_families``.
+server's own, ``process_*`` Prometheus's, and both are on unless other ones are asked for by ``--metrics_families``.
 """
 
 from __future__ import annotations
@@ -74,6 +74,9 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests that wait for a place (max_concurrency)."),
     Family("ovmstrio_refused_requests", "counter", ("name",), "Requests refused because as many waited as may."),
     Family("ovmstrio_dropped_log_lines", "counter", (), "Lines of the log for which there was no room."),
+    Family("ovmstrio_connections", "gauge", ("interface",), "Connections that are open."),
+    Family("process_resident_memory_bytes", "gauge", (), "Memory of the server's process, without others of its."),
+    Family("process_cpu_seconds", "counter", (), "Processor time of the server's process, without others of its."),
     Family("ovmstrio_ready", "gauge", (), "1 while the server calls itself ready."),
 )
 

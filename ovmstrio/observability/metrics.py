@@ -21,6 +21,7 @@ from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, ServableHooks
 from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 from ovmstrio.observability.log_writer import WRITER
+from ovmstrio.observability.process_figures import PROCESS_FIGURES, ProcessFigure
 from ovmstrio.observability.service_metrics import ServiceMetrics
 from ovmstrio.observability.tallies import Counts, Spreads
 
@@ -274,7 +275,11 @@ class _Off:
 _OFF: Final = _Off()
 
 
-def _make(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads:
+def _make(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads | ProcessFigure:
+    if row.name in PROCESS_FIGURES:
+        figure = ProcessFigure(row)
+        registry.register(figure)
+        return figure
     if row.kind == "gauge":
         return Gauge(row.name, row.help, row.labels, registry=registry)
     made = (Counts if row.kind == "counter" else Spreads)(row)

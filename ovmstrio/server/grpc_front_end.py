@@ -68,6 +68,11 @@ class GrpcFrontEnd:
             services, Codec(), further=hosted, limits=limits, pending=pending, map_error=map_error
         )
 
+    @property
+    def open_connections(self) -> int:
+        """Count the connections that are open."""
+        return len(self._server.connections)
+
     async def serve(self, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until :meth:`drain` has ended the last connection; may be run once.
 

@@ -73,6 +73,11 @@ log = structlog.get_logger(__name__)
 class FrontEnd(Protocol):
     """The connections of one protocol."""
 
+    @property
+    def open_connections(self) -> int:
+        """Count the connections that are open."""
+        ...
+
     async def serve_listeners(
         self, listeners: list[Listener], *, task_status: trio.TaskStatus[list[str]] = ...
     ) -> None:
@@ -276,6 +281,13 @@ class _Server:
             front_ends["probes"] = made.probe_front_end(plane)
         return front_ends
 
+    def _count_connections(self) -> None:
+        """Have the metrics tell how many connections there are; those of probes and of scrapers' own port are not."""
+        for name, front_end in self._front_ends.items():
+            if self._metrics is not None and name in ("gRPC", "REST"):
+                gauge = self._metrics.child("ovmstrio_connections", name)
+                gauge.set_function(partial(getattr, front_end, "open_connections"))
+
     # Life
 
     async def run(self, task_status: trio.TaskStatus[Running]) -> None:
@@ -311,6 +323,7 @@ class _Server:
                 if not self._plan.root:
                     self._begin_loading(nursery)
                 self._front_ends = await self._make_front_ends()
+                self._count_connections()
                 addresses = {
                     name: await nursery.start(front_end.serve_listeners, listeners[name])
                     for name, front_end in self._front_ends.items()

@@ -125,6 +125,18 @@ def test_the_servers_own_families_may_be_off() -> None:
     assert {name for name, _ in _samples(metrics)} == {"ovms_requests_success", "ovmstrio_ready"}
 
 
+def test_the_process_tells_its_memory_and_its_time() -> None:
+    """Read when somebody scrapes, found by name, and off where others are asked for."""
+    metrics = Metrics()
+    assert (_value(metrics, "process_resident_memory_bytes") or 0) > 2**20
+    before = _value(metrics, "process_cpu_seconds_total") or 0
+    sum(range(2**20))
+    assert (_value(metrics, "process_cpu_seconds_total") or 0) > before
+    told = metrics.render(["process_cpu_seconds", "process_resident_memory_bytes"]).decode()
+    names = {line.split()[0] for line in told.splitlines() if line[0] != "#"}
+    assert names == {"process_resident_memory_bytes", "process_cpu_seconds_total"}
+
+
 def test_families_off_by_default_are_the_two_of_the_pool() -> None:
     """The default set is the one of the specification."""
     assert {name for name, row in FAMILIES.items() if not row.default} == {

@@ -1,0 +1,46 @@
+"""Single keys from the terminal, without waiting for the end of a line."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["pressed_keys"]
+
+
+@contextmanager
+def pressed_keys() -> Iterator[Callable[[float], str]]:
+    """Give what waits up to so many seconds for a key, and gives that or an empty text.
+
+    The terminal shows no keys until the end of the block, Ctrl-C works as ever; without a terminal there are no keys.
+    """
+    if not sys.stdin.isatty():
+        yield _wait
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield lambda seconds: _read(descriptor, seconds)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _wait(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _read(descriptor: int, seconds: float) -> str:
+    ready, _, _ = select.select([descriptor], [], [], seconds)
+    return os.read(descriptor, 1).decode(errors="replace") if ready else ""

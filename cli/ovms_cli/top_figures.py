@@ -1,0 +1,205 @@
+"""What `ovms top` shows, computed of two looks at a server's metrics.
+
+::
+
+    /metrics, list of versions ──> Look ─┐
+    the same, a little later   ──> Look ─┴─ figures_between ──> Figures
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.events import QUESTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ovmstrio.client import ModelState
+
+__all__ = ["FAMILIES", "Figures", "Look", "ServableFigures", "figures_between", "quantile", "read_look"]
+
+FAMILIES: Final = (
+    "ovms_request_time_us",
+    "ovms_requests_fail",
+    "ovms_current_requests",
+    "ovms_graph_processing_time_us",
+    "ovms_graph_error",
+    "ovms_requests_rejected",
+    "ovms_current_graphs",
+    "ovmstrio_queued_requests",
+    "ovmstrio_memory_bytes",
+    "ovmstrio_connections",
+    "ovmstrio_ready",
+    "process_resident_memory_bytes",
+    "process_cpu_seconds",
+)
+"""The families that are asked for."""
+
+Key = tuple[str, str]
+"""Name and version; graphs, which have one, are counted without it."""
+
+_TIMES: Final = frozenset({"ovms_request_time_us", "ovms_graph_processing_time_us"})
+_FAILURES: Final = frozenset({"ovms_requests_fail", "ovms_graph_error", "ovms_requests_rejected"})
+_AT_WORK: Final = frozenset({"ovms_current_requests", "ovms_current_graphs"})
+
+
+@dataclass(slots=True)
+class Look:
+    """What a server told at one moment, on a clock in seconds.
+
+    ``times`` are histograms: how many calls took at most so many microseconds, by upper bound.
+    """
+
+    at: float
+    states: list[ModelState] = field(default_factory=list)
+    times: dict[Key, Counter[float]] = field(default_factory=lambda: defaultdict(Counter))
+    failures: Counter[Key] = field(default_factory=Counter)
+    at_work: Counter[Key] = field(default_factory=Counter)
+    memory: dict[Key, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    queued: Counter[str] = field(default_factory=Counter)
+    resident_bytes: float | None = None
+    cpu_seconds: float | None = None
+    connections: Counter[str] = field(default_factory=Counter)
+    ready: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServableFigures:
+    """One version of one servable: rates a second, times in milliseconds; None is what nobody can tell."""
+
+    name: str
+    version: str
+    state: str
+    requests_per_second: float
+    errors_per_second: float
+    in_flight: int
+    queued: int
+    p50_ms: float | None
+    p99_ms: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A server and all that it serves; ``cpu`` is in processors."""
+
+    ready: bool | None
+    resident_bytes: int | None
+    cpu: float | None
+    connections: dict[str, int]
+    servables: list[ServableFigures]
+
+
+def read_look(text: str, states: Iterable[ModelState], at: float) -> Look:
+    """Read metrics in Prometheus's text format.
+
+    Raises:
+        ValueError: they are in another one.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    look = Look(at, list(states))
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            _read_sample(look, sample.name, sample.labels, sample.value)
+    return look
+
+
+def _read_sample(look: Look, name: str, labels: Mapping[str, str], value: float) -> None:
+    key = labels.get("name", ""), labels.get("version", "")
+    bare = name.removesuffix("_total")
+    if name.removesuffix("_bucket") in _TIMES:
+        look.times[key][float(labels["le"])] += int(value)
+    elif bare in _FAILURES and labels.get("method") not in QUESTIONS:
+        look.failures[key] += int(value)
+    elif bare in _AT_WORK:
+        look.at_work[key] += int(value)
+    elif bare == "ovmstrio_queued_requests":
+        look.queued[key[0]] += int(value)
+    elif bare == "ovmstrio_memory_bytes":
+        look.memory[key][labels["part"]] = value
+    else:
+        _read_server(look, bare, labels, value)
+
+
+def _read_server(look: Look, name: str, labels: Mapping[str, str], value: float) -> None:
+    if name == "process_resident_memory_bytes":
+        look.resident_bytes = value
+    elif name == "process_cpu_seconds":
+        look.cpu_seconds = value
+    elif name == "ovmstrio_connections":
+        look.connections[labels["interface"]] += int(value)
+    elif name == "ovmstrio_ready":
+        look.ready = bool(value)
+
+
+def figures_between(before: Look, now: Look) -> Figures:
+    """Compute what happened between two looks; a server that was started again meanwhile began at zero."""
+    seconds = max(now.at - before.at, 1e-9)
+    cpu = None
+    if now.cpu_seconds is not None:
+        earlier = before.cpu_seconds or 0.0
+        cpu = (now.cpu_seconds - (earlier if earlier <= now.cpu_seconds else 0.0)) / seconds
+    resident = None if now.resident_bytes is None else int(now.resident_bytes)
+    servables = [_servable(state, before, now, seconds) for state in now.states]
+    servables.sort(key=lambda each: (-each.requests_per_second, -each.in_flight, each.name, each.version))
+    return Figures(now.ready, resident, cpu, dict(now.connections), servables)
+
+
+def _servable(state: ModelState, before: Look, now: Look, seconds: float) -> ServableFigures:
+    keys: list[Key] = [(state.name, state.version)]
+    if not any(other.name == state.name and other is not state for other in now.states):
+        keys.append((state.name, ""))
+    times = _since(_sum(now.times, keys), _sum(before.times, keys))
+    failures = sum(now.failures[key] for key in keys)
+    earlier = sum(before.failures[key] for key in keys)
+    memory = now.memory.get(keys[0], {})
+    return ServableFigures(
+        name=state.name,
+        version=state.version,
+        state=state.state,
+        requests_per_second=max(times.values(), default=0) / seconds,
+        errors_per_second=(failures - earlier if failures >= earlier else failures) / seconds,
+        in_flight=sum(now.at_work[key] for key in keys),
+        queued=now.queued[state.name],
+        p50_ms=quantile(times, 0.5),
+        p99_ms=quantile(times, 0.99),
+        memory_bytes=int(memory.get("resident", sum(memory.values()))) if memory else None,
+    )
+
+
+def _sum(times: Mapping[Key, Counter[float]], keys: Iterable[Key]) -> Counter[float]:
+    summed: Counter[float] = Counter()
+    for key in keys:
+        summed.update(times.get(key, Counter()))
+    return summed
+
+
+def _since(now: Counter[float], before: Counter[float]) -> dict[float, int]:
+    """Give what came between; of counters that have become smaller, all that they have."""
+    if any(now[bound] < number for bound, number in before.items()):
+        return dict(now)
+    return {bound: number - before[bound] for bound, number in now.items()}
+
+
+def quantile(times: Mapping[float, int], part: float) -> float | None:
+    """Tell below which time a part of the calls is, in milliseconds; None if there are none.
+
+    Within a bucket, calls are taken to be spread evenly; above the last bound that bound is what is known.
+    """
+    bounds = sorted(times)
+    if not bounds or not times[bounds[-1]]:
+        return None
+    rank = part * times[bounds[-1]]
+    lower, below = 0.0, 0
+    for bound in bounds:
+        if times[bound] >= rank:
+            break
+        lower, below = bound, times[bound]
+    inside = times[bound] - below
+    if bound == float("inf") or not inside:
+        return lower / 1e3
+    return (lower + (bound - lower) * (rank - below) / inside) / 1e3

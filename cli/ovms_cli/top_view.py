@@ -1,0 +1,166 @@
+"""How `ovms top` looks: a line or two of the server, and a table of what it serves that fits the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ovms_cli.console import data_table
+from ovms_cli.problems import safe
+from ovms_cli.top_figures import ServableFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from ovms_cli.top_figures import Figures
+
+__all__ = ["draw", "exact_table", "figures_table"]
+
+_COLOURS: Final = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "dim"}
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_NEXT_UNIT: Final = 1024
+_THOUSAND: Final = 1000
+_TEN: Final = 10
+_NAMES: Final = "servable"
+_LEAST_NAME: Final = 12
+_GAP: Final = 1
+"""On either side of a line between columns, which nobody sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column; those of the lowest ``rank`` are the last to give way to the width of the terminal."""
+
+    title: str
+    rank: int
+    cell: Callable[[ServableFigures], str]
+
+
+_COLUMNS: Final = (
+    _Column("version", 8, lambda each: each.version),
+    _Column("state", 5, lambda each: each.state),
+    _Column("req/s", 0, lambda each: _number(each.requests_per_second)),
+    _Column("err/s", 2, lambda each: _number(each.errors_per_second)),
+    _Column("busy", 3, lambda each: str(each.in_flight)),
+    _Column("queue", 6, lambda each: str(each.queued)),
+    _Column("p50", 4, lambda each: _time(each.p50_ms)),
+    _Column("p99", 1, lambda each: _time(each.p99_ms)),
+    _Column("memory", 7, lambda each: _size(each.memory_bytes)),
+)
+
+
+def exact_table(figures: Figures) -> Table:
+    """Give everything as programs want it, by the names of :class:`ServableFigures`."""
+    names = [each.name for each in fields(ServableFigures)]
+    table = data_table(*names)
+    for servable in figures.servables:
+        values = (getattr(servable, name) for name in names)
+        table.add_row(*("" if value is None else safe(str(value)) for value in values))
+    return table
+
+
+def figures_table(figures: Figures) -> Table:
+    """Give all columns, however wide."""
+    table = data_table("servable", *(column.title for column in _COLUMNS))
+    for each in figures.servables:
+        table.add_row(safe(each.name), *(safe(column.cell(each)) for column in _COLUMNS))
+    return table
+
+
+def draw(figures: Figures | None, address: str, trouble: str, width: int, height: int) -> RenderableType:
+    """Draw what fits a terminal.
+
+    Args:
+        figures: the last that were told, None before there are any.
+        address: of the server.
+        trouble: why there are none of the moment, empty if there are.
+        width: columns.
+        height: lines.
+    """
+    head = Text(_shown(address), style="bold")
+    if figures is not None:
+        head.append_text(_server(figures))
+    lines = [head]
+    if trouble:
+        lines.append(Text(_shown(trouble), style="red"))
+    wrapped = [line for text in lines for line in text.wrap(Console(width=width), width)]
+    if figures is None:
+        return Group(*wrapped)
+    room = max(1, height - len(wrapped) - 3)
+    shown = figures.servables[:room]
+    left_out = len(figures.servables) - len(shown)
+    foot = Text(f"{left_out} more; " if left_out else "", style="dim").append("q quits")
+    foot.truncate(width)
+    return Group(*wrapped, _fitting(shown, width, style="dim" if trouble else ""), foot)
+
+
+def _server(figures: Figures) -> Text:
+    text = Text()
+    if figures.ready is not None:
+        text.append("  ready" if figures.ready else "  not ready", style="green" if figures.ready else "red")
+    parts = [f"{_number(sum(each.requests_per_second for each in figures.servables))} req/s"]
+    if figures.cpu is not None:
+        parts.append(f"CPU {figures.cpu:.2f}")
+    if figures.resident_bytes is not None:
+        parts.append(f"memory {_size(figures.resident_bytes)}")
+    if figures.connections:
+        each = ", ".join(f"{number} {interface}" for interface, number in sorted(figures.connections.items()))
+        parts.append(f"connections {each}")
+    return text.append("  ").append("  ".join(parts))
+
+
+def _fitting(servables: list[ServableFigures], width: int, style: str) -> Table:
+    """Make a table of the columns for which there is room beside names of a useful length."""
+    cells = {column.title: [column.title, *map(column.cell, servables)] for column in _COLUMNS}
+    widths = {title: max(map(len, column)) + _GAP for title, column in cells.items()}
+    names = max([cell_len(_shown(each.name)) for each in servables] + [len(_NAMES)])
+    kept = sorted(_COLUMNS, key=lambda column: column.rank)
+
+    def left() -> int:
+        return width - sum(widths[column.title] + _GAP for column in kept)
+
+    while len(kept) > 1 and left() < min(names, _LEAST_NAME):
+        kept.pop()
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, style=style, header_style="bold")
+    table.add_column(_NAMES, no_wrap=True, overflow="ellipsis", width=max(1, min(names, left())))
+    columns = [column for column in _COLUMNS if column in kept]
+    for column in columns:
+        table.add_column(column.title, no_wrap=True, justify="right", width=widths[column.title])
+    for each in servables:
+        name = Text(_shown(each.name), style="" if each.state == "READY" else _COLOURS.get(each.state, "red"))
+        table.add_row(name, *(Text(column.cell(each)) for column in columns), style=style)
+    return table
+
+
+def _shown(text: str) -> str:
+    """Leave out of a text what a terminal would obey, or break lines at."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= _TEN or not value else f"{value:.1f}"
+
+
+def _time(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return ""
+    if milliseconds >= _THOUSAND:
+        return f"{milliseconds / _THOUSAND:.1f} s"
+    return f"{milliseconds:.0f} ms" if milliseconds >= _TEN else f"{milliseconds:.2g} ms"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return ""
+    value, unit = float(size), 0
+    while value >= _NEXT_UNIT and unit < len(_UNITS) - 1:
+        value, unit = value / _NEXT_UNIT, unit + 1
+    return f"{value:.0f} {_UNITS[unit]}" if value >= _TEN or not unit else f"{value:.1f} {_UNITS[unit]}"
