@@ -54,4 +54,4 @@ protos:
 
 # Print the command line's reference, as docs/cli.md holds it.
 docs:
-    {{ bin }}/typer ovms_cli.main utils docs --name ovms --output docs/cli.md
+    {{ bin }}/python -m ovms_cli.reference docs/cli.md

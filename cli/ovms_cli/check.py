@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ovms_cli.console import fail, stderr, stdout
-from ovms_cli.problems import Strict, as_errors, count, count_problems, safe, show_problems
+from ovms_cli.problems import Strict, as_errors, count, count_problems, problem_rows, safe, show_problems
 from ovms_cli.script import let_scripts_import
+from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, print_csv
 
 if TYPE_CHECKING:
     from ovmstrio.server.checking import CheckReport
@@ -34,13 +35,16 @@ def check(
     *,
     no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers")] = False,
     strict: Strict = False,
-    as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Load everything without serving, and tell every problem of every file: exits with 1 if there is an error.
 
     What is configured and will never be ready as it is, such as a model without a version, is a warning; with --strict
     warnings are errors.
     """
+    import sys
+    from contextlib import redirect_stdout
     from dataclasses import replace
     from functools import partial
 
@@ -53,12 +57,16 @@ def check(
         fail(f"{config}: no such file or directory; give {_WANTED}")
     configure_logs(level="ERROR")
     let_scripts_import()
-    with stderr().status(f"checking {config} ..."):
+    # What code of users prints is none of the answer.
+    with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
         report = trio.run(partial(check_config, config, imports=not no_import))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
-    if as_json:
+    form = chosen(output, as_json=as_json)
+    if form is Output.JSON:
         _print_json(report)
+    elif form is Output.CSV:
+        _print_csv(report)
     else:
         _show(report)
     raise typer.Exit(1 if report.errors else 0)
@@ -75,6 +83,13 @@ def _print_json(report: CheckReport) -> None:
         **asdict(report),
     }
     typer.echo(json.dumps(facts, indent=2))
+
+
+def _print_csv(report: CheckReport) -> None:
+    """Print a row for each problem, and for each version that loads."""
+    header, *rows = problem_rows(report.problems)
+    loads = [["loads", "", "", "", f"{each.model} version {each.version}", "", "", ""] for each in report.loaded]
+    print_csv([header, *rows, *loads])
 
 
 def _show(report: CheckReport) -> None:

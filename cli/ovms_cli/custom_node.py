@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ovms_cli.console import EX_USAGE, data_table, ending_with, fail, say, stdout
+from ovms_cli.console import EX_USAGE, data_table, ending_with, fail, say
 from ovms_cli.problems import conclude, problem_facts, safe
+from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, plain_rows, print_csv, print_table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ovms_cli.custom_node_check import LibraryVerdict
 
 __all__ = ["register"]
@@ -56,7 +59,8 @@ def check(
         list[str] | None, typer.Option(help="a parameter of the node: name=value", show_default=False)
     ] = None,
     timeout: Annotated[float, typer.Option(help="seconds that all of it may take", min=0.1)] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Load and initialize a custom node, show what it takes and gives, and deinitialize it: exits with 1 on an error.
 
@@ -67,10 +71,14 @@ def check(
     from ovms_cli.custom_node_check import check_library
 
     verdict = check_library(library, _params(param or []), timeout)
-    if not as_json and (verdict.inputs or verdict.outputs):
-        _show_items(verdict)
-    facts = {"ok": problem_facts(verdict.problems)["ok"], **asdict(verdict)} if as_json else None
-    conclude(verdict.problems, f"{safe(library)}, no problem found", facts)
+    form = chosen(output, as_json=as_json)
+    facts = {"ok": problem_facts(verdict.problems)["ok"], **asdict(verdict)}
+    if form is Output.CSV and not verdict.problems:
+        print_csv(plain_rows(_items(verdict)))
+        return
+    if form is Output.TABLE and (verdict.inputs or verdict.outputs):
+        print_table(_items(verdict))
+    conclude(verdict.problems, f"{safe(library)}, no problem found", facts, output=form)
 
 
 def _params(given: list[str]) -> dict[str, str]:
@@ -83,9 +91,9 @@ def _params(given: list[str]) -> dict[str, str]:
     return params
 
 
-def _show_items(verdict: LibraryVerdict) -> None:
-    table = data_table("", "name", "element type", "shape")
+def _items(verdict: LibraryVerdict) -> Table:
+    table = data_table("side", "name", "element type", "shape")
     for side, items in (("input", verdict.inputs), ("output", verdict.outputs)):
         for item in items:
             table.add_row(side, safe(item.name), item.datatype or "unknown", safe(str(list(item.shape))))
-    stdout().print(table)
+    return table

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from ovms_cli.console import EX_USAGE, fail, stderr, stdout
+from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, show_data
 
 if TYPE_CHECKING:
     from ovmstrio.server.running import Running
@@ -45,6 +46,8 @@ def demo(
     once: Annotated[
         bool, typer.Option("--once", help="end after the answers: status 0 only if all were right")
     ] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
     port: Annotated[int, typer.Option("--port", min=1, max=65_535, help="port of gRPC")] = _PORT,
     rest_port: Annotated[int, typer.Option("--rest_port", min=1, max=65_535, help="port of REST")] = _REST_PORT,
 ) -> None:
@@ -62,7 +65,7 @@ def demo(
         config = prepare_repository(user_cache_path("ovmstrio"))
     right, problem = False, ""
     try:
-        right = trio.run(_demo, config, port, rest_port, once)
+        right = trio.run(_demo, config, port, rest_port, once, chosen(output, as_json=as_json))
     except* OSError as group:
         problem = _first_reason(group)
     if problem:
@@ -90,7 +93,7 @@ def _first_reason(error: BaseException) -> str:
     return str(error)
 
 
-async def _demo(config: Path, port: int, rest_port: int, once: bool) -> bool:
+async def _demo(config: Path, port: int, rest_port: int, once: bool, form: Output) -> bool:
     """Run server and interview in one nursery; tells whether every answer was right.
 
     Ownership: the server ends before this returns.
@@ -117,7 +120,7 @@ async def _demo(config: Path, port: int, rest_port: int, once: bool) -> bool:
     async with trio.open_nursery() as nursery:
         running: Running = await nursery.start(serve_until_told)
         answers = await _interview(running, port, rest_port)
-        _show(answers)
+        _show(answers, form)
         if once:
             nursery.cancel_scope.cancel()
         else:
@@ -169,11 +172,9 @@ def _ask(number: int, question: Question, protocol: str, ask: Ask) -> Answer:
     return Answer(number, question, protocol, text, question.is_right(text), 1000 * median(durations))
 
 
-def _show(answers: Sequence[Answer]) -> None:
+def _show(answers: Sequence[Answer], form: Output) -> None:
     """Print a row for each question, with what was said over each protocol."""
     from rich.table import Table
-
-    from ovms_cli.tables import print_table
 
     by_question: dict[int, list[Answer]] = {}
     for answer in answers:
@@ -186,10 +187,24 @@ def _show(answers: Sequence[Answer]) -> None:
         if not all(answer.right for answer in said):
             texts.append(f"[bold red]expected {question.expected}[/]")
         table.add_row(question.model, question.subject, "\n".join(texts), *(_verdict(answer) for answer in said))
-    print_table(table)
+    show_data(table, [_facts(answer) for answer in answers], form)
+    if form is not Output.TABLE:
+        return
     right = sum(answer.right for answer in answers)
     colour = "green" if right == len(answers) else "bold red"
     stdout().print(f"[{colour}]{right} of {len(answers)} answers are right[/]; times are medians", highlight=False)
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    question = answer.question
+    return {
+        "model": question.model,
+        "asked_about": question.subject,
+        "protocol": answer.protocol,
+        "answer": answer.text,
+        "right": answer.right,
+        "milliseconds": round(answer.milliseconds, 3),
+    }
 
 
 def _verdict(answer: Answer) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovms_cli.console import file_of
-from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render, write_picture
-from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
+from ovms_cli.pictures import FileOption, FormatOption, PictureFormat, render, write_picture
+from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, show_problems
+from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
     from ovmstrio.runtimes.graphs.examining import Examination
@@ -33,17 +34,18 @@ def check(
     path: _GraphPath,
     *,
     strict: Strict = False,
-    as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Tell every problem of a graph file with its line and the way out: exits with 1 if there is an error."""
     examined = _examine(path)
     nodes = 0 if examined.config is None else len(examined.config.nodes)
     problems = as_errors(examined.problems) if strict else examined.problems
-    facts = problem_facts(problems) if as_json else None
-    conclude(problems, f"{count(nodes, 'node')}, no problem found", facts)
+    sound = f"{count(nodes, 'node')}, no problem found"
+    conclude(problems, sound, output=chosen(output, as_json=as_json))
 
 
-def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: OutputOption = None) -> None:
+def show(path: _GraphPath, *, picture: FormatOption = PictureFormat.TEXT, output: FileOption = None) -> None:
     """Draw a graph: its nodes in layers, streams with their tags, input policies and back edges."""
     from ovmstrio.runtimes.graphs.graph_drawing import draw
 

@@ -12,6 +12,7 @@ import typer
 
 from ovms_cli.console import note
 from ovms_cli.tensor_contents import sniff
+from ovms_cli.tensor_output import FORMS
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def post_file(client: Client, handler: str, given: Sequence[str], target: str) -
         client: speaks REST.
         handler: its name.
         given: one file, or ``-`` for standard input.
-        target: ``table`` and ``json`` print the answer; a file gets it as it is.
+        target: ``table``, ``json`` and ``csv`` print the answer; a file gets it as it is.
 
     Raises:
         InvalidRequest: there is not one file, or the client speaks gRPC.
@@ -45,7 +46,7 @@ def post_file(client: Client, handler: str, given: Sequence[str], target: str) -
     (file,) = given
     content = sys.stdin.buffer.read() if file == _STANDARD_INPUT else Path(file).read_bytes()
     answer = client.post(handler, content, _content_type(file, content))
-    if target in {"table", "json"}:
+    if target in FORMS:
         _print(answer)
     else:
         Path(target).write_bytes(answer.body)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ovms_cli.console import note, stdout
+from ovms_cli.console import data_table, note, stdout
+from ovms_cli.problems import safe
 from ovms_cli.server_options import Ca, Cert, Key, Timeout, Url, asking, open_tls
+from ovms_cli.tables import JsonOption, Output, OutputOption, chosen, show_data
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["register"]
 
@@ -23,7 +28,8 @@ def health(
     model: Annotated[str, typer.Option("--model", help="Ask about this model instead of the server.")] = "",
     version: Annotated[str, typer.Option("--version", help="Ask about this version of it.")] = "",
     live: Annotated[bool, typer.Option("--live", help="Ask only whether the server answers at all.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
     url: Url = "",
     rest: Annotated[
         bool | None,
@@ -47,13 +53,21 @@ def health(
             answer = Health(ready=client.server_live())
         else:
             answer = client.model_ready(model, version) if model else client.server_ready()
-    if as_json:
-        stdout().print_json(data={"ready": answer.ready, "reason": answer.reason})
+    form = chosen(output, as_json=as_json)
+    if form is not Output.TABLE:
+        facts = {"ready": answer.ready, "reason": answer.reason}
+        show_data(_table(facts), facts, form)
     elif answer.ready:
         stdout().print("live" if live else "ready")
     else:
         note(answer.reason or "not ready", style="")
     raise typer.Exit(0 if answer.ready else 1)
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    table = data_table(*facts)
+    table.add_row(*(safe(str(value)) for value in facts.values()))
+    return table
 
 
 def _answers_rest(url: str, timeout: float, ca: Path | None, cert: Path | None, key: Path | None) -> bool:

@@ -52,7 +52,7 @@ def infer(
     scale: Annotated[
         float | None, typer.Option("--scale", help="Divides the pixels of images.", show_default=False)
     ] = None,
-    output: Annotated[str, typer.Option("--output", help="table, json, or a file: .npy, .npz, .json.")] = "table",
+    output: Annotated[str, typer.Option("--output", help="table, json, csv, or a file: .npy, .npz, .json.")] = "table",
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Call so many times and sum up the latencies.")] = 1,
     url: Url = "",
     rest: Rest = False,

@@ -10,7 +10,7 @@ import typer
 from ovms_cli.console import data_table
 from ovms_cli.problems import safe
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
-from ovms_cli.tables import Output, OutputOption, show_data
+from ovms_cli.tables import JsonOption, Output, OutputOption, show_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,7 +34,7 @@ def models(
     name: Annotated[str, typer.Argument(help="One model, with all that is known of it.", show_default=False)] = "",
     *,
     output: OutputOption = Output.TABLE,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
+    as_json: JsonOption = False,
     url: Url = "",
     rest: Rest = False,
     timeout: Timeout = 10.0,

@@ -18,6 +18,7 @@ from ovms_cli.script import call_script
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ovms_cli.tables import Output
     from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.errors import Problem
     from ovmstrio.runtimes.ops.config.pipeline_file import ExaminedConfig
@@ -119,7 +120,7 @@ def _draw(config: Path, script: Path) -> Drawing:
     return draw(service.graph(), examined.settings)
 
 
-def check_service(config: Path, service: Path | None, *, load: bool, strict: bool, as_json: bool) -> NoReturn:
+def check_service(config: Path, service: Path | None, *, load: bool, strict: bool, output: Output) -> NoReturn:
     """Tell every problem of a pipeline of Ops; exits with 1 if there is an error.
 
     Without a script only the configuration is looked at.
@@ -138,7 +139,7 @@ def check_service(config: Path, service: Path | None, *, load: bool, strict: boo
     problems = sorted(placed, key=lambda problem: (problem.file != first, problem.file, problem.line or 0))
     facts = {"pipelines": found.names, **problem_facts(problems), "without_effect": dict(found.without_effect)}
     remarks = [f"[dim]no effect  {safe(key)}: {safe(reason)}[/]" for key, reason in found.without_effect.items()]
-    conclude(problems, found.sound, facts if as_json else None, remarks)
+    conclude(problems, found.sound, facts, remarks, output)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from ovms_cli.console import fail
 if TYPE_CHECKING:
     from ovmstrio.core.drawing import Drawing
 
-__all__ = ["FormatOption", "OutputOption", "PictureFormat", "render", "write_picture"]
+__all__ = ["FileOption", "FormatOption", "PictureFormat", "render", "write_picture"]
 
 
 class PictureFormat(StrEnum):
@@ -25,7 +25,7 @@ class PictureFormat(StrEnum):
 
 
 FormatOption = Annotated[PictureFormat, typer.Option("--format", help="how to show it")]
-OutputOption = Annotated[
+FileOption = Annotated[
     Path | None, typer.Option(help="write to this file instead of standard output", show_default=False)
 ]
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovms_cli.console import EX_USAGE, fail, file_of, stderr
-from ovms_cli.pictures import FormatOption, OutputOption, PictureFormat, render, write_picture
+from ovms_cli.pictures import FileOption, FormatOption, PictureFormat, render, write_picture
 from ovms_cli.problems import Strict, as_errors, conclude, count, point_to, problem_facts, show_problems
+from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import PipelineSpec
@@ -52,7 +53,8 @@ def check(
         bool, typer.Option("--no-models", help="load no models and open no custom nodes: check the structure alone")
     ] = False,
     strict: Strict = False,
-    as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
     service: _Service = None,
 ) -> None:
     """Tell every problem of pipelines with its line and the way out: exits with 1 if there is an error."""
@@ -62,10 +64,11 @@ def check(
     from ovmstrio.server.checking import check_pipelines
 
     configure_logs(level="ERROR")
+    form = chosen(output, as_json=as_json)
     if (of_ops := _find_ops(config, service, name)) is not None:
         from ovms_cli.op_pipeline import check_service
 
-        check_service(of_ops, service, load=not no_models, strict=strict, as_json=as_json)
+        check_service(of_ops, service, load=not no_models, strict=strict, output=form)
     file = file_of(config, _DEFAULT_NAME)
     pipelines, problems = _read(file, name)
     with stderr().status(f"checking {file} ..."):
@@ -75,7 +78,7 @@ def check(
     found = as_errors(report.problems) if strict else report.problems
     facts = {"pipelines": [pipeline.name for pipeline in pipelines], **problem_facts(found)}
     sound = f"{count(len(pipelines), 'pipeline')}, no problem found"
-    conclude(found, sound, facts if as_json else None)
+    conclude(found, sound, facts, output=form)
 
 
 def show(
@@ -83,7 +86,7 @@ def show(
     name: _PipelineName = "",
     *,
     picture: FormatOption = PictureFormat.TEXT,
-    output: OutputOption = None,
+    output: FileOption = None,
     service: _Service = None,
 ) -> None:
     """Draw pipelines: nodes in layers with what they call, what is split and gathered where, and what goes where."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ovms_cli.console import EX_USAGE, ending_with, fail
+from ovms_cli.tables import JsonOption, Output, OutputOption, chosen
 
 if TYPE_CHECKING:
     from ovmstrio.openvino.conversion.inputs import InputForm
@@ -78,21 +79,23 @@ def prepare(
     force: Annotated[bool, typer.Option("--force", help="replace the version if it exists")] = False,
     sample: Annotated[str, typer.Option("--sample", metavar="NAME", help="prepare a sample; --list shows them")] = "",
     list_samples: Annotated[bool, typer.Option("--list", help="list the samples")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="answer in JSON")] = False,
+    output: OutputOption = Output.TABLE,
+    as_json: JsonOption = False,
 ) -> None:
     """Turn a model file, a folder of them, or a sample, into versioned repository entries for ``ovms serve``."""
     if sum((list_samples, bool(sample), model_file is not None)) != 1:
         fail("give either a MODEL_FILE, or --sample NAME, or --list", EX_USAGE)
+    form = chosen(output, as_json=as_json)
     if list_samples:
         from ovms_cli.prepare_samples import list_samples as show_samples
 
-        show_samples(as_json=as_json)
+        show_samples(form)
     elif sample:
         from ovms_cli.prepare_samples import prepare_sample
 
         if name or fp16 or stateful or state or low_latency or inputs or quantize or calibration:
             fail("--sample settles name, precision and state itself: leave out the other options", EX_USAGE)
-        prepare_sample(sample, repository, version, force=force, as_json=as_json)
+        prepare_sample(sample, repository, version, force=force, form=form)
     elif model_file is not None:
         from ovms_cli.prepare_models import prepare_models
         from ovmstrio.openvino.conversion import Conversion
@@ -111,7 +114,7 @@ def prepare(
             inputs=_forms(inputs or []),
             calibration=calibration,
         )
-        prepare_models(model_file, repository, name, version, wanted, force=force, as_json=as_json)
+        prepare_models(model_file, repository, name, version, wanted, force=force, form=form)
 
 
 def _check_quantization(quantize: Quantization | None, calibration: Path | None, *, keeps_state: bool) -> None:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ovms_cli.console import EX_USAGE, ending_with, fail, note, print_json, say, stderr, stdout
+from ovms_cli.console import EX_USAGE, ending_with, fail, note, say, stderr
 from ovms_cli.exits import EX_FAILED
 from ovms_cli.problems import count, safe
+from ovms_cli.tables import Output, print_table, show_data
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.openvino.conversion import Conversion, Converted
     from ovmstrio.openvino.conversion.sources import FoundModel
@@ -29,7 +32,7 @@ def prepare_models(
     wanted: Conversion,
     *,
     force: bool,
-    as_json: bool,
+    form: Output,
 ) -> None:
     """Convert the model at a path, or each model of a folder, into the repository, and tell what came out.
 
@@ -43,10 +46,10 @@ def prepare_models(
     with ending_with(EX_FAILED, ServerError, OSError):
         found = find_models(source)
     if len(found) == 1:
-        _prepare_one(found[0].path, repository, name or found[0].name, version, wanted, force=force, as_json=as_json)
+        _prepare_one(found[0].path, repository, name or found[0].name, version, wanted, force=force, form=form)
     else:
         _refuse_for_several(source, len(found), name, wanted)
-        _prepare_several(source, found, repository, version, wanted, force=force, as_json=as_json)
+        _prepare_several(source, found, repository, version, wanted, force=force, form=form)
 
 
 def _refuse_for_several(source: Path, number: int, name: str, wanted: Conversion) -> None:
@@ -57,7 +60,7 @@ def _refuse_for_several(source: Path, number: int, name: str, wanted: Conversion
 
 
 def _prepare_one(
-    source: Path, repository: Path, name: str, version: int, wanted: Conversion, *, force: bool, as_json: bool
+    source: Path, repository: Path, name: str, version: int, wanted: Conversion, *, force: bool, form: Output
 ) -> None:
     from ovmstrio.core.errors import ServerError
 
@@ -65,10 +68,10 @@ def _prepare_one(
         from ovmstrio.openvino.conversion import convert
 
         converted = convert(source, repository, name, version, wanted=wanted, force=force)
-    if as_json:
-        print_json(_facts(converted))
-    else:
+    if form is Output.TABLE:
         _show(converted, name)
+    else:
+        show_data(_tensors(converted), _facts(converted), form)
 
 
 def _prepare_several(
@@ -79,7 +82,7 @@ def _prepare_several(
     wanted: Conversion,
     *,
     force: bool,
-    as_json: bool,
+    form: Output,
 ) -> None:
     from ovmstrio.core.errors import ServerError
     from ovmstrio.openvino.conversion import convert
@@ -93,13 +96,12 @@ def _prepare_several(
                 outcomes[model] = error
     converted = {each.name: made for each, made in outcomes.items() if not isinstance(made, Exception)}
     config = _write_config(folder, repository, converted)
-    if as_json:
-        facts = [{"name": each.name, "source": str(each.path), **_outcome(outcomes[each])} for each in found]
-        print_json({"models": facts, "config": config and str(config)})
-    else:
-        _show_several(folder, outcomes)
-        if config:
-            next_steps(f"ovms serve --config_path {config}")
+    facts = [{"name": each.name, "source": str(each.path), **_outcome(outcomes[each])} for each in found]
+    show_data(_models(folder, outcomes), {"models": facts, "config": config and str(config)}, form)
+    if form is not Output.JSON:
+        _show_failures(outcomes)
+    if form is Output.TABLE and config:
+        next_steps(f"ovms serve --config_path {config}")
     if len(converted) < len(found):
         raise typer.Exit(EX_FAILED)
 
@@ -136,17 +138,21 @@ def _facts(converted: Converted) -> dict[str, Any]:
     }
 
 
-def _show(converted: Converted, name: str) -> None:
+def _tensors(converted: Converted) -> Table:
     from rich.table import Table
 
-    table = Table("", "name", "type", "shape", box=None, pad_edge=False, header_style="bold")
+    table = Table("side", "name", "type", "shape", box=None, pad_edge=False, header_style="bold")
     for kind, specs in (("input", converted.inputs), ("output", converted.outputs)):
         for spec in specs:
             shape = safe(f"[{','.join(map(str, spec.shape))}]")
             table.add_row(f"[dim]{kind}[/]", safe(spec.name), spec.datatype.name, shape)
+    return table
+
+
+def _show(converted: Converted, name: str) -> None:
     quantized = f", quantized to int8 with {count(converted.samples, 'sample')}" if converted.samples else ""
     say(f"[green]prepared[/] {converted.directory} from {converted.framework}{quantized}")
-    stdout().print(table)
+    print_table(_tensors(converted))
     for before, after in converted.state.items():
         say(f"[dim]state[/]   {safe(before)} <- {safe(after)}")
     stateful = " --stateful" if converted.state else ""
@@ -155,24 +161,23 @@ def _show(converted: Converted, name: str) -> None:
     next_steps(serve, *infer)
 
 
-def _show_several(folder: Path, outcomes: Mapping[FoundModel, Converted | Exception]) -> None:
+def _models(folder: Path, outcomes: Mapping[FoundModel, Converted | Exception]) -> Table:
     from rich.table import Table
-
-    from ovms_cli.tables import print_table
 
     columns = ("model", "from", "framework", "inputs", "outputs", "result")
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    failed = []
     for model, outcome in outcomes.items():
         begin = [f"[bold cyan]{safe(model.name)}[/]", safe(str(model.path.relative_to(folder)))]
         if isinstance(outcome, Exception):
             table.add_row(*begin, "", "", "", "[red]failed[/]")
-            failed.append(outcome)
         else:
             sides = ["\n".join(_told(spec) for spec in side) for side in (outcome.inputs, outcome.outputs)]
             table.add_row(*begin, outcome.framework, *sides, f"[green]prepared[/] {safe(str(outcome.directory))}")
-    print_table(table)
-    for error in failed:
+    return table
+
+
+def _show_failures(outcomes: Mapping[FoundModel, Converted | Exception]) -> None:
+    for error in (outcome for outcome in outcomes.values() if isinstance(outcome, Exception)):
         stderr().print(f"[bold red]error:[/] {safe(str(error))}", highlight=False, soft_wrap=True)
 
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ovms_cli.console import ending_with, fail, note, print_json, say, stderr
+from ovms_cli.console import data_table, ending_with, fail, note, say, stderr
 from ovms_cli.prepare_models import next_steps
+from ovms_cli.problems import safe
+from ovms_cli.tables import Output, show_data
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ovmstrio_samples.catalog import ProjectSample, Sample
     from ovmstrio_samples.wheels import Progress
 
 __all__ = ["list_samples", "prepare_sample"]
 
 
-def list_samples(*, as_json: bool) -> None:
-    """Show the samples, as a table or in JSON."""
-    from ovmstrio_samples.catalog import PROJECTS, SAMPLES
-
-    if as_json:
-        print_json([*map(_sample_facts, SAMPLES), *map(_project_facts, PROJECTS)])
-        return
+def list_samples(form: Output) -> None:
+    """Show the samples."""
     from rich.table import Table
 
-    from ovms_cli.tables import print_table
+    from ovmstrio_samples.catalog import PROJECTS, SAMPLES
 
     table = Table("sample", "what for", "licence", "fetched", box=None, pad_edge=False, header_style="bold")
     for sample in SAMPLES:
@@ -34,8 +33,9 @@ def list_samples(*, as_json: bool) -> None:
         table.add_row(f"[bold cyan]{sample.name}[/]", sample.purpose, sample.licence, fetched)
     for project in PROJECTS:
         table.add_row(f"[bold cyan]{project.name}[/]", f"{project.kind}: {project.purpose}", project.licence, "nothing")
-    print_table(table)
-    stderr().print("\nTake one with: ovms prepare --sample NAME", highlight=False)
+    show_data(table, [*map(_sample_facts, SAMPLES), *map(_project_facts, PROJECTS)], form)
+    if form is Output.TABLE:
+        stderr().print("\nTake one with: ovms prepare --sample NAME", highlight=False)
 
 
 def _sample_facts(sample: Sample) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _download_bar(sample: Sample) -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def prepare_sample(name: str, repository: Path, version: int, *, force: bool, as_json: bool) -> None:
+def prepare_sample(name: str, repository: Path, version: int, *, force: bool, form: Output) -> None:
     """Write a sample into the repository, or tell that it is there; of a project tell where it is."""
     from difflib import get_close_matches
 
@@ -81,7 +81,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, as
 
     projects = {project.name: project for project in PROJECTS}
     if name in projects:
-        _show_project(projects[name], as_json=as_json)
+        _show_project(projects[name], form)
         return
     sample = BY_NAME.get(name)
     if sample is None:
@@ -96,8 +96,9 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, as
     config = repository / f"{name}.json" if len(written) > 1 else None
     if config:
         write_config([sample], config)
-    if as_json:
-        print_json({"sample": name, "versions": [str(path) for path in written], "config": config and str(config)})
+    if form is not Output.TABLE:
+        facts = {"sample": name, "versions": [str(path) for path in written], "config": config and str(config)}
+        show_data(_folders(name, written), facts, form)
         return
     for path in written:
         say(f"[green]{'is there already' if is_there else 'prepared'}[/] {path}")
@@ -112,10 +113,18 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, as
     next_steps(f"ovms serve {target}", f"python -m ovmstrio_samples.{name}.client --help")
 
 
-def _show_project(sample: ProjectSample, *, as_json: bool) -> None:
+def _folders(sample: str, folders: Sequence[Path]) -> Table:
+    table = data_table("sample", "folder")
+    for folder in folders:
+        table.add_row(sample, safe(str(folder)))
+    return table
+
+
+def _show_project(sample: ProjectSample, form: Output) -> None:
     """Tell how to serve what needs no preparation here."""
-    if as_json:
-        print_json({"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)})
+    if form is not Output.TABLE:
+        facts: dict[str, Any] = {"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)}
+        show_data(_folders(sample.name, [sample.folder]), facts, form)
         return
     say(f"[green]ready[/] {sample.folder} is served as it is")
     next_steps(sample.first, sample.command, f"python -m ovmstrio_samples.{sample.name}.client")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from ovms_cli.console import print_json, say, stderr, stdout
+from ovms_cli.tables import Output, print_csv
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +25,13 @@ __all__ = [
     "count_problems",
     "point_to",
     "problem_facts",
+    "problem_rows",
     "safe",
     "show_problems",
 ]
 
+
+_COLUMNS: Final = ("severity", "file", "line", "path", "message", "expected", "found", "suggestion")
 
 Strict = Annotated[bool, typer.Option("--strict", help="Take warnings for errors.")]
 
@@ -62,19 +66,26 @@ def _show_problem(problem: Problem) -> None:
 
 
 def conclude(
-    problems: Sequence[Problem], sound: str, facts: Mapping[str, Any] | None = None, remarks: Iterable[str] = ()
+    problems: Sequence[Problem],
+    sound: str,
+    facts: Mapping[str, Any] | None = None,
+    remarks: Iterable[str] = (),
+    output: Output = Output.TABLE,
 ) -> NoReturn:
-    """Show problems and what they come to, or facts in JSON, and end the command: with 1 if one is an error.
+    """Show problems and what they come to, or facts, and end the command: with 1 if one is an error.
 
     Args:
         problems: ordered by file.
         sound: what is said if there are none; markup.
-        facts: what is printed in place of all that.
+        facts: what JSON has of all that; by default the problems and how many there are.
         remarks: lines between the problems and what they come to; markup.
+        output: the form; CSV has the problems.
     """
     errors = _errors(problems)
-    if facts is not None:
-        print_json(facts)
+    if output is Output.JSON:
+        print_json(problem_facts(problems) if facts is None else facts)
+    elif output is Output.CSV:
+        print_csv(problem_rows(problems))
     else:
         show_problems(problems)
         mark = "[bold red]not ok[/]" if errors else "[bold green]ok[/]"
@@ -107,6 +118,12 @@ def problem_facts(problems: Sequence[Problem]) -> dict[str, Any]:
         "warnings": len(problems) - errors,
         "problems": [asdict(problem) for problem in problems],
     }
+
+
+def problem_rows(problems: Sequence[Problem]) -> list[list[Any]]:
+    """Give a row for each problem, behind the names of the columns."""
+    facts = [[getattr(each, name) for name in _COLUMNS] for each in problems]
+    return [list(_COLUMNS), *([" ".join(str(value).split("\n")) for value in row] for row in facts)]
 
 
 def _errors(problems: Sequence[Problem]) -> int:

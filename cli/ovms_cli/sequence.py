@@ -8,6 +8,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, ending_with, note
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Timeout, Url, asking
+from ovms_cli.tables import Output, chosen
 
 __all__ = ["register"]
 
@@ -67,8 +68,13 @@ def run(
     ] = None,
     version: Annotated[str, typer.Option("--version", help="A version other than the default.")] = "",
     output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="Save the outputs of all steps: .npz, .npy, .json.")
-    ] = "",
+        str,
+        typer.Option(
+            "--output",
+            help="table or csv: what the outputs were in sum; json: a line for each step. A file, .npz, .npy or .json, "
+            "gets the outputs of all steps.",
+        ),
+    ] = Output.TABLE,
     join: Annotated[
         int | None,
         typer.Option(
@@ -78,7 +84,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each step, though --output be a file.")
+    ] = False,
     url: Url = "",
     rest: Rest = False,
     timeout: Timeout = 60.0,
@@ -101,15 +109,18 @@ def run(
     from ovms_cli.sequence_run import SequenceModel, new_id, stream_steps
     from ovms_cli.sequence_show import Keeping, show
     from ovms_cli.sequence_steps import Cutting, WrongOption, plan
+    from ovms_cli.tensor_output import FORMS
     from ovmstrio.core.errors import InvalidRequest
 
     cutting = Cutting(chunk, axis, pad, frozenset(whole or ()))
     with ending_with(EX_USAGE, InvalidRequest):
-        keeping = Keeping.of(output, join) if output or join is not None else Keeping()
+        file = "" if output in FORMS else output
+        keeping = Keeping.of(file, join) if file or join is not None else Keeping()
+    form = chosen(Output.TABLE if file else Output(output), as_json=as_json)
     with asking(url, rest=rest, timeout=timeout, ca=ca, cert=cert, key=key) as client:
         known = client.metadata(model, version)
         with ending_with(EX_USAGE, WrongOption):
             steps = plan(given, known.inputs, cutting, note)
         called = SequenceModel(client, model, version, {tensor.name: tensor.datatype for tensor in known.inputs})
         number = sequence_id or new_id()
-        show(stream_steps(called, steps, number), number, len(steps), keeping, as_json=as_json)
+        show(stream_steps(called, steps, number), number, len(steps), keeping, form)

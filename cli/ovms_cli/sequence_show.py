@@ -14,12 +14,15 @@ import typer
 
 from ovms_cli.console import broken_pipe_ends, data_table, say, stderr, stdout
 from ovms_cli.problems import count, safe
+from ovms_cli.tables import Output, plain_rows, print_csv, print_table
 from ovms_cli.tensor_output import as_json as as_lists
 from ovms_cli.tensor_output import write_outputs
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+
+    from rich.table import Table
 
     from ovms_cli.sequence_run import StepAnswer
     from ovmstrio.core.tensor import Array
@@ -53,7 +56,9 @@ class Keeping:
         if not file:
             raise InvalidRequest("--join says how outputs are saved: give --output, too")
         if Path(file).suffix not in _SUFFIXES:
-            raise InvalidRequest(f"--output: expected a file ending in .npy, .npz or .json, got {file!r}")
+            raise InvalidRequest(
+                f"--output: expected {', '.join(Output)}, or a file ending in .npy, .npz or .json, got {file!r}"
+            )
         if not Path(file).parent.is_dir():
             raise InvalidRequest(f"--output: there is no folder {Path(file).parent}")
         return cls(file, axis)
@@ -123,7 +128,7 @@ class _Figures:
         return [safe(each) for each in (self.name, kind, str(list(self.last.shape)), *shown, ", ".join(flat) + more)]
 
 
-def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keeping, *, as_json: bool) -> None:
+def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keeping, form: Output) -> None:
     """Show the steps of a sequence as they are answered, sum them up, and save what is to be kept.
 
     Whatever ends this early closes ``answers``, which ends the sequence on the server.
@@ -134,6 +139,7 @@ def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keepi
     """
     figures: dict[str, _Figures] = {}
     seconds: list[float] = []
+    as_json = form is Output.JSON
     began = perf_counter()
     with broken_pipe_ends(), closing(answers), _bar(total, hidden=as_json and stdout().is_terminal) as advance:
         for answer in answers:
@@ -145,7 +151,9 @@ def show(answers: Generator[StepAnswer], number: int, total: int, keeping: Keepi
             if as_json:
                 _print_line(answer, number)
             advance()
-    if not as_json:
+    if form is Output.CSV:
+        print_csv(plain_rows(_summary(list(figures.values()))))
+    elif not as_json:
         _print_summary(list(figures.values()), number, seconds, perf_counter() - began)
     keeping.save()
 
@@ -160,11 +168,15 @@ def _print_line(answer: StepAnswer, number: int) -> None:
     typer.echo(json.dumps(line))
 
 
-def _print_summary(figures: list[_Figures], number: int, seconds: list[float], elapsed: float) -> None:
+def _summary(figures: list[_Figures]) -> Table:
     table = data_table("output", "type", "shape", "lowest", "mean", "highest", "last step")
     for each in figures:
         table.add_row(*each.row())
-    stdout().print(table)
+    return table
+
+
+def _print_summary(figures: list[_Figures], number: int, seconds: list[float], elapsed: float) -> None:
+    print_table(_summary(figures))
     median, late, worst = np.percentile(np.array(seconds) * 1e3, [50, 99, 100])
     say(
         f"{count(len(seconds), 'step')} in {elapsed:.2f} s, {len(seconds) / elapsed:.0f} steps/s; ms a step: "

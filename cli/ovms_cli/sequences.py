@@ -9,7 +9,7 @@ import typer
 
 from ovms_cli.console import data_table
 from ovms_cli.server_options import Ca, Cert, Key, Timeout, Url, asking
-from ovms_cli.tables import Output, OutputOption, show_data
+from ovms_cli.tables import JsonOption, Output, OutputOption, show_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +29,7 @@ def sequences(
     *,
     version: Annotated[str, typer.Option("--version", help="Its version; by default the highest.")] = "",
     output: OutputOption = Output.TABLE,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --output json.")] = False,
+    as_json: JsonOption = False,
     url: Url = "",
     timeout: Timeout = 10.0,
     ca: Ca = None,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ovms_cli.console import stderr
+from ovms_cli.tables import fitted, print_table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
 
     from ovmstrio.registry import VersionStatus
     from ovmstrio.server.running import Running
@@ -39,7 +42,10 @@ async def show_startup(running: Running) -> None:
                 nursery.cancel_scope.cancel()
     else:
         await registry.wait_loaded()
-    console.print(_panel(running))
+    if console.is_terminal:
+        console.print(_panel(running, console))
+    else:
+        _print_lines(running, console)
 
 
 def _progress(running: Running) -> RenderableType:
@@ -48,16 +54,30 @@ def _progress(running: Running) -> RenderableType:
     return Text(f"{running.plane.readiness().reason or 'loaded'} ({running.seconds:.1f} s)", style="dim")
 
 
-def _panel(running: Running) -> RenderableType:
-    from rich import box
+def _print_lines(running: Running, console: Console) -> None:
+    """Print the same where nobody's window ends: a line for each row, however long."""
+    print_table(_services(running), console)
+    console.print(_addresses(running), _state(running), soft_wrap=True, sep="")
+
+
+def _panel(running: Running, console: Console) -> RenderableType:
     from rich.console import Group
-    from rich.markup import escape
     from rich.panel import Panel
-    from rich.table import Table
     from rich.text import Text
 
+    table = fitted(_services(running), console)
+    content = Group(Text(table) if isinstance(table, str) else table, _addresses(running), _state(running))
+    is_ready = running.plane.readiness().ready
+    return Panel(content, title="ovms", title_align="left", border_style="green" if is_ready else "red")
+
+
+def _services(running: Running) -> Table:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for column in ("servable", "version", "state", "load time", "memory", ""):
+    for column in ("servable", "version", "state", "load time", "memory", "reason"):
         table.add_column(column, overflow="fold")
     registry = running.plane.registry
     for name, statuses in running.plane.statuses().items():
@@ -65,15 +85,27 @@ def _panel(running: Running) -> RenderableType:
             table.add_row(*_row(status))
         if not statuses:
             table.add_row(escape(name), "", "[red]NOT READY[/]", "", "", escape(registry.why_not(name)))
-    readiness = running.plane.readiness()
+    return table
+
+
+def _addresses(running: Running) -> Text:
+    from rich.text import Text
+
     where = Text()
     rows = [("gRPC", running.grpc), ("REST", running.rest)]
     rows += [("probes", list(running.probes))] if running.probes else []
     for protocol, addresses in rows:
         where.append(f"{protocol:5} {', '.join(addresses) or 'off'}\n")
+    return where
+
+
+def _state(running: Running) -> Text:
+    from rich.markup import escape
+    from rich.text import Text
+
+    readiness = running.plane.readiness()
     state = "[green]ready[/]" if readiness.ready else f"[red]not ready[/]: {escape(readiness.reason)};"
-    content = Group(table, where, Text.from_markup(f"{state} after {running.seconds:.2f} s"))
-    return Panel(content, title="ovms", title_align="left", border_style="green" if readiness.ready else "red")
+    return Text.from_markup(f"{state} after {running.seconds:.2f} s")
 
 
 def _row(status: VersionStatus) -> tuple[str, str, str, str, str, str]:

@@ -8,6 +8,7 @@ import typer
 
 from ovms_cli.console import EX_USAGE, ending_with, fail
 from ovms_cli.server_options import Ca, Cert, Key, Rest, Url, asking
+from ovms_cli.tables import JsonOption, Output, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -56,7 +57,13 @@ def stream(
             help="A request parameter: an integer, true, false, or text, which may stand in quotes: '\"5\"'.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each reply.")] = False,
+    output: Annotated[
+        Output,
+        typer.Option(
+            "--output", help="table: texts as they grow; json: a line for each reply; csv: a row for each output."
+        ),
+    ] = Output.TABLE,
+    as_json: JsonOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Print each output with its timestamp, and the times at the end.")
     ] = False,
@@ -85,10 +92,12 @@ def stream(
                 asked = read_lines(requests, names)
             else:
                 asked = iter([one_request(given or [], names, timestamp, parameter or [])])
-        _show(client.stream(model, asked), as_json=as_json, verbose=verbose, live=not are_typed(requests))
+        _show(
+            client.stream(model, asked), chosen(output, as_json=as_json), verbose=verbose, live=not are_typed(requests)
+        )
 
 
-def _show(replies: Generator[StreamReply], *, as_json: bool, verbose: bool, live: bool) -> None:
+def _show(replies: Generator[StreamReply], form: Output, *, verbose: bool, live: bool) -> None:
     """Show a stream; one that failed, or a request of which did, ends the command with 1."""
     from ovms_cli.stream_show import show
     from ovms_cli.stream_text import Seen, safe_for_terminals
@@ -97,7 +106,7 @@ def _show(replies: Generator[StreamReply], *, as_json: bool, verbose: bool, live
 
     seen = Seen()
     try:
-        show(replies, seen, as_json=as_json, verbose=verbose, live=live)
+        show(replies, seen, form, verbose=verbose, live=live)
     except Unreachable:
         raise
     except ServerError as error:

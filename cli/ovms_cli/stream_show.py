@@ -11,6 +11,7 @@ import typer
 from ovms_cli.console import broken_pipe_ends, note, stdout
 from ovms_cli.stream_live import show_live
 from ovms_cli.stream_text import TextReader, line_of, safe_for_terminals, text_of, values_of
+from ovms_cli.tables import Output, print_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 
-def show(replies: Generator[StreamReply], seen: Seen, *, as_json: bool, verbose: bool, live: bool) -> None:
+def show(replies: Generator[StreamReply], seen: Seen, form: Output, *, verbose: bool, live: bool) -> None:
     """Show replies as they come; ``live`` lets texts be redrawn as they grow, on a terminal that can.
 
     Whatever ends this early closes the stream, which cancels it on the server; so does whoever reads the text no more.
@@ -31,15 +32,15 @@ def show(replies: Generator[StreamReply], seen: Seen, *, as_json: bool, verbose:
     """
     try:
         with broken_pipe_ends(), closing(replies):
-            _choose(as_json=as_json, verbose=verbose, live=live)(replies, seen)
+            _choose(form, verbose=verbose, live=live)(replies, seen)
     finally:
         if verbose:
             note(seen.summary())
 
 
-def _choose(*, as_json: bool, verbose: bool, live: bool) -> Callable[[Iterator[StreamReply], Seen], None]:
-    if as_json:
-        return _print_json
+def _choose(form: Output, *, verbose: bool, live: bool) -> Callable[[Iterator[StreamReply], Seen], None]:
+    if form is not Output.TABLE:
+        return _print_json if form is Output.JSON else _print_rows
     if verbose:
         return _print_lines
     return show_live if live and stdout().is_terminal and not stdout().is_dumb_terminal else _print_text
@@ -57,6 +58,17 @@ def _print_json(replies: Iterator[StreamReply], seen: Seen) -> None:
             text = text_of(output)
             document.setdefault("outputs", {})[output.name] = values_of(output) if text is None else text
         typer.echo(json.dumps(document))
+
+
+def _print_rows(replies: Iterator[StreamReply], seen: Seen) -> None:
+    print_csv([("timestamp", "output", "value")])
+    texts = TextReader()
+    for reply in replies:
+        seen.note(reply)
+        for output in reply.outputs:
+            text = texts.read(output)
+            value = json.dumps(values_of(output)) if text is None else text
+            print_csv([("" if reply.timestamp is None else reply.timestamp, output.name, value)])
 
 
 def _print_lines(replies: Iterator[StreamReply], seen: Seen) -> None:

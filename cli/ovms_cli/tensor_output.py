@@ -11,15 +11,20 @@ import typer
 
 from ovms_cli.console import data_table, stderr
 from ovms_cli.problems import safe
-from ovms_cli.tables import print_table
+from ovms_cli.tables import Output, print_csv, print_table
 from ovmstrio.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ovmstrio.core.tensor import Array
 
-__all__ = ["as_json", "check_target", "plain", "write_outputs"]
+__all__ = ["FILES", "FORMS", "as_json", "check_target", "plain", "write_outputs"]
+
+FORMS: Final = tuple(Output)
+"""How outputs are printed."""
+FILES: Final = (".npy", ".npz", ".json")
+"""What files they are saved in."""
 
 _NOT_NUMBERS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _SHOWN: Final = 8
@@ -32,10 +37,12 @@ def check_target(target: str) -> None:
     """Refuse a target before anything is called.
 
     Raises:
-        InvalidRequest: it is neither ``table`` nor ``json`` nor a file of a known kind.
+        InvalidRequest: it is neither a form nor a file of a known kind.
     """
-    if target not in {"table", "json"} and Path(target).suffix not in {".npy", ".npz", ".json"}:
-        raise InvalidRequest(f"--output: expected table, json, or a file ending in .npy, .npz or .json, got {target!r}")
+    if target not in FORMS and Path(target).suffix not in FILES:
+        raise InvalidRequest(
+            f"--output: expected {', '.join(FORMS)}, or a file ending in .npy, .npz or .json, got {target!r}"
+        )
 
 
 def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
@@ -52,6 +59,9 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
         # Not through rich, which takes minutes over a million numbers.
         typer.echo(json.dumps(as_json(outputs)))
         return
+    if target == "csv":
+        print_csv(_rows(outputs))
+        return
     path = Path(target)
     if path.suffix == ".npz":
         arrays: dict[str, Any] = {name: _savable(array) for name, array in outputs.items()}
@@ -63,6 +73,14 @@ def write_outputs(outputs: Mapping[str, Array], target: str) -> None:
             raise InvalidRequest(f"{path}: the model gave {', '.join(outputs)}; save several outputs as .npz")
         np.save(path, _savable(next(iter(outputs.values()))))
     stderr().print(f"saved {path}", highlight=False)
+
+
+def _rows(outputs: Mapping[str, Array]) -> Iterator[tuple[object, ...]]:
+    """Give a row for each value: its output, its place there and the value."""
+    yield "output", "index", "value"
+    for name, array in outputs.items():
+        for index, value in zip(np.ndindex(array.shape), plain(array.reshape(-1)), strict=True):
+            yield name, " ".join(map(str, index)), value
 
 
 def _savable(array: Array) -> Array:

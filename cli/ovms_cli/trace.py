@@ -10,6 +10,7 @@ import typer
 from ovms_cli.console import ending_with, stdout
 from ovms_cli.exits import EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
 from ovms_cli.server_options import Timeout
+from ovms_cli.tables import JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,11 @@ def trace(
     ] = ".",
     *,
     once: Annotated[bool, typer.Option("--once", help="Show the figures of now, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, a line each time.")] = False,
+    output: Annotated[
+        Output,
+        typer.Option("--output", help="How to show it; json: a line each time, csv: rows for the stages of each Op."),
+    ] = Output.TABLE,
+    as_json: JsonOption = False,
     interval: Annotated[float, typer.Option("--interval", min=0.05, max=3600, help="Seconds between looks.")] = 1.0,
     timeout: Timeout = 5.0,
 ) -> None:
@@ -42,26 +47,29 @@ def trace(
 
     try:
         with ending_with(EX_USAGE, NoTarget), ending_with(1, NoFigures), ending_with(EX_UNREACHABLE, NoServer):
-            trio.run(_watch, find_url(target), timeout, None if once else interval, as_json)
+            trio.run(_watch, find_url(target), timeout, None if once else interval, chosen(output, as_json=as_json))
     except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None
 
 
-async def _watch(url: str, patience: float, interval: float | None, as_json: bool) -> None:
+async def _watch(url: str, patience: float, interval: float | None, form: Output) -> None:
     """Show the figures again and again, once if there is no interval; owns a client, may be cancelled at any time."""
     from rich.live import Live
 
-    from ovms_cli.trace_figures import draw, open_source
+    from ovms_cli.trace_figures import HEADER, draw, open_source, print_figures, rows
 
     async with open_source(url, patience) as read:
-        if as_json:
+        console = stdout()
+        if form is Output.JSON:
             await _repeat(read, lambda figures: typer.echo(json.dumps(figures)), interval)
-        elif interval is None:
-            stdout().print(draw(await read(), stdout().width))
+        elif form is Output.CSV:
+            print_csv([HEADER])
+            await _repeat(read, lambda figures: print_csv(rows(figures)), interval)
+        elif interval is None or not console.is_terminal:
+            await _repeat(read, print_figures, interval)
         else:
-            screen = stdout().is_terminal
-            with Live(console=stdout(), auto_refresh=False, screen=screen, vertical_overflow="crop") as live:
-                await _repeat(read, lambda figures: live.update(draw(figures, stdout().width), refresh=True), interval)
+            with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+                await _repeat(read, lambda figures: live.update(draw(figures, console), refresh=True), interval)
 
 
 async def _repeat(read: Any, show: Callable[[dict[str, Any]], None], interval: float | None) -> None:

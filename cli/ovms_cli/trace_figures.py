@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import typer
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from ovms_cli.console import stdout
 from ovms_cli.stream_text import safe_for_terminals
+from ovms_cli.tables import fitted, print_table
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.ops.config.pipeline_file import examine_pipeline_config
 
-__all__ = ["NoFigures", "NoServer", "NoTarget", "draw", "find_url", "open_source"]
+__all__ = ["HEADER", "NoFigures", "NoServer", "NoTarget", "draw", "find_url", "open_source", "print_figures", "rows"]
 
 _TRACE_PATH: Final = "/trace"
 _DEFAULT_NAME: Final = "config.yml"
@@ -26,6 +29,9 @@ _SHOWN: Final = (_PERCENTS, ("50", "99"), ("50",))
 """Which percentiles of stages are shown, the first of these for which there is room."""
 _ANY_WIDTH: Final = 10_000
 _BAR: Final = 10
+
+HEADER: Final = ("op", "stage", "samples", *(f"p{percent}_ms" for percent in _PERCENTS), "idle", "died")
+"""The columns of :func:`rows`."""
 
 
 class NoTarget(Exception):
@@ -104,12 +110,32 @@ def _figures(answer: httpx.Response, url: str) -> dict[str, Any]:
     return figures
 
 
-def draw(figures: Mapping[str, Any], width: int) -> Group:
-    """Draw requests, Ops and channels, one below the other, for a terminal of so many columns."""
+def draw(figures: Mapping[str, Any], console: Console) -> Group:
+    """Draw requests, Ops and channels, one below the other, for a terminal."""
     ruler = Console(width=_ANY_WIDTH)
     tables = [_ops(figures["ops"], percents) for percents in _SHOWN]
-    fitting = next((table for table in tables if ruler.measure(table).maximum <= width), tables[-1])
-    return Group(_summary(figures), fitting, _channels(figures["channels"]))
+    fitting = next((table for table in tables if ruler.measure(table).maximum <= console.width), tables[-1])
+    drawn = (fitted(table, console) for table in (fitting, _channels(figures["channels"])))
+    return Group(_summary(figures), *(Text(one) if isinstance(one, str) else one for one in drawn))
+
+
+def print_figures(figures: Mapping[str, Any]) -> None:
+    """Print the same once; in a pipe a line for each row, with all that is known."""
+    console = stdout()
+    if console.is_terminal:
+        console.print(draw(figures, console))
+        return
+    typer.echo(_summary(figures).plain)
+    for table in (_ops(figures["ops"], _PERCENTS), _channels(figures["channels"])):
+        print_table(table)
+
+
+def rows(figures: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    """Give a row for each stage of each Op; :data:`HEADER` names the columns."""
+    for name, op in figures["ops"].items():
+        for stage in _STAGES:
+            times = op["stages"][stage]
+            yield name, stage, times["count"], *(times[percent] for percent in _PERCENTS), op["idle"], op["deaths"]
 
 
 def _summary(figures: Mapping[str, Any]) -> Text:

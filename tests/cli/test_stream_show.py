@@ -11,6 +11,7 @@ from rich.console import Console
 from ovms_cli import console, stream_live
 from ovms_cli.stream_show import show
 from ovms_cli.stream_text import Seen
+from ovms_cli.tables import Output
 from ovmstrio.client.streaming import StreamOutput, StreamReply
 from ovmstrio.core.errors import GraphFailure
 
@@ -39,14 +40,14 @@ def test_outputs_that_take_turns_begin_lines(capsys: pytest.CaptureFixture[str])
     """One text goes on; another has its name before it; numbers have a line; what is empty is nothing."""
     number = (5).to_bytes(8, "little")
     replies = outputs((WORD, b"a "), (WORD, b"b"), (MORE, b""), (MORE, b"c\n"), (NUMBERS, number), (WORD, b"d"))
-    show(replies, Seen(), as_json=False, verbose=False, live=True)
+    show(replies, Seen(), Output.TABLE, verbose=False, live=True)
     assert capsys.readouterr().out == "a b\nmore: c\nnumbers: INT64 [1] 5\nword: d\n"
 
 
 def test_verbose_lines_have_timestamps(capsys: pytest.CaptureFixture[str]) -> None:
     """A text stays on its line, and no terminal obeys it; the figures are told apart from the answer."""
     seen = Seen()
-    show(outputs((WORD, b"a\nb"), (WORD, b"\x1b[2J")), seen, as_json=False, verbose=True, live=True)
+    show(outputs((WORD, b"a\nb"), (WORD, b"\x1b[2J")), seen, Output.TABLE, verbose=True, live=True)
     told = capsys.readouterr()
     assert told.out == "1  word  a\\nb\n2  word  \u241b[2J\n"
     assert told.err.startswith("first output after")
@@ -57,7 +58,7 @@ def test_problems_are_told_and_kept_apart_from_answers(capsys: pytest.CaptureFix
     """In JSON they are a reply like others; they count as no output."""
     seen = Seen()
     replies = (reply for reply in [StreamReply(error="bad [timestamp]"), *outputs((WORD, b"a"))])
-    show(replies, seen, as_json=True, verbose=False, live=True)
+    show(replies, seen, Output.JSON, verbose=False, live=True)
     told = capsys.readouterr()
     assert [json.loads(line) for line in told.out.splitlines()] == [
         {"error": "bad [timestamp]"},
@@ -79,7 +80,7 @@ def test_a_stream_that_fails_is_closed_and_ends_its_line(capsys: pytest.CaptureF
             closed.append(True)
 
     with pytest.raises(GraphFailure, match="why"):
-        show(failing(), Seen(), as_json=False, verbose=False, live=True)
+        show(failing(), Seen(), Output.TABLE, verbose=False, live=True)
     assert (capsys.readouterr().out, closed) == ("so far\n", [True])
 
 

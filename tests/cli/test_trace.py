@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -63,7 +65,7 @@ def server() -> Iterator[int]:
 def _drawn(width: int = 160) -> str:
     console = Console(width=width, record=True, file=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(draw(_figures(), width))
+        console.print(draw(_figures(), console))
     return captured.get()
 
 
@@ -90,6 +92,31 @@ def test_narrow_terminals(width: int, heading: str, midp: str) -> None:
     assert f" {midp}  " in next(line for line in lines if line.startswith("det"))
     assert sum("rec" in line for line in lines) == 2
     assert not any("…" in line for line in lines)
+
+
+def test_a_very_narrow_terminal_has_a_block_for_each_op_and_channel() -> None:
+    """With every name whole, as other tables there."""
+    lines = [line.rstrip() for line in _drawn(40).splitlines()]
+    assert max(map(len, lines)) <= 40
+    assert [line.split() for line in lines if line.startswith(("Channel", "from", "to"))][:3] == [
+        ["Channel", "chl0"],
+        ["from", "@DAGExecutor"],
+        ["to", "det"],
+    ]
+    assert ["midp", "12"] in [line.split() for line in lines]
+
+
+def test_what_goes_into_a_pipe_has_a_line_for_each_row(server: int) -> None:
+    """With all percentiles, however long; and as CSV a row for each stage."""
+    runner = CliRunner()
+    target = ["trace", f"127.0.0.1:{server}", "--once"]
+    lines = runner.invoke(app, target).output.splitlines()
+    assert next(line for line in lines if line.startswith("det")).split("  ")[0] == "det"
+    assert any(line.startswith("det") and "12 / 16 / 16" in line for line in lines)
+    rows = list(csv.DictReader(io.StringIO(runner.invoke(app, [*target, "--output", "csv"]).output)))
+    (midp,) = (row for row in rows if (row["op"], row["stage"]) == ("det", "midp"))
+    assert float(midp["p50_ms"]) == pytest.approx(12)
+    assert (midp["samples"], midp["died"]) == ("4", "1")
 
 
 def test_once(server: int) -> None:
