@@ -56,6 +56,7 @@ def check(
     if not config.exists():
         fail(f"{config}: no such file or directory; give {_WANTED}")
     configure_logs(level="ERROR")
+    _leave_out_what_is_reported()
     let_scripts_import()
     # What code of users prints is none of the answer.
     with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
@@ -70,6 +71,18 @@ def check(
     else:
         _show(report)
     raise typer.Exit(1 if report.errors else 0)
+
+
+def _leave_out_what_is_reported() -> None:
+    """Have the log tell of failed loads only where there is a traceback, which the report has not."""
+    import logging
+
+    def adds_something(record: logging.LogRecord) -> bool:
+        has_traceback = isinstance(record.msg, dict) and bool(record.msg.get("exc_info"))
+        return has_traceback or not record.name.startswith("ovmstrio.registry")
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(adds_something)
 
 
 def _print_json(report: CheckReport) -> None:

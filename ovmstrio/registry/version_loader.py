@@ -169,7 +169,6 @@ def _log_failure(record: VersionRecord, spec: ServableSpec, error: Exception, pr
         kind=spec.kind,
         name=record.name,
         version=record.version,
-        reason=describe(error),
         problems=[str(problem) for problem in problems],
         old_serves=record.instance is not None,
         exc_info=None if isinstance(error, ServerError) else error,

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from ovms_cli import check
 from tests.support import ir
+from tests.support.graphs import graph_text, python_node
 
 Run = Callable[..., Result]
 
@@ -191,3 +192,19 @@ def test_a_misspelt_calculator_is_told_together_with_its_wrong_options(run: Run,
     suggestions = [each["suggestion"] for each in json_of(result)]
     assert "did you mean 'PythonExecutorCalculator'?" in suggestions
     assert "did you mean 'handler_path'?" in suggestions
+
+
+def test_what_is_reported_is_not_logged_as_well(run: Run, tmp_path: Path) -> None:
+    """A failed load is told once; the log adds the traceback of a user's code, which the report has not."""
+    folder = tmp_path / "raising"
+    folder.mkdir()
+    (folder / "graph.pbtxt").write_text(graph_text(python_node("node.py")))
+    (folder / "node.py").write_text(
+        "class OvmsPythonModel:\n    def initialize(self, kwargs):\n        raise RuntimeError('no luck')\n"
+        "    def execute(self, inputs):\n        return []\n"
+    )
+    result = run("raising")
+    assert result.exit_code == 1
+    assert result.stdout.count("RuntimeError: no luck") == 1
+    assert "in initialize" in result.stderr
+    assert "load failed" not in result.stderr
