@@ -7,7 +7,7 @@ import sys
 
 _LOOK = """
 import sys, threading
-import ovmstrio.openvino.runtime, ovmstrio.openvino.convert
+import ovmstrio.openvino.runtime, ovmstrio.openvino.conversion
 print(threading.active_count(), [name for name in sys.modules if name.startswith("openvino_telemetry.")])
 """
 
