@@ -31,6 +31,7 @@ from ovms_cli import (
     trace,
 )
 from ovms_cli.console import EX_INTERRUPTED, EX_USAGE
+from ovms_cli.ovms_lines import Commands
 from ovmstrio.server.collector import collect_rarely
 
 __all__ = ["app", "main"]
@@ -42,6 +43,7 @@ def _spell_with_underscores(name: str) -> str:
 
 app = typer.Typer(
     name="ovms",
+    cls=Commands,
     help="Serve OpenVINO models and the Python code around them.",
     no_args_is_help=True,
     rich_markup_mode="rich",

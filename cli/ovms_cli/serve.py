@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ovms_cli.console import stderr
+from ovms_cli.ovms_lines import ServeCommand
 from ovms_cli.script import let_scripts_import
 from ovms_cli.serve_project import run_project
 from ovms_cli.serve_service import run_pipeline_service
@@ -32,7 +33,7 @@ embedded samples. The first Ctrl-C or SIGTERM drains, the second stops at once. 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("serve", help=HELP)(_command())
+    app.command("serve", cls=ServeCommand, help=HELP)(_command())
 
 
 def _command() -> Callable[..., None]:

@@ -202,7 +202,8 @@ _NO_AUTO: Final = "Dynamic shape and dynamic batch size are not supported for st
 
 _MAX_NIREQ: Final = 100_000
 _MAX_SEQUENCES: Final = 2**32 - 1
-_REMOTE: Final = ("s3://", "gs://", "az://", "azfs://")
+_REMOTE: Final = ("s3:/", "gs:/", "az:/", "azfs:/")
+"""With one slash: what comes as a path has lost the other."""
 
 
 def read_model_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -251,7 +252,8 @@ def check_local_path(path: str) -> list[Problem]:
     """Check that a path can be one of this machine's."""
     problem = Problem("the path cannot be used", path="base_path", expected="a local path", found=shown(path))
     if path.startswith(_REMOTE):
-        return [replace(problem, message="remote storage is not served by this version")]
+        message, way_out = "remote storage is not served by this version", "copy it here, or mount the storage"
+        return [replace(problem, message=message, suggestion=way_out)]
     return [replace(problem, expected="a path without the character NUL")] if "\0" in path else []
 
 

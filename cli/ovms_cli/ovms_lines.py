@@ -1,0 +1,67 @@
+"""Command lines as OpenVINO Model Server has them: without a command, flags with values, options not served here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from typer.core import TyperCommand, TyperGroup
+
+from ovms_cli.console import EX_USAGE, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+__all__ = ["Commands", "ServeCommand"]
+
+
+_VALUES: Final = {"true": True, "false": False}
+
+
+class Commands(TyperGroup):
+    """The commands; options of a server in place of one mean ``serve``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put ``serve`` before arguments that begin with an option of a server."""
+        return super().parse_args(ctx, ["serve", *args] if _begin_like_ovms(args) else args)
+
+
+class ServeCommand(TyperCommand):
+    """``serve``, which tells of OVMS's options that are not served what to do in their place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse such options, all at once, and take flags with values, as in ``--metrics_enable=true``."""
+        from ovmstrio.server.ovms_options import refused_options
+
+        refused = refused_options(args)
+        if refused:
+            fail("\n       ".join(refused), EX_USAGE)
+        flags = {str(each.name) for each in self.params if getattr(each, "is_flag", False)}
+        return super().parse_args(ctx, _spell_flags(args, flags))
+
+
+def _spell_flags(arguments: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Write flags with values, attached or behind them, as they are without: ``--name`` or ``--no_name``."""
+    spelt: list[str] = []
+    for argument in arguments:
+        option, _, value = argument.partition("=")
+        if argument in _VALUES and spelt and _name(spelt[-1]) in flags:
+            option, value = spelt.pop(), argument
+        if value in _VALUES and _name(option) in flags:
+            spelt.append(option if _VALUES[value] else f"--no_{_name(option)}")
+        else:
+            spelt.append(argument)
+    return spelt
+
+
+def _name(option: str) -> str:
+    return option[2:].replace("-", "_") if option.startswith("--") else ""
+
+
+def _begin_like_ovms(arguments: Sequence[str]) -> bool:
+    if not arguments or not arguments[0].startswith("--"):
+        return False
+    from ovmstrio.server.ovms_options import WAYS_OUT
+    from ovmstrio.server.settings import ServerSettings
+
+    name = _name(arguments[0].partition("=")[0])
+    return name in WAYS_OUT or name in ServerSettings.model_fields
