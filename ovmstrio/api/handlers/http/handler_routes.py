@@ -167,6 +167,13 @@ class HandlerRoutes:
             made = made.with_headers(((_REQUEST_ID, request_id),))
         return self._logged(request, made, request_id)
 
+    def _refusal(self, error: ServerError | HTTPError, *, as_json: bool) -> HttpAnswer:
+        if isinstance(error, HTTPError):
+            return error_answer(error, 0, as_json=as_json)
+        status = status_of(error).http
+        answer = error_answer(error, status, shows_details=self._shows_details, as_json=as_json)
+        return answer.with_headers(retry_after(error))
+
     def _logged(self, request: HttpRequest, answer: HttpAnswer, request_id: str = "") -> HttpAnswer:
         if self._logs_access:
             log_access(request.client, request.method, request.target, answer.status, request_id)
@@ -193,8 +200,7 @@ class HandlerRoutes:
         try:
             answer = await self._handler.answer(method.name, request)
         except (ServerError, HTTPError) as error:
-            status = status_of(error).http if isinstance(error, ServerError) else 0
-            answer = error_answer(error, status, shows_details=self._shows_details, as_json=as_json)
+            answer = self._refusal(error, as_json=as_json)
         except Exception:  # the border of one request
             log.exception("request failed", method=method.name)
             answer = plain_error(500, HIDDEN, as_json=as_json)

@@ -94,13 +94,19 @@ class ServedHandler:
 
 @asynccontextmanager
 async def serving_handler(
-    folder: Path, code: str, *, shows_details: bool = False, max_body_bytes: int = 64 * 2**20, **keys: Any
+    folder: Path,
+    code: str,
+    *,
+    shows_details: bool = False,
+    max_body_bytes: int = 64 * 2**20,
+    queue_timeout: float = 0,
+    **keys: Any,
 ) -> AsyncIterator[ServedHandler]:
     """Serve a handler with this code; ``keys`` are those of its ``nucleus.yaml``."""
     project = make_project(folder, code, **keys)
     spec = HandlerSpec(name=project.name, base_path=project.directory, path=project.file)
     limit = WatchedLimit(project.max_concurrency)
-    async with open_clients(project) as models, open_handler(project) as handler:
+    async with open_clients(project) as models, open_handler(project, queue_timeout=queue_timeout) as handler:
         servable = HandlerServable(project.name, handler, limit, None, models)
         servable.gone()
         async with open_plane_of(spec, servable, lambda: "") as plane, trio.open_nursery() as nursery:

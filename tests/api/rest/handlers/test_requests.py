@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from tests.api.rest.handlers.servers import PATIENCE_SECONDS, ServedHandler, serving_handler
+from tests.support.threads import until
 
 lanes = pytest.mark.parametrize("fast", [True, False], ids=["fast", "application"])
 
@@ -174,6 +176,18 @@ async def test_callbacks_wait_for_all_of_the_answer(tmp_path: Path, fast: bool) 
             await trio.testing.wait_all_tasks_blocked(0.05)
             assert not served.instance.done.is_set()
         assert await trio.to_thread.run_sync(served.instance.done.wait, PATIENCE_SECONDS)
+
+
+@lanes
+async def test_a_call_that_got_no_thread_is_told_when_to_try_again(tmp_path: Path, fast: bool) -> None:
+    """As any that is refused because too much is to do."""
+    options: dict[str, Any] = {"threads_per_process": 1, "queue_timeout": 0.01}
+    async with serving_handler(tmp_path, WAITING, **options) as served, trio.open_nursery() as nursery:
+        nursery.start_soon(_ask, served, b"wait", fast)
+        await until(lambda: served.instance.calls == ["wait"])
+        answer = await served.ask(content=b"second", headers=TEXT, fast=fast)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        served.instance.go.set()
 
 
 @lanes
