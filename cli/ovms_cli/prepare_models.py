@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.openvino.conversion import Conversion, Converted
     from ovmstrio.openvino.conversion.sources import FoundModel
+
+    Outcome: TypeAlias = Converted | Path | Exception
+    """What came of a model: the folder where it was before stands for what was left as it is."""
 
 __all__ = ["next_steps", "prepare_models"]
 
@@ -84,42 +87,58 @@ def _prepare_several(
     force: bool,
     form: Output,
 ) -> None:
-    from ovmstrio.core.errors import ServerError
+    from ovmstrio.core.errors import AlreadyExists, ServerError
     from ovmstrio.openvino.conversion import convert
 
-    outcomes: dict[FoundModel, Converted | Exception] = {}
+    outcomes: dict[FoundModel, Outcome] = {}
     for model in found:
         with stderr().status(f"converting {model.path} ..."):
             try:
                 outcomes[model] = convert(model.path, repository, model.name, version, wanted=wanted, force=force)
+            except AlreadyExists:
+                outcomes[model] = repository / model.name / str(version)
             except (ServerError, OSError) as error:
                 outcomes[model] = error
-    converted = {each.name: made for each, made in outcomes.items() if not isinstance(made, Exception)}
-    config = _write_config(folder, repository, converted)
+    config = _write_config(folder, repository, {each.name: outcomes[each] for each in found})
     facts = [{"name": each.name, "source": str(each.path), **_outcome(outcomes[each])} for each in found]
     show_data(_models(folder, outcomes), {"models": facts, "config": config and str(config)}, form)
     if form is not Output.JSON:
         _show_failures(outcomes)
     if form is Output.TABLE and config:
         next_steps(f"ovms serve --config_path {config}")
-    if len(converted) < len(found):
+    if any(isinstance(outcome, Exception) for outcome in outcomes.values()):
         raise typer.Exit(EX_FAILED)
 
 
-def _write_config(folder: Path, repository: Path, converted: Mapping[str, Converted]) -> Path | None:
-    """Write a configuration that serves all models of a folder, called like it."""
-    if not converted:
-        return None
+def _write_config(folder: Path, repository: Path, outcomes: Mapping[str, Outcome]) -> Path | None:
+    """Write a configuration, called like the folder, that serves all its models which were prepared now or before."""
     path = repository / f"{folder.resolve().name}.json"
-    entries = [
-        {"config": {"name": name, "base_path": name, **({"stateful": True} if made.state else {})}}
-        for name, made in converted.items()
-    ]
-    path.write_text(json.dumps({"model_config_list": entries}, indent=2) + "\n", encoding="utf-8")
+    before = _entries(path)
+    entries = {}
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, Path):
+            entries[name] = before.get(name, {"name": name, "base_path": name})
+        elif not isinstance(outcome, Exception):
+            entries[name] = {"name": name, "base_path": name, **({"stateful": True} if outcome.state else {})}
+    if not entries:
+        return None
+    listed = [{"config": entry} for entry in entries.values()]
+    path.write_text(json.dumps({"model_config_list": listed}, indent=2) + "\n", encoding="utf-8")
     return path
 
 
-def _outcome(outcome: Converted | Exception) -> dict[str, Any]:
+def _entries(config: Path) -> dict[str, Any]:
+    """Read what an earlier run has written, nothing where that is not what is there."""
+    try:
+        listed = json.loads(config.read_text(encoding="utf-8"))["model_config_list"]
+        return {each["config"]["name"]: each["config"] for each in listed}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    if isinstance(outcome, Path):
+        return {"directory": str(outcome), "is_there_already": True}
     return {"error": str(outcome)} if isinstance(outcome, Exception) else _facts(outcome)
 
 
@@ -161,7 +180,7 @@ def _show(converted: Converted, name: str) -> None:
     next_steps(serve, *infer)
 
 
-def _models(folder: Path, outcomes: Mapping[FoundModel, Converted | Exception]) -> Table:
+def _models(folder: Path, outcomes: Mapping[FoundModel, Outcome]) -> Table:
     from rich.table import Table
 
     columns = ("model", "from", "framework", "inputs", "outputs", "result")
@@ -170,13 +189,17 @@ def _models(folder: Path, outcomes: Mapping[FoundModel, Converted | Exception]) 
         begin = [f"[bold cyan]{safe(model.name)}[/]", safe(str(model.path.relative_to(folder)))]
         if isinstance(outcome, Exception):
             table.add_row(*begin, "", "", "", "[red]failed[/]")
+        elif isinstance(outcome, Path):
+            table.add_row(*begin, "", "", "", f"[green]is there already[/] {safe(str(outcome))}")
         else:
             sides = ["\n".join(_told(spec) for spec in side) for side in (outcome.inputs, outcome.outputs)]
             table.add_row(*begin, outcome.framework, *sides, f"[green]prepared[/] {safe(str(outcome.directory))}")
     return table
 
 
-def _show_failures(outcomes: Mapping[FoundModel, Converted | Exception]) -> None:
+def _show_failures(outcomes: Mapping[FoundModel, Outcome]) -> None:
+    if any(isinstance(outcome, Path) for outcome in outcomes.values()):
+        note("what is there already was left as it is; --force replaces it")
     for error in (outcome for outcome in outcomes.values() if isinstance(outcome, Exception)):
         stderr().print(f"[bold red]error:[/] {safe(str(error))}", highlight=False, soft_wrap=True)
 

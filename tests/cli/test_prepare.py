@@ -162,6 +162,22 @@ def test_one_bad_model_of_a_folder_holds_up_no_other(run: Run, zoo: Path, tmp_pa
     }
 
 
+def test_a_second_time_prepares_what_is_new_in_a_folder(run: Run, zoo: Path, tmp_path: Path) -> None:
+    """What is there is left as it is, and stays in the configuration with what a user has made of its entry."""
+    assert run("zoo").exit_code == 0
+    config = tmp_path / "models" / "zoo.json"
+    config.write_text(config.read_text().replace('"base_path": "relu"', '"base_path": "relu", "nireq": 3'))
+    (zoo / "tanh.onnx").write_bytes(onnx_file("Tanh"))
+    result = run("zoo")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^relu +relu\.onnx +is there already models/relu/1$", result.stdout, re.MULTILINE)
+    assert re.search(r"^tanh .* prepared models/tanh/1$", result.stdout, re.MULTILINE)
+    assert "left as it is; --force replaces it" in result.stderr
+    entries = [entry["config"] for entry in json.loads(config.read_text())["model_config_list"]]
+    assert [entry["name"] for entry in entries] == ["relu", "tanh", "adder", "fc"]
+    assert entries[0]["nireq"] == 3
+
+
 @pytest.mark.parametrize(
     "options", [("--name", "a"), ("--input", "x=[1,4]"), ("--quantize", "int8", "--calibration", ".")]
 )
