@@ -33,7 +33,8 @@ pytestmark = pytest.mark.e2e
 
 STOPS = int(os.environ.get("OVMSTRIO_STOPS", "160"))
 PROJECT_STOPS = STOPS // 8
-TLS_STOPS = STOPS // 4
+TLS_STOPS = STOPS // 6
+TLS_PROJECT_STOPS = PROJECT_STOPS // 3
 AT_ONCE = 2
 START_SECONDS = 60
 LONGEST_STOP_SECONDS = 10
@@ -126,35 +127,35 @@ class _Server:
 
 
 @dataclass(frozen=True)
-class _Setup:
-    """What is served, and whether the server shows a certificate: the file of that, and who vouches for it."""
+class _Tls:
+    """A server's certificate, with its key in one file, and who vouches for it (PEM); empty for a server without."""
 
-    config: Path
-    certificate: Path | None = None
+    options: tuple[str, ...] = ()
     authority: bytes = b""
 
     @classmethod
-    def encrypted(cls, folder: Path) -> _Setup:
-        """Make a certificate for a server of every kind."""
+    def made_in(cls, folder: Path) -> _Tls:
+        """Make one."""
         authority = trustme.CA()
-        certificate = folder / "server.pem"
-        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
-        return cls(write_all_kinds(folder), certificate, authority.cert_pem.bytes())
+        file = folder / "server.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(file)
+        return cls(("--tls_cert", str(file), "--tls_key", str(file)), authority.cert_pem.bytes())
+
+
+_PLAIN = _Tls()
 
 
 @contextmanager
-def _serving(setup: _Setup, log: Path) -> Iterator[_Server]:
+def _serving(config: Path, tls: _Tls, log: Path) -> Iterator[_Server]:
     from tests.support.served_command import run_command
 
     grpc, rest = free_ports(2)
-    options = ["serve", "--config_path", str(setup.config), "--port", str(grpc), "--rest_port", str(rest)]
+    options = ["serve", "--config_path", str(config), *tls.options, "--port", str(grpc), "--rest_port", str(rest)]
     options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
-    if setup.certificate is not None:
-        options += ["--tls_cert", str(setup.certificate), "--tls_key", str(setup.certificate)]
     process = CONTEXT.Process(target=run_command, args=(options, str(log)))
     process.start()
     try:
-        server = _Server(process, Target(rest, grpc, HTTP_REQUESTS, CALLS, setup.authority), log)
+        server = _Server(process, Target(rest, grpc, HTTP_REQUESTS, CALLS, tls.authority), log)
         server.wait_ready()
         yield server
     finally:
@@ -187,10 +188,10 @@ class _Verdict:
         assert self.answered > stops * 5
 
 
-def _stop_all_kinds(setup: _Setup, folder: Path, seed: int, verdict: _Verdict) -> None:
+def _stop_all_kinds(config: Path, tls: _Tls, folder: Path, seed: int, verdict: _Verdict) -> None:
     chance = random.Random(seed)
     number = SIGNALS[seed % 2]
-    with _serving(setup, folder / f"{seed}.log") as server:
+    with _serving(config, tls, folder / f"{seed}.log") as server:
         work = Workload(server.target, seed)
         work.start()
         threading.Event().wait(0.1 + chance.random() * 0.4)
@@ -199,7 +200,8 @@ def _stop_all_kinds(setup: _Setup, folder: Path, seed: int, verdict: _Verdict) -
     verdict.add(work, seconds, f"{number.name} {seed}")
 
 
-def _stop_many(setup: _Setup, folder: Path, stops: int) -> None:
+def _stop_many(folder: Path, tls: _Tls, stops: int) -> None:
+    config = write_all_kinds(folder)
     verdict = _Verdict()
     seeds = iter(range(stops))
     lock = threading.Lock()
@@ -212,7 +214,7 @@ def _stop_many(setup: _Setup, folder: Path, stops: int) -> None:
             if seed is None:
                 return
             try:
-                _stop_all_kinds(setup, folder, seed, verdict)
+                _stop_all_kinds(config, tls, folder, seed, verdict)
             except BaseException as error:
                 failures.append(error)
                 raise
@@ -229,30 +231,31 @@ def _stop_many(setup: _Setup, folder: Path, stops: int) -> None:
 
 def test_a_stop_loses_nothing(tmp_path: Path) -> None:
     """Over HTTP/1.1 on connections that are kept, new or full of requests, over HTTP/2, and by grpcio; of all kinds."""
-    _stop_many(_Setup(write_all_kinds(tmp_path)), tmp_path, 4)
+    _stop_many(tmp_path, _PLAIN, 4)
 
 
 @pytest.mark.slow
 def test_many_stops_lose_nothing(tmp_path: Path) -> None:
     """As one does."""
-    _stop_many(_Setup(write_all_kinds(tmp_path)), tmp_path, STOPS)
+    _stop_many(tmp_path, _PLAIN, STOPS)
 
 
 def test_a_stop_loses_nothing_that_is_encrypted(tmp_path: Path) -> None:
     """Over TLS, of the same clients."""
-    _stop_many(_Setup.encrypted(tmp_path), tmp_path, 4)
+    _stop_many(tmp_path, _Tls.made_in(tmp_path), 4)
 
 
 @pytest.mark.slow
 def test_many_stops_lose_nothing_that_is_encrypted(tmp_path: Path) -> None:
     """As one does."""
-    _stop_many(_Setup.encrypted(tmp_path), tmp_path, TLS_STOPS)
+    _stop_many(tmp_path, _Tls.made_in(tmp_path), TLS_STOPS)
 
 
-def _stop_project(folder: Path, processes: int, seed: int, verdict: _Verdict) -> None:
+def _stop_project(folder: Path, tls: _Tls, processes: int, seed: int, verdict: _Verdict) -> None:
     project = write_project(folder / "project", HANDLER, processes=processes)
-    with serving_project(project) as server:
-        target = Target(int(server.address.rpartition(":")[2]), 0, (_request("/"), _request("/", "a"), _request("/v2")))
+    with serving_project(project, *tls.options) as server:
+        port, requests = int(server.address.rpartition(":")[2]), (_request("/"), _request("/", "a"), _request("/v2"))
+        target = Target(port, 0, requests, authority=tls.authority)
         work = Workload(target, seed)
         work.start()
         threading.Event().wait(0.3)
@@ -263,19 +266,23 @@ def _stop_project(folder: Path, processes: int, seed: int, verdict: _Verdict) ->
     verdict.add(work, time.monotonic() - began, f"{processes} processes {seed}")
 
 
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_stop_of_a_project_loses_nothing(tmp_path: Path, processes: int) -> None:
+def test_a_stop_of_a_project_loses_nothing(tmp_path: Path, processes: int, *, is_encrypted: bool) -> None:
     """In its own process, and in several that a parent gives connections to."""
+    tls = _Tls.made_in(tmp_path) if is_encrypted else _PLAIN
     verdict = _Verdict()
-    _stop_project(tmp_path, processes, 0, verdict)
+    _stop_project(tmp_path, tls, processes, 0, verdict)
     verdict.check(1)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_many_stops_of_a_project_lose_nothing(tmp_path: Path, processes: int) -> None:
+def test_many_stops_of_a_project_lose_nothing(tmp_path: Path, processes: int, *, is_encrypted: bool) -> None:
     """As one does."""
+    tls, stops = (_Tls.made_in(tmp_path), TLS_PROJECT_STOPS) if is_encrypted else (_PLAIN, PROJECT_STOPS)
     verdict = _Verdict()
-    for seed in range(PROJECT_STOPS):
-        _stop_project(tmp_path / str(seed), processes, seed, verdict)
-    verdict.check(PROJECT_STOPS)
+    for seed in range(stops):
+        _stop_project(tmp_path / str(seed), tls, processes, seed, verdict)
+    verdict.check(stops)
