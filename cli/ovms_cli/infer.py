@@ -107,8 +107,12 @@ def infer(
         _print_latencies(seconds)
 
 
+_NO_SEQUENCE: Final = "Sequence ID has not been provided"
+
+
 def _call(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any]) -> _Answer:
     from ovms_cli.tensor_files import is_typed
+    from ovmstrio.core.errors import ServerError
 
     # An encoded image is BYTES even where the input takes pixels.
     datatypes = {
@@ -116,7 +120,12 @@ def _call(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any]
         for tensor in known.inputs
         if is_typed(tensor) and not inputs[tensor.name].dtype.hasobject
     }
-    return client.infer(known.name, inputs, version=version, datatypes=datatypes), 1
+    try:
+        return client.infer(known.name, inputs, version=version, datatypes=datatypes), 1
+    except ServerError as error:
+        if _NO_SEQUENCE in error.message:
+            note(f"{known.name} serves sequences: ovms sequence run --model {known.name} streams data through one")
+        raise
 
 
 def _stream(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any], timeout: float) -> _Answer:

@@ -122,6 +122,8 @@ def _numbers(elements: Array, tensor: TensorInfo) -> Array:
     strangers = sorted({type(each).__name__ for each in plain} - {"bool", "int", "float"})
     if "list" in strangers:
         raise _refused(tensor, "got lists of differing lengths or depths")
+    if strangers == ["str"] and len(plain) > sum(isinstance(each, str) for each in plain):
+        raise _refused(tensor, "got texts and numbers together")
     if strangers:
         raise _refused(tensor, f"got JSON with values of type {', '.join(strangers)}")
     try:

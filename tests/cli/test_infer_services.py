@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ovmstrio_samples
+from tests.support import ir
 from tests.support.processes import OvmsProcess, environment, run_ovms, serving
 
 pytestmark = pytest.mark.e2e
@@ -29,8 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
         shutil.copytree(
             SAMPLES / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "PipelineServingLogs")
         )
+    sums = {"name": "sums", "base_path": str(ir.save(ir.accumulator(), root, "sums")), "stateful": True}
     config = {
-        "model_config_list": [],
+        "model_config_list": [{"config": sums}],
         "mediapipe_config_list": [{"name": name, "base_path": str(root / name)} for name in GRAPHS],
         "handler_config_list": [{"name": "iris", "path": str(root / "handler_iris")}],
         "op_pipeline_config_list": [{"name": "diamond", "path": str(root / "ops_diamond" / "config.yml")}],
@@ -92,13 +94,21 @@ def test_several_inputs_come_in_one_document(server: OvmsProcess) -> None:
     assert json.loads(done.stdout) == {"result": ["navy"]}, done.stderr
 
 
+@pytest.mark.parametrize("protocol", ["--grpc", "--rest"])
+def test_a_model_of_sequences_says_how_it_is_called(server: OvmsProcess, protocol: str) -> None:
+    """Its refusal has the server's words, and the command that it needs is told beside it."""
+    done = ask(server, protocol, "--model", "sums", "--input", "-", piped="[[1, 2]]")
+    assert (done.returncode, "Sequence ID has not been provided" in done.stderr) == (1, True)
+    assert "sums serves sequences: ovms sequence run --model sums" in done.stderr
+
+
 def test_all_that_is_wrong_with_a_graph_s_inputs_is_told(server: OvmsProcess) -> None:
     """Missing names and values without a type, each in one round."""
     done = ask(server, "--grpc", "--model", "labels_image", "--input", "-", piped='{"image": [1]}')
     assert (done.returncode, "missing: labels" in done.stderr) == (1, True)
     done = ask(server, "--grpc", "--model", "labels_image", "--input", "-", piped='{"image": [1, "a"], "labels": {}}')
     assert done.returncode == 1
-    assert 'input "image": expected numbers, truth values or texts, got JSON with values of type str' in done.stderr
+    assert 'input "image": expected numbers, truth values or texts, got texts and numbers together' in done.stderr
     assert 'input "labels"' in done.stderr
 
 
