@@ -227,7 +227,7 @@ def _show_next_steps(config: Path, port: int, rest_port: int) -> None:
         f'{ovms} stream --model counter_stream --input text="a word at a time"{grpc_url}',
         f"{ovms} models{grpc_url}",
         f"{ovms} health{grpc_url}",
-        f"{python} -m ovmstrio_samples.file_type.client {config}{grpc_url}",
+        f"{python} -m ovmstrio_samples.file_type.client --input {config}{grpc_url}",
         f"{ovms} serve {HANDLERS[0].folder}    # plain Python behind HTTP; 'ovms prepare --list' has more",
     )
     stderr().print("\n[bold]still serving; try in another terminal[/]  (Ctrl-C ends it)", highlight=False)

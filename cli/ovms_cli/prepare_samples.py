@@ -68,7 +68,7 @@ def _download_bar(sample: Sample) -> Iterator[Progress]:
 
 
 def prepare_sample(name: str, repository: Path, version: int, *, force: bool, form: Output) -> None:
-    """Write a sample into the repository, or tell that it is there; of a project tell where it is."""
+    """Write a sample into the repository, or tell that it is there; of a project as well."""
     from difflib import get_close_matches
 
     from platformdirs import user_cache_path
@@ -81,7 +81,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
 
     projects = {project.name: project for project in PROJECTS}
     if name in projects:
-        _show_project(projects[name], form)
+        _prepare_project(projects[name], repository, form, force=force)
         return
     sample = BY_NAME.get(name)
     if sample is None:
@@ -100,10 +100,7 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
         facts = {"sample": name, "versions": [str(path) for path in written], "config": config and str(config)}
         show_data(_folders(name, written), facts, form)
         return
-    for path in written:
-        say(f"[green]{'is there already' if is_there else 'prepared'}[/] {path}")
-    if is_there:
-        note("left as it is; --force replaces it")
+    _tell_written(written, is_there=is_there)
     if sample.service:
         next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio_samples.{name}.client")
         return
@@ -113,6 +110,13 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
     next_steps(f"ovms serve {target}", f"python -m ovmstrio_samples.{name}.client --help")
 
 
+def _tell_written(folders: Sequence[Path], *, is_there: bool) -> None:
+    for folder in folders:
+        say(f"[green]{'is there already' if is_there else 'prepared'}[/] {folder}")
+    if is_there:
+        note("left as it is; --force replaces it")
+
+
 def _folders(sample: str, folders: Sequence[Path]) -> Table:
     table = data_table("sample", "folder")
     for folder in folders:
@@ -120,11 +124,19 @@ def _folders(sample: str, folders: Sequence[Path]) -> Table:
     return table
 
 
-def _show_project(sample: ProjectSample, form: Output) -> None:
-    """Tell how to serve what needs no preparation here."""
+def _prepare_project(sample: ProjectSample, repository: Path, form: Output, *, force: bool) -> None:
+    """Copy a project into the repository, for what it is served from is where it writes, and tell how to serve it."""
+    from ovmstrio.core.errors import ServerError
+    from ovmstrio_samples.entries import write_project
+
+    folder = repository / sample.name
+    is_there = not force and folder.exists()
+    if not is_there:
+        with ending_with(1, ServerError, OSError):
+            write_project(sample, repository, force=force)
     if form is not Output.TABLE:
-        facts: dict[str, Any] = {"sample": sample.name, "versions": [], "config": None, "project": str(sample.folder)}
-        show_data(_folders(sample.name, [sample.folder]), facts, form)
+        facts: dict[str, Any] = {"sample": sample.name, "versions": [], "config": None, "project": str(folder)}
+        show_data(_folders(sample.name, [folder]), facts, form)
         return
-    say(f"[green]ready[/] {sample.folder} is served as it is")
-    next_steps(sample.first, sample.command, f"python -m ovmstrio_samples.{sample.name}.client")
+    _tell_written([folder], is_there=is_there)
+    next_steps(*sample.commands(folder), f"python -m ovmstrio_samples.{sample.name}.client")

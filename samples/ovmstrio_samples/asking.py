@@ -10,23 +10,30 @@ from pathlib import Path
 from ovmstrio.client import open_client
 from ovmstrio.errors import ServerError
 from ovmstrio_samples import command_line
-from ovmstrio_samples.question import Ask, Question
+from ovmstrio_samples.question import Arrays, Ask, Question
 
 __all__ = ["arguments", "connect", "main"]
 
 
-def arguments(purpose: str, file: str = "", *, required: bool = False) -> argparse.Namespace:
-    """Read the command line: ``url``, ``rest`` and, where ``file`` names what they are, ``files``."""
-    files = ("files", {"metavar": file, "type": Path, "nargs": "+" if required else "*"})
-    return command_line.arguments(purpose, *([files] if file else []), url="", has_rest=True)
+def arguments(
+    purpose: str, *others: command_line.Option, model: str = "", file: str = "", required: bool = False
+) -> argparse.Namespace:
+    """Read the command line: ``url``, ``rest``, ``model`` and, where ``file`` says what it is, ``input``."""
+    nargs = {"nargs": "+", "required": True} if required else {"nargs": "*", "default": []}
+    files = {"metavar": file, "type": Path, **nargs} if file else None
+    return command_line.arguments(purpose, *others, url="", model=model, given=files, has_rest=True)
 
 
 @contextmanager
 def connect(options: argparse.Namespace) -> Iterator[Ask]:
     """Give what asks the server that the command line names; what it refuses ends the program with its reason."""
     with open_client(options.url, rest=options.rest) as client:
+
+        def ask(model: str, inputs: Arrays) -> Arrays:
+            return client.infer(options.model or model, inputs)
+
         try:
-            yield client.infer
+            yield ask
         except ServerError as error:
             raise SystemExit(f"error: {error}") from error
 

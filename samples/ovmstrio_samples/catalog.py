@@ -101,9 +101,9 @@ _SILERO: Final = Wheel(
 
 @dataclass(frozen=True, slots=True)
 class ProjectSample:
-    """One sample that is a folder, of a handler or a service, which is served from where it is.
+    """One sample that is a folder, of a handler or a service, which is copied to where it is served from.
 
-    What is to be done before is a command in ``first``.
+    What is to be done before is a command in ``first``, in which ``{folder}`` stands for that place.
     """
 
     name: str
@@ -112,14 +112,14 @@ class ProjectSample:
     first: str = ""
     kind: Literal["handler", "service"] = "handler"
 
-    @property
-    def command(self) -> str:
-        """What serves it."""
-        return f"ovms serve {self.folder}" if self.kind == "handler" else f"cd {self.folder} && ovms run web_service.py"
+    def commands(self, folder: Path) -> list[str]:
+        """Tell what serves it from a folder, and what comes first."""
+        serve = f"ovms serve {folder}" if self.kind == "handler" else f"cd {folder} && ovms run web_service.py"
+        return [*filter(None, [self.first.format(folder=folder)]), serve]
 
     @property
     def folder(self) -> Path:
-        """The project."""
+        """The project as it was installed, where nothing is to be written."""
         return Path(__file__).with_name(self.name)
 
 
@@ -128,13 +128,13 @@ HANDLERS: Final = (
     ProjectSample(
         "handler_sklearn",
         "classifiers that scikit-learn has fitted, in several versions; needs scikit-learn",
-        first="python -m ovmstrio_samples.handler_sklearn.train 1",
+        first="python -m ovmstrio_samples.handler_sklearn.train {folder}/models 1",
     ),
     ProjectSample("handler_batching", "requests that are gathered, so that one call answers many clients"),
     ProjectSample("handler_caching", "many models, of which the few that are in use are in memory"),
     ProjectSample("handler_primes", "a gRPC service of its own, which streams prime numbers"),
 )
-"""``ovms serve FOLDER`` serves them."""
+"""``ovms serve FOLDER`` serves a copy of them."""
 
 SERVICES: Final = (
     ProjectSample(
@@ -148,7 +148,7 @@ SERVICES: Final = (
         kind="service",
     ),
 )
-"""``ovms run web_service.py`` in the folder serves them."""
+"""``ovms run web_service.py`` in a copy of the folder serves them."""
 
 PROJECTS: Final = (*HANDLERS, *SERVICES)
 

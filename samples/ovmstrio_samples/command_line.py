@@ -1,27 +1,39 @@
-"""The command line of the samples' clients: each is called with ``--url``, and then with what it is asked about."""
+"""The command line of the samples' clients, whose options are called the same in all of them.
+
+``--url`` is the server, ``--model`` the name that is called there, and ``--input`` what it is asked about.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-__all__ = ["arguments", "call_json", "failures_of_http_end_the_program"]
+__all__ = ["Option", "arguments", "call_json", "failures_of_http_end_the_program"]
+
+Option = tuple[str, dict[str, Any]]
 
 
 def arguments(
-    purpose: str, *positional: tuple[str, dict[str, Any]], url: str, has_rest: bool = False
+    purpose: str,
+    *others: Option,
+    url: str,
+    model: str = "",
+    given: Mapping[str, Any] | None = None,
+    has_rest: bool = False,
 ) -> argparse.Namespace:
     """Read the command line.
 
     Args:
         purpose: what the client does.
-        positional: names of what it is asked about, each with argparse's options.
+        others: names of options of its own, each with argparse's.
         url: the default of ``--url``; one that begins with ``http://`` has it said with the scheme or without.
+        model: the default of ``--model``; without one, the client calls several, or none by name.
+        given: argparse's options of ``--input``, where there is something to ask about.
         has_rest: the client takes ``--rest`` as well, and then an empty ``url`` is the port of either protocol.
     """
     parser = argparse.ArgumentParser(description=purpose)
@@ -29,7 +41,12 @@ def arguments(
     parser.add_argument("--url", default=url, help=told)
     if has_rest:
         parser.add_argument("--rest", action="store_true", help="ask over REST instead of gRPC")
-    for name, options in positional:
+    parser.set_defaults(model=model)
+    if model:
+        parser.add_argument("--model", default=model, help="its name on the server (default: %(default)s)")
+    if given is not None:
+        parser.add_argument("--input", **given)
+    for name, options in others:
         parser.add_argument(name, **options)
     read = parser.parse_args()
     if url.startswith("http://") and "://" not in read.url:

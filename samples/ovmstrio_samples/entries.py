@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from ovmstrio.conversion import new_folder, new_version
-from ovmstrio_samples.catalog import Sample
+from ovmstrio_samples.catalog import ProjectSample, Sample
 
-__all__ = ["prepared_folders", "write_config", "write_entries"]
+__all__ = ["prepared_folders", "write_config", "write_entries", "write_project"]
+
+_NOT_SERVED: Final = ("__init__.py", "__pycache__", "README.md", "client.py", "train.py")
 
 
 def write_entries(
@@ -32,6 +36,18 @@ def write_entries(
             write(files, directory)
         written.append(target)
     return written
+
+
+def write_project(sample: ProjectSample, repository: Path, *, force: bool = False) -> Path:
+    """Copy what a project serves to ``<repository>/<name>``, and give that folder.
+
+    Raises:
+        AlreadyExists: the folder exists and ``force`` is not set.
+    """
+    target = repository / sample.name
+    with new_folder(target, force=force) as directory:
+        shutil.copytree(sample.folder, directory, ignore=shutil.ignore_patterns(*_NOT_SERVED), dirs_exist_ok=True)
+    return target
 
 
 def prepared_folders(sample: Sample, repository: Path, version: int = 1) -> list[Path]:

@@ -100,9 +100,9 @@ class Stream:
         self._client.close()
 
 
-def arguments(purpose: str, *positional: tuple[str, dict[str, Any]]) -> argparse.Namespace:
-    """Read the command line: ``url``, and the positional arguments given."""
-    return command_line.arguments(purpose, *positional, url="localhost:9000")
+def arguments(purpose: str, model: str, given: Mapping[str, Any] | None = None) -> argparse.Namespace:
+    """Read the command line: ``url``, ``model`` and, with argparse's options of it, ``input``."""
+    return command_line.arguments(purpose, url="localhost:9000", model=model, given=given)
 
 
 @contextmanager

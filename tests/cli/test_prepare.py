@@ -239,18 +239,41 @@ def test_a_sample_of_the_install_needs_no_network(run: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("sample", PROJECTS, ids=lambda sample: sample.name)
-def test_a_project_needs_no_preparation(run: Run, sample: ProjectSample) -> None:
-    """Its project is where it was installed, and what it takes to serve and ask it is told in its order."""
+def test_a_project_is_copied_to_where_it_is_served_from(run: Run, sample: ProjectSample) -> None:
+    """What it takes to serve and ask it is told in its order; nothing is written where it was installed."""
     result = run("--sample", sample.name)
     assert result.exit_code == 0, result.output
+    folder = Path("models") / sample.name
     steps = [line.strip() for line in result.stderr.splitlines() if line.startswith("  ")]
-    command = (
-        f"ovms serve {sample.folder}" if sample.kind == "handler" else f"cd {sample.folder} && ovms run web_service.py"
-    )
-    serve = [command, f"python -m ovmstrio_samples.{sample.name}.client"]
-    assert steps == [*filter(None, [sample.first]), *serve]
-    assert json.loads(run("--sample", sample.name, "--json").stdout)["project"] == str(sample.folder)
-    assert not Path("models").exists()
+    command = f"ovms serve {folder}" if sample.kind == "handler" else f"cd {folder} && ovms run web_service.py"
+    assert steps[-2:] == [command, f"python -m ovmstrio_samples.{sample.name}.client"]
+    assert all(str(folder) in step for step in steps[:-1])
+    assert (folder / ("nucleus.yaml" if sample.kind == "handler" else "web_service.py")).is_file()
+    assert str(sample.folder) not in result.output
+    again = run("--sample", sample.name, "--json")
+    assert json.loads(again.stdout)["project"] == str(folder)
+    assert "is there already" in run("--sample", sample.name).stdout
+
+
+def test_samples_write_under_the_folder_that_they_are_given_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing beside the code, in the folder of the command or in that of the user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code = PROJECTS[0].folder.parent
+
+    def files_of_the_code() -> set[Path]:
+        return {path for path in code.rglob("*") if "__pycache__" not in path.parts}
+
+    before = files_of_the_code()
+    here = [each.name for each in SAMPLES if each.wheel is None and not each.compiled]
+    for name in (*here, *(project.name for project in PROJECTS)):
+        result = run("--sample", name, "--repository", str(tmp_path / "given" / "models"))
+        assert result.exit_code == 0, result.output
+    assert files_of_the_code() == before
+    assert {path.name for path in tmp_path.iterdir()} <= {"given", "home"}
+    assert not list((tmp_path / "home").rglob("*"))
 
 
 def test_a_graph_is_a_folder_of_its_own(run: Run, tmp_path: Path) -> None:

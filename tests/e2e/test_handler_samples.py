@@ -87,7 +87,7 @@ def test_classifiers_of_scikit_learn(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     project = _copy("handler_sklearn", tmp_path)
     for version, kind in ((9, "regression"), (10, "neighbours")):
-        train(version, kind, project / "models")
+        train(project / "models", version, kind)
     with serving_project(project) as server:
         url = f"http://{server.address}"
         for sizes, species in FLOWERS:

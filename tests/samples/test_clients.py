@@ -19,6 +19,28 @@ SAMPLES = Path(ovmstrio_samples.__file__).parent
 ROOT = Path(__file__).parents[2]
 CLIENTS = sorted(file.parent.name for file in SAMPLES.glob("*/client.py"))
 
+OPTIONS = {"--help", "--url", "--rest", "--model", "--input"}
+OWN = {
+    "embedding": {"--tokenizer"},
+    "handler_iris": {"--version"},
+    "handler_primes": {"--count"},
+    "handler_sklearn": {"--version"},
+    "ocr": {"--characters"},
+    "speech": {"--tokenizer"},
+}
+"""What a client takes besides."""
+WITHOUT_MODEL = {
+    *(name for name in CLIENTS if name.startswith("handler_")),
+    *("ocr", "pitch", "speech"),
+}
+"""Those of services that have a server alone, and those that call several models."""
+WITH_INPUT = {
+    *("counter_stream", "face_detection", "file_type", "handler_primes", "image_classifier", "image_pipeline"),
+    *("incrementer", "labels_image", "ocr", "ocr_pipeline", "ops_ocr", "orientation", "speech", "text_generation"),
+    *("vad", "vad_stateful"),
+}
+"""Those that can be asked about something of the user's."""
+
 # A fork each, because a client is a program that is run once; what they share is imported before.
 IMPORT_WITHOUT = """
 import importlib, json, sys
@@ -48,7 +70,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_every_client_tells_how_it_is_called_and_takes_a_url() -> None:
+def test_every_client_is_called_by_the_same_options() -> None:
     """With status 0, and nothing else is said: no warning, no traceback."""
     command = [sys.executable, "-c", ASK_EACH_FOR_HELP, *CLIENTS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
@@ -58,6 +80,10 @@ def test_every_client_tells_how_it_is_called_and_takes_a_url() -> None:
     for name, text in zip(CLIENTS, told, strict=False):
         assert text.startswith(f"{json.dumps(name)}\nusage: "), text
         assert "--url URL" in text
+        assert "positional arguments" not in text
+        assert (name in WITHOUT_MODEL) is ("--model MODEL" not in text), name
+        assert (name in WITH_INPUT) is ("--input " in text), name
+        assert set(re.findall(r"(--\w+)", text)) <= OPTIONS | OWN.get(name, set()), name
         assert "arning" not in text
 
 

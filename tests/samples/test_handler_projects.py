@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ovmstrio.runtimes.handlers.config.project_file import read_project
@@ -18,6 +20,6 @@ def test_a_listed_handler_is_a_project(sample: ProjectSample) -> None:
     assert project.name == sample.name
     assert (sample.folder / "client.py").is_file()
     told = (sample.folder / "README.md").read_text(encoding="utf-8")
-    assert f"ovms serve samples/ovmstrio_samples/{sample.name}\n" in told
-    assert sample.first in told
+    where = Path("models" if sample.first else "samples/ovmstrio_samples") / sample.name
+    assert all(command in told for command in sample.commands(where))
     assert f"[{sample.name}]({sample.name}/README.md)" in README.read_text(encoding="utf-8")

@@ -21,4 +21,4 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    main(arguments("Can it count?"), questions())
+    main(arguments("Can it count?", model="add_one"), questions())

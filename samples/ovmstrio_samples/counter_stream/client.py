@@ -1,4 +1,4 @@
-"""Receive a text word by word: ``python -m ovmstrio_samples.counter_stream.client [TEXT]``."""
+"""Receive a text word by word: ``python -m ovmstrio_samples.counter_stream.client [--input TEXT]``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the
 __all__ = ["words"]
 
 
-def words(url: str, text: str) -> Iterator[str | int]:
+def words(url: str, text: str, model: str = "counter_stream") -> Iterator[str | int]:
     """Give the words of ``text`` as they arrive, and at last their number."""
-    with Stream(url, "counter_stream") as stream:
+    with Stream(url, model) as stream:
         stream.send({"text": text})
         while (reply := stream.receive()).name == "word":
             yield as_text(reply.value)
@@ -20,7 +20,7 @@ def words(url: str, text: str) -> Iterator[str | int]:
 
 if __name__ == "__main__":
     default = "one request, many responses"
-    options = arguments("Receive a text word by word.", ("text", {"nargs": "?", "default": default}))
+    options = arguments("Receive a text word by word.", "counter_stream", {"metavar": "TEXT", "default": default})
     with failures_end_the_program():
-        for word in words(options.url, options.text):
+        for word in words(options.url, options.input, options.model):
             print(word, flush=True)

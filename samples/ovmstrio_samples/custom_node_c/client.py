@@ -25,4 +25,4 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    main(arguments("Which variant has the largest sum?"), questions())
+    main(arguments("Which variant has the largest sum?", model="custom_node_c"), questions())

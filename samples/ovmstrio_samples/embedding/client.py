@@ -1,8 +1,9 @@
-"""Ask which text is nearest in meaning: ``python -m ovmstrio_samples.embedding.client TOKENIZER.json``."""
+"""Ask which text is nearest in meaning: ``python -m ovmstrio_samples.embedding.client --tokenizer FILE``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from ovmstrio_samples.asking import arguments, main
@@ -37,5 +38,9 @@ def questions(pieces: WordPieces) -> list[Question]:
 
 
 if __name__ == "__main__":
-    options = arguments("Which text is nearest?", "TOKENIZER", required=True)
-    main(options, questions(WordPieces.read(options.files[0])))
+    tokenizer = (
+        "--tokenizer",
+        {"metavar": "FILE", "type": Path, "required": True, "help": "the model's tokenizer.json"},
+    )
+    options = arguments("Which text is nearest?", tokenizer, model="embedding")
+    main(options, questions(WordPieces.read(options.tokenizer)))

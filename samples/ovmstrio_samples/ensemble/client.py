@@ -35,4 +35,4 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    main(arguments("Which flower is it, by two opinions?"), questions())
+    main(arguments("Which flower is it, by two opinions?", model="ensemble"), questions())

@@ -15,9 +15,9 @@ MATRICES = (np.array([[2.0, 0.0], [0.0, 4.0]]), np.array([[1.0, 2.0], [2.0, 4.0]
 """The second has no inverse."""
 
 
-def inverses(url: str, matrices: Sequence[Array]) -> Iterator[Array | str]:
+def inverses(url: str, matrices: Sequence[Array], model: str = "error_output") -> Iterator[Array | str]:
     """Give each matrix's inverse, or in words why there is none."""
-    with Stream(url, "error_output") as stream:
+    with Stream(url, model) as stream:
         for matrix in matrices:
             stream.send({"input": matrix})
             reply = stream.receive()
@@ -25,7 +25,7 @@ def inverses(url: str, matrices: Sequence[Array]) -> Iterator[Array | str]:
 
 
 if __name__ == "__main__":
-    options = arguments("Invert three matrices over one stream.")
+    options = arguments("Invert three matrices over one stream.", "error_output")
     with failures_end_the_program():
-        for answer in inverses(options.url, MATRICES):
+        for answer in inverses(options.url, MATRICES, options.model):
             print(answer if isinstance(answer, str) else answer.tolist())

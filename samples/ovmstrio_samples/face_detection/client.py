@@ -1,4 +1,4 @@
-"""Ask for the faces in a picture: ``python -m ovmstrio_samples.face_detection.client PICTURE...``."""
+"""Ask for the faces in a picture: ``python -m ovmstrio_samples.face_detection.client --input PICTURE...``."""
 
 from __future__ import annotations
 
@@ -93,5 +93,5 @@ def ask_about(subject: str, rgb: Array, expected: str = "") -> Question:
 
 
 if __name__ == "__main__":
-    options = arguments("Where are faces in these pictures?", "PICTURE", required=True)
-    main(options, [ask_about(str(path), pictures.read(path)) for path in options.files])
+    options = arguments("Where are faces in these pictures?", model="face_detection", file="PICTURE", required=True)
+    main(options, [ask_about(str(path), pictures.read(path)) for path in options.input])

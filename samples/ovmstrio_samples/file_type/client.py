@@ -1,4 +1,4 @@
-"""Ask what kind of files these are: ``python -m ovmstrio_samples.file_type.client [FILE...]``."""
+"""Ask what kind of files these are: ``python -m ovmstrio_samples.file_type.client [--input FILE...]``."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    options = arguments("What kind of file is it?", "FILE")
-    asked = [ask_about(str(path), path.read_bytes()) for path in options.files]
+    options = arguments("What kind of file is it?", model="file_type", file="FILE")
+    asked = [ask_about(str(path), path.read_bytes()) for path in options.input]
     main(options, asked or questions())

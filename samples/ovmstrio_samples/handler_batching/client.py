@@ -1,4 +1,4 @@
-"""Ask for many species at once: ``python -m ovmstrio_samples.handler_batching.client [--url URL]``."""
+"""Ask for many species at once: ``python -m ovmstrio_samples.handler_batching.client``."""
 
 from __future__ import annotations
 

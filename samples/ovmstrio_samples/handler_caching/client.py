@@ -1,4 +1,4 @@
-"""Ask for the mood of texts: ``python -m ovmstrio_samples.handler_caching.client [--url URL]``."""
+"""Ask for the mood of texts: ``python -m ovmstrio_samples.handler_caching.client``."""
 
 from __future__ import annotations
 

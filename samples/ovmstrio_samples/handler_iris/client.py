@@ -1,4 +1,4 @@
-"""Ask for three species: ``python -m ovmstrio_samples.handler_iris.client [--url URL] [VERSION]``."""
+"""Ask for three species: ``python -m ovmstrio_samples.handler_iris.client [--version VERSION]``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def classify(url: str, sizes: tuple[float, ...], version: str = "latest") -> str
 
 
 if __name__ == "__main__":
-    given = ("version", {"metavar": "VERSION", "nargs": "?", "default": "latest"})
+    given = ("--version", {"default": "latest", "help": "of the model (default: %(default)s)"})
     options = arguments("Which flower is it?", given, url="http://localhost:8080")
     with failures_of_http_end_the_program():
         for sizes, species in FLOWERS:

@@ -1,4 +1,4 @@
-"""Ask for prime numbers: ``python -m ovmstrio_samples.handler_primes.client [--url URL] [FIRST] [COUNT]``."""
+"""Ask for prime numbers: ``python -m ovmstrio_samples.handler_primes.client [--input FIRST] [--count COUNT]``."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def check(address: str, value: int) -> int:
 
 
 if __name__ == "__main__":
-    first = ("first", {"metavar": "FIRST", "type": int, "nargs": "?", "default": 0})
-    count = ("count", {"metavar": "COUNT", "type": int, "nargs": "?", "default": 10})
-    options = arguments("Which numbers are primes?", first, count, url="localhost:8080")
+    first = {"metavar": "FIRST", "type": int, "default": 0, "help": "where to begin (default: %(default)s)"}
+    count = ("--count", {"type": int, "default": 10, "help": "how many (default: %(default)s)"})
+    options = arguments("Which numbers are primes?", count, url="localhost:8080", given=first)
     try:
         # The stream has no end; the client leaves when it has enough.
-        print(*islice(primes(options.url, options.first), options.count))
+        print(*islice(primes(options.url, options.input), options.count))
         print("91 can be divided by", check(options.url, 91))
     except grpc.RpcError as error:
         raise SystemExit(f"error: {error.details()}; --url says where to look") from error

@@ -1,4 +1,4 @@
-"""Fit a classifier and write it as a version: ``python -m ovmstrio_samples.handler_sklearn.train VERSION [KIND]``."""
+"""Write a fitted classifier as version: ``python -m ovmstrio_samples.handler_sklearn.train MODELS VERSION [KIND]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 __all__ = ["KINDS", "train"]
 
 KINDS = ("regression", "neighbours", "forest")
-MODELS = Path(__file__).with_name("models")
 
 
 def _classifier(kind: str) -> Any:
@@ -22,7 +21,7 @@ def _classifier(kind: str) -> Any:
     return KNeighborsClassifier() if kind == "neighbours" else LogisticRegression(max_iter=10_000)
 
 
-def train(version: int, kind: str = KINDS[0], models: Path = MODELS) -> Path:
+def train(models: Path, version: int, kind: str = KINDS[0]) -> Path:
     """Write ``<models>/<version>/model.joblib``; a server that runs finds the version whole, or not yet.
 
     Raises:
@@ -33,11 +32,11 @@ def train(version: int, kind: str = KINDS[0], models: Path = MODELS) -> Path:
 
     features, species = load_iris(return_X_y=True)
     unfinished = models.with_name("unfinished")
-    unfinished.mkdir()
+    unfinished.mkdir(parents=True)
     joblib.dump(_classifier(kind).fit(features, species), unfinished / "model.joblib")
     models.mkdir(exist_ok=True)
     return unfinished.rename(models / str(version))
 
 
 if __name__ == "__main__":
-    print(train(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else KINDS[0]))
+    print(train(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else KINDS[0]))

@@ -1,4 +1,4 @@
-"""Ask what is in a picture: ``python -m ovmstrio_samples.image_classifier.client PICTURE...``."""
+"""Ask what is in a picture: ``python -m ovmstrio_samples.image_classifier.client --input PICTURE...``."""
 
 from __future__ import annotations
 
@@ -24,5 +24,7 @@ def ask_about(subject: str, rgb: Array, expected: str = "") -> Question:
 
 
 if __name__ == "__main__":
-    options = arguments("What is in these pictures, in ImageNet's numbering?", "PICTURE", required=True)
-    main(options, [ask_about(str(path), pictures.read(path)) for path in options.files])
+    options = arguments(
+        "What is in these pictures, in ImageNet's numbering?", model="image_classifier", file="PICTURE", required=True
+    )
+    main(options, [ask_about(str(path), pictures.read(path)) for path in options.input])

@@ -1,4 +1,4 @@
-"""What is in a photograph: ``python -m ovmstrio_samples.image_pipeline.client [PICTURE...]``."""
+"""What is in a photograph: ``python -m ovmstrio_samples.image_pipeline.client [--input PICTURE...]``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ COFFEE = Path(__file__).with_name("coffee.jpg")
 """A photograph by Rachel Michetti, who has put it into the public domain (CC0)."""
 
 
-def classify(url: str, picture: Path) -> tuple[str, float]:
+def classify(url: str, picture: Path, model: str = "image_pipeline") -> tuple[str, float]:
     """Send a picture file as it is; give the name of what is in it and the model's confidence."""
     with InferenceServerClient(url) as client:
-        result = client.infer("image_pipeline", [as_input("image", picture.read_bytes())])
+        result = client.infer(model, [as_input("image", picture.read_bytes())])
     return as_text(result.as_numpy("label")), float(result.as_numpy("score")[0])
 
 
 if __name__ == "__main__":
-    options = arguments("What is in a photograph?", ("pictures", {"metavar": "PICTURE", "type": Path, "nargs": "*"}))
+    files = {"metavar": "PICTURE", "type": Path, "nargs": "*", "default": [COFFEE]}
+    options = arguments("What is in a photograph?", "image_pipeline", files)
     with failures_end_the_program():
-        for path in options.pictures or [COFFEE]:
-            label, score = classify(options.url, path)
+        for path in options.input:
+            label, score = classify(options.url, path, options.model)
             print(f"{path.name}: {label} ({score:.0%})")

@@ -1,4 +1,4 @@
-"""Count on by three: ``python -m ovmstrio_samples.incrementer.client [NUMBER...]``."""
+"""Count on by three: ``python -m ovmstrio_samples.incrementer.client [--input NUMBER...]``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ovmstrio_samples.triton import InferenceServerClient, arguments, as_input, 
 __all__ = ["count_on"]
 
 
-def count_on(url: str, numbers: Array) -> Array:
+def count_on(url: str, numbers: Array, model: str = "incrementer") -> Array:
     """Send numbers through the graph once."""
     with InferenceServerClient(url) as client:
-        result = client.infer("incrementer", [as_input("first_number", numbers)])
+        result = client.infer(model, [as_input("first_number", numbers)])
     return np.asarray(result.as_numpy("last_number"))
 
 
 if __name__ == "__main__":
-    options = arguments("Count on by three.", ("numbers", {"metavar": "NUMBER", "type": int, "nargs": "*"}))
-    given = np.array(options.numbers or [1, 2, 3], np.int64)
+    options = arguments("Count on by three.", "incrementer", {"metavar": "NUMBER", "type": int, "nargs": "+"})
+    given = np.array(options.input or [1, 2, 3], np.int64)
     with failures_end_the_program():
-        print(*given, "->", *count_on(options.url, given))
+        print(*given, "->", *count_on(options.url, given, options.model))

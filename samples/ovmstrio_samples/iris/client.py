@@ -39,4 +39,4 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    main(arguments("Which flower is it?"), questions())
+    main(arguments("Which flower is it?", model="iris"), questions())

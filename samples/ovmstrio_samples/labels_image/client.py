@@ -1,4 +1,4 @@
-"""Labels once, then pictures: ``python -m ovmstrio_samples.labels_image.client [LABEL,LABEL...]``."""
+"""Labels once, then pictures: ``python -m ovmstrio_samples.labels_image.client [--input LABEL,LABEL...]``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def plain(red: int, green: int, blue: int) -> Array:
     return np.full((4, 4, 3), (red, green, blue), np.uint8)
 
 
-def nearest(url: str, labels: str, pictures: Sequence[Array]) -> Iterator[str]:
+def nearest(url: str, labels: str, pictures: Sequence[Array], model: str = "labels_image") -> Iterator[str]:
     """Send the labels, to which there is no answer, and then pictures, each of which gets one of them."""
-    with Stream(url, "labels_image") as stream:
+    with Stream(url, model) as stream:
         stream.send({"labels": labels})
         for picture in pictures:
             stream.send({"image": picture})
@@ -27,7 +27,8 @@ def nearest(url: str, labels: str, pictures: Sequence[Array]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    options = arguments("Which colour is it?", ("labels", {"nargs": "?", "default": "gold,navy,crimson"}))
+    options = arguments("Which colour is it?", "labels_image", {"metavar": "LABELS", "default": "gold,navy,crimson"})
     with failures_end_the_program():
-        for label in nearest(options.url, options.labels, [plain(0, 0, 90), plain(220, 30, 40), plain(240, 220, 20)]):
+        pictures = [plain(0, 0, 90), plain(220, 30, 40), plain(240, 220, 20)]
+        for label in nearest(options.url, options.input, pictures, options.model):
             print(label)

@@ -1,4 +1,4 @@
-"""Read the text in pictures: ``python -m ovmstrio_samples.ocr.client CHARACTERS.txt [PICTURE...]``.
+"""Read the text in pictures: ``python -m ovmstrio_samples.ocr.client --characters FILE [--input PICTURE...]``.
 
 One picture takes three models: ``ocr_det`` finds the lines, ``ocr_cls`` tells which of them stand on their heads, and
 ``ocr_rec`` reads them.  Text has to run roughly from left to right.
@@ -7,6 +7,7 @@ One picture takes three models: ``ocr_det`` finds the lines, ``ocr_cls`` tells w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -49,9 +50,9 @@ def read_text(ask: Ask, rgb: Array, characters: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    options = arguments("What do these pictures say?", "CHARACTERS", required=True)
-    known, *files = options.files
+    known = ("--characters", {"metavar": "FILE", "type": Path, "required": True, "help": "the models' characters.txt"})
+    options = arguments("What do these pictures say?", known, file="PICTURE")
     with connect(options) as ask_server:
         drawn = [pictures.page(["Three models read this page", "one after the other."])]
-        for picture in [pictures.read(file) for file in files] or drawn:
-            print("\n".join(read_text(ask_server, picture, read_characters(known))))
+        for picture in [pictures.read(file) for file in options.input] or drawn:
+            print("\n".join(read_text(ask_server, picture, read_characters(options.characters))))

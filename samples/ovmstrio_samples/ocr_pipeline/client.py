@@ -1,4 +1,4 @@
-"""Read the text in picture files: ``python -m ovmstrio_samples.ocr_pipeline.client [PICTURE...]``."""
+"""Read the text in picture files: ``python -m ovmstrio_samples.ocr_pipeline.client [--input PICTURE...]``."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ WORDS = (
 _NO_LINE = "StatusCode.ABORTED"
 
 
-def read_text(client: InferenceServerClient, picture: Path) -> list[str]:
+def read_text(client: InferenceServerClient, picture: Path, model: str = "ocr_pipeline") -> list[str]:
     """Send a picture file as it is; give the lines of text in it, none where there are none."""
     try:
-        result = client.infer("ocr_pipeline", [as_input("file", picture.read_bytes())])
+        result = client.infer(model, [as_input("file", picture.read_bytes())])
     except InferenceServerException as error:
         # A demultiplexer with nothing to split ends the request so.
         if error.status() == _NO_LINE:
@@ -43,7 +43,8 @@ def read_text(client: InferenceServerClient, picture: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    options = arguments("What do these pictures say?", ("pictures", {"metavar": "PICTURE", "type": Path, "nargs": "*"}))
+    files = {"metavar": "PICTURE", "type": Path, "nargs": "*", "default": [PAGE]}
+    options = arguments("What do these pictures say?", "ocr_pipeline", files)
     with failures_end_the_program(), InferenceServerClient(options.url) as server:
-        for path in options.pictures or [PAGE]:
-            print("\n".join(read_text(server, path)))
+        for path in options.input:
+            print("\n".join(read_text(server, path, options.model)))

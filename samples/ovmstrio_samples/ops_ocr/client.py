@@ -1,4 +1,4 @@
-"""Read the text in picture files: ``python -m ovmstrio_samples.ops_ocr.client [--url URL] [PICTURE...]``."""
+"""Read the text in picture files: ``python -m ovmstrio_samples.ops_ocr.client [--input PICTURE...]``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ WORDS = ("segmentation", "determine markers of the coins", "unambiguously", "two
 """Some of what is printed on the page, from top to bottom."""
 
 
-def read_text(url: str, path: Path) -> list[str]:
+def read_text(url: str, path: Path, model: str = "ocr") -> list[str]:
     """Give the lines of text in a picture file."""
     image = base64.b64encode(path.read_bytes()).decode()
-    texts: list[str] = json.loads(call(f"{url}/ocr/prediction", {"image": image})["texts"])
+    texts: list[str] = json.loads(call(f"{url}/{model}/prediction", {"image": image})["texts"])
     return texts
 
 
 if __name__ == "__main__":
-    files = ("files", {"metavar": "PICTURE", "type": Path, "nargs": "*", "default": [PAGE]})
-    options = arguments("What do these pictures say?", files, url="http://localhost:9998")
+    files = {"metavar": "PICTURE", "type": Path, "nargs": "*", "default": [PAGE]}
+    options = arguments("What do these pictures say?", url="http://localhost:9998", model="ocr", given=files)
     with failures_of_http_end_the_program():
-        for file in options.files:
-            print("\n".join(read_text(options.url, file)))
+        for file in options.input:
+            print("\n".join(read_text(options.url, file, options.model)))

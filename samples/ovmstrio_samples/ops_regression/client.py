@@ -1,4 +1,4 @@
-"""Ask how wide the petals of three flowers are: ``python -m ovmstrio_samples.ops_regression.client [--url URL]``."""
+"""Ask how wide the petals of three flowers are: ``python -m ovmstrio_samples.ops_regression.client``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ FLOWERS = (((5.1, 3.5, 1.4), 0.2), ((7.0, 3.2, 4.7), 1.4), ((6.3, 3.3, 6.0), 2.5
 """Length and width of the sepals, length of the petals (cm), and how wide the petals really were."""
 
 
-def widths(url: str, flowers: Sequence[tuple[float, ...]]) -> list[float]:
+def widths(url: str, flowers: Sequence[tuple[float, ...]], model: str = "petal") -> list[float]:
     """Give an estimate (cm) for each flower."""
     x = ";".join(",".join(map(str, sizes)) for sizes in flowers)
-    rows: list[list[float]] = json.loads(call(f"{url}/petal/prediction", {"x": x})["width"])
+    rows: list[list[float]] = json.loads(call(f"{url}/{model}/prediction", {"x": x})["width"])
     return [width for (width,) in rows]
 
 
 if __name__ == "__main__":
-    options = arguments("How wide are the petals of three flowers?", url="http://localhost:18082")
+    options = arguments("How wide are the petals of three flowers?", url="http://localhost:18082", model="petal")
     with failures_of_http_end_the_program():
-        estimates = widths(options.url, [sizes for sizes, _ in FLOWERS])
+        estimates = widths(options.url, [sizes for sizes, _ in FLOWERS], options.model)
     for (_, real), estimated in zip(FLOWERS, estimates, strict=True):
         print(f"estimated {estimated:.2f} cm, really {real} cm")

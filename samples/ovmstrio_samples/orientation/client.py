@@ -1,4 +1,4 @@
-"""Ask how a page is turned: ``python -m ovmstrio_samples.orientation.client [PICTURE...]``."""
+"""Ask how a page is turned: ``python -m ovmstrio_samples.orientation.client [--input PICTURE...]``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def questions() -> list[Question]:
 
 
 if __name__ == "__main__":
-    options = arguments("How is a page turned?", "PICTURE")
-    asked = [ask_about(str(path), pictures.read(path)) for path in options.files]
+    options = arguments("How is a page turned?", model="orientation", file="PICTURE")
+    asked = [ask_about(str(path), pictures.read(path)) for path in options.input]
     main(options, asked or questions())

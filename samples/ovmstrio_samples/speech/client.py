@@ -1,8 +1,9 @@
-"""Write down what is said: ``python -m ovmstrio_samples.speech.client TOKENIZER.json RECORDING.wav...``."""
+"""Write down what is said: ``python -m ovmstrio_samples.speech.client --tokenizer FILE --input RECORDING...``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -41,10 +42,10 @@ def transcribe(ask: Ask, sound: Array, tokens: Tokens) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    options = arguments("What is said in these recordings?", "FILE", required=True)
-    table, *recordings = options.files
+    table = ("--tokenizer", {"metavar": "FILE", "type": Path, "required": True, "help": "the models' tokenizer.json"})
+    options = arguments("What is said in these recordings?", table, file="RECORDING", required=True)
     with connect(options) as ask_server:
-        for recording in recordings:
-            for piece in transcribe(ask_server, read_wave(recording), Tokens.read(table)):
+        for recording in options.input:
+            for piece in transcribe(ask_server, read_wave(recording), Tokens.read(options.tokenizer)):
                 print(piece, end="", flush=True)
             print()

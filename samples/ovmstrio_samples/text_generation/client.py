@@ -1,4 +1,4 @@
-"""Read an answer while it is written: ``python -m ovmstrio_samples.text_generation.client [PROMPT]``."""
+"""Read an answer while it is written: ``python -m ovmstrio_samples.text_generation.client [--input PROMPT]``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ovmstrio_samples.triton import Stream, arguments, as_text, failures_end_the
 __all__ = ["completions"]
 
 
-def completions(url: str, prompt: str, max_new_tokens: int = 128) -> Iterator[str]:
+def completions(url: str, prompt: str, max_new_tokens: int = 128, *, model: str = "text_generation") -> Iterator[str]:
     """Give pieces of the answer as they arrive, until the signal of its end.
 
     Leaving early cancels the stream, and with it what the server still generates.
     """
-    with Stream(url, "text_generation") as stream:
+    with Stream(url, model) as stream:
         stream.send({"prompt": prompt}, max_new_tokens=max_new_tokens)
         while (reply := stream.receive()).name != "end_signal":
             yield as_text(reply.value)
@@ -22,8 +22,9 @@ def completions(url: str, prompt: str, max_new_tokens: int = 128) -> Iterator[st
 
 if __name__ == "__main__":
     default = "What is the capital of France?"
-    options = arguments("Read an answer while it is written.", ("prompt", {"nargs": "?", "default": default}))
+    prompt = {"metavar": "TEXT", "default": default}
+    options = arguments("Read an answer while it is written.", "text_generation", prompt)
     with failures_end_the_program():
-        for piece in completions(options.url, options.prompt):
+        for piece in completions(options.url, options.input, model=options.model):
             print(piece, end="", flush=True)
     print()

@@ -1,4 +1,4 @@
-"""Ask when someone speaks: ``python -m ovmstrio_samples.vad.client RECORDING.wav`` (16 kHz, 16 bits, one channel)."""
+"""Ask when someone speaks: ``python -m ovmstrio_samples.vad.client --input RECORDING.wav`` (16 kHz, 16 bits, mono)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _print_passages(probabilities: Iterator[float]) -> None:
 
 
 if __name__ == "__main__":
-    options = arguments("When does someone speak?", "RECORDING", required=True)
+    options = arguments("When does someone speak?", model="vad", file="RECORDING", required=True)
     with connect(options) as ask_server:
-        for file in options.files:
+        for file in options.input:
             print(file)
             _print_passages(speech(ask_server, read_wave(file)))

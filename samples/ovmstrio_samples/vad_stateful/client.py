@@ -1,4 +1,4 @@
-"""Ask when someone speaks: ``python -m ovmstrio_samples.vad_stateful.client [RECORDING.wav...]``.
+"""Ask when someone speaks: ``python -m ovmstrio_samples.vad_stateful.client [--input RECORDING.wav...]``.
 
 Recordings are of 16 kHz, 16 bits and one channel.  Without one, ten seconds of speech are fetched, of which it is known
 when someone speaks.
@@ -130,12 +130,12 @@ def _show(ask: Ask, sound: Array) -> list[Passage]:
 
 
 if __name__ == "__main__":
-    options = arguments("When does someone speak?", "RECORDING")
+    options = arguments("When does someone speak?", model=_MODEL, file="RECORDING")
     with connect(options) as ask_server:
-        for file in options.files:
+        for file in options.input:
             print(file)
             _show(ask_server, read_wave(file))
-        if not options.files:
+        if not options.input:
             found = _show(ask_server, read_recording(user_cache_path("ovmstrio") / "wheels"))
             print("as silero-vad finds them itself" if found == EXPECTED else f"expected {EXPECTED}")
             raise SystemExit(found != EXPECTED)
