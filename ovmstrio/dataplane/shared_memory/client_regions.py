@@ -77,14 +77,14 @@ class ClientRegion:
     def __str__(self) -> str:
         return f'shared memory region "{cut(self.name, 80)}"'
 
-    def view(self, offset: int, byte_size: int) -> memoryview:
-        """Give bytes of the region as they are, to be read and not written.
+    def view(self, offset: int, byte_size: int, whose: str = "") -> memoryview:
+        """Give bytes of the region as they are, to be read and not written; ``whose`` begins a refusal.
 
         Raises:
             InvalidRequest: they are not all within the region.
             FailedPrecondition: the object has gone or has become smaller.
         """
-        self.check(offset, byte_size)
+        self.check(offset, byte_size, whose)
         begin = self._skipped + offset
         return memoryview(self._mapping)[begin : begin + byte_size]
 
@@ -106,8 +106,8 @@ class ClientRegion:
                 rest = rest[written:]
                 at += written
 
-    def check(self, offset: int, byte_size: int) -> None:
-        """See that bytes are within the region, and that its object is still what it was.
+    def check(self, offset: int, byte_size: int, whose: str = "") -> None:
+        """See that bytes are within the region, and that its object is still what it was; ``whose`` begins a refusal.
 
         Raises:
             InvalidRequest: they are not all within the region.
@@ -115,7 +115,7 @@ class ClientRegion:
         """
         if offset < 0 or byte_size < 0 or offset + byte_size > self.byte_size:
             raise InvalidRequest(
-                f"{self}: expected an offset and a size within its {self.byte_size} bytes, "
+                f"{whose}{self}: expected an offset and a size within its {self.byte_size} bytes, "
                 f"got shared_memory_offset {offset} and shared_memory_byte_size {byte_size}"
             )
         self._check_alive()

@@ -80,7 +80,7 @@ def view_inputs(request: InferRequest, regions: ClientRegions) -> None:
             place = _place_of(f"input {given.name}", given.parameters, regions)
             given.contents = None
             if number < len(raws):
-                raws[number] = place.region.view(place.offset, place.byte_size)
+                raws[number] = place.region.view(place.offset, place.byte_size, f"input {given.name}: ")
     wrong.tell()
     request.raw_inputs = raws
 
@@ -98,7 +98,7 @@ def output_places(request: InferRequest, regions: ClientRegions) -> OutputPlaces
     for wanted in request.outputs:
         if _REGION in wanted.parameters:
             place = _place_of(f"output {wanted.name}", wanted.parameters, regions)
-            place.region.check(place.offset, place.byte_size)
+            place.region.check(place.offset, place.byte_size, f"output {wanted.name}: ")
             places[wanted.name] = place
     return places
 

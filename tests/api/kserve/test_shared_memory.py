@@ -295,8 +295,26 @@ async def test_a_tensor_lies_within_its_region(
             refusal(lambda: client.infer("sums", inputs_in(module, "both"), outputs=wanted)),
         ]
 
-    for text in await serving.with_triton(door, work):
+    for whose, text in zip(("input y", "output sum"), await serving.with_triton(door, work), strict=True):
+        assert f'{whose}: shared memory region "both": expected' in text
         assert f"within its {2 * SIZE} bytes" in text
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_all_inputs_beyond_their_region_are_told_at_once(serving: BothDoors, region: Region, door: str) -> None:
+    """Each by its name."""
+    _, key = region(2 * SIZE, X, Y)
+
+    def work(client: Any, module: Any) -> str:
+        client.register_system_shared_memory("both", key, 2 * SIZE)
+        wrong = inputs_in(module, "both")
+        for given in wrong:
+            given.set_shared_memory("both", SIZE, offset=2 * SIZE)
+        return refusal(lambda: client.infer("sums", wrong))
+
+    first, second = (await serving.with_triton(door, work)).split(". Also: ")
+    assert "input x: shared memory region" in first
+    assert second.startswith("input y: shared memory region")
 
 
 @pytest.mark.parametrize("door", DOORS)
