@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.tensor import RawTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ovmstrio.core.request import Buffer
+    from ovmstrio.core.request import Buffer, InferResponse
     from ovmstrio.core.tensor import Tensor
 
-__all__ = ["gather_buffers", "join_buffers", "raw_contents", "split_elements"]
+__all__ = ["WrittenMessage", "gather_buffers", "join_buffers", "raw_contents", "split_elements"]
+
+WrittenMessage = bytes | memoryview | PiecedMessage
+"""A serialised message; its length is its size."""
 
 _LENGTH = Struct("<I")
 _pack_length = _LENGTH.pack
@@ -42,14 +46,17 @@ def raw_contents(tensor: Tensor | RawTensor) -> Buffer:
     return array.reshape(-1).view(np.uint8).data
 
 
-def gather_buffers(parts: Sequence[Buffer]) -> Buffer:
-    """Join the pieces of a message, of bytes each, in memory of its own.
+def gather_buffers(parts: Sequence[Buffer], response: InferResponse | None = None) -> WrittenMessage:
+    """Make a message of its pieces, of bytes each.
 
-    Large ones are copied by numpy, which lets others have the interpreter's lock meanwhile.
+    Small ones are joined.  Large ones are copied by numpy, which lets others have the interpreter's lock meanwhile, or
+    left where they are if that is allowed by the response that they are of.
     """
     size = sum(map(len, parts))
     if size <= _JOINED_AT_ONCE:
         return b"".join(parts)
+    if response is not None and response.lies_as_sent:
+        return PiecedMessage(parts)
     whole = np.empty(size, np.uint8)
     end = 0
     for part in parts:
@@ -59,9 +66,9 @@ def gather_buffers(parts: Sequence[Buffer]) -> Buffer:
 
 
 def join_buffers(parts: Sequence[Buffer]) -> bytes:
-    """Join the pieces of a message as :func:`gather_buffers` does, for who needs ``bytes``.
+    """Join the pieces of a message, of bytes each, for who needs ``bytes``.
 
-    Large ones are copied twice, and in pieces: so nobody waits long for the interpreter's lock while a thread does it.
+    Large ones are copied twice, piece by piece: so nobody waits long for the interpreter's lock while a thread does it.
     """
     if sum(map(len, parts)) <= _JOINED_AT_ONCE:
         return b"".join(parts)

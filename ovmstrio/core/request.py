@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.tensor import Array
+from ovmstrio.core.tensor import Array, RawTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallEvent
-    from ovmstrio.core.tensor import RawTensor, Tensor, TensorSpec
+    from ovmstrio.core.tensor import Tensor, TensorSpec
 
 __all__ = [
     "SEQUENCE_CONTROL",
@@ -107,13 +107,26 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """The answer to one inference call; ``outputs`` are in the order in which they are shown (by name, for models)."""
+    """The answer to one inference call; ``outputs`` are in the order in which they are shown (by name, for models).
+
+    Attributes:
+        is_private: whether nobody else has the memory of the outputs, or may change it.
+    """
 
     model_name: str
     model_version: str
     outputs: list[Tensor | RawTensor]
     id: str = ""
     parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    is_private: bool = False
+
+    @property
+    def lies_as_sent(self) -> bool:
+        """Whether the outputs can be sent from where they lie, as their elements stand there in row-major order."""
+        return self.is_private and all(
+            isinstance(output, RawTensor) or (output.array.flags.c_contiguous and not output.array.dtype.hasobject)
+            for output in self.outputs
+        )
 
     @property
     def nbytes(self) -> int:

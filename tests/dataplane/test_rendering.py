@@ -14,7 +14,7 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import PayloadTooLarge
 from ovmstrio.core.events import Door
 from ovmstrio.core.request import InferResponse
-from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.dataplane.rendering import Renderer
 
 
@@ -40,6 +40,23 @@ def _thread(response: InferResponse) -> int:
 async def test_large_answers_are_written_in_a_thread(elements: int, door: Door, here: bool) -> None:
     """Text takes longer than bytes."""
     writer = await Renderer().render(_thread, _response(elements), door)
+    assert (writer == threading.get_ident()) is here
+
+
+@pytest.mark.parametrize(
+    ("array", "door", "here"),
+    [
+        (np.zeros((1000, 1000), np.float32), KSERVE_GRPC, True),
+        (np.zeros((1000, 1000), np.float32), KSERVE_REST, False),
+        (np.zeros((1000, 1000), np.float32).T, KSERVE_GRPC, False),
+        (np.full((400, 1000), b"12345678", object), KSERVE_GRPC, False),
+    ],
+)
+async def test_what_is_sent_from_where_it_lies_is_written_at_once(array: Array, door: Door, here: bool) -> None:
+    """Large outputs that nobody else has, and whose elements lie as they are sent."""
+    datatype = BYTES if array.dtype == object else BY_NAME["FP32"]
+    response = InferResponse("m", "1", [Tensor("out", datatype, array)], is_private=True)
+    writer = await Renderer().render(_thread, response, door)
     assert (writer == threading.get_ident()) is here
 
 

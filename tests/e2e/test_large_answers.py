@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import grpc
 import httpx
+import numpy as np
 import pytest
+import tritonclient.grpc
 
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
@@ -16,6 +21,7 @@ from tests.support.waits import worst_wait
 
 pytestmark = pytest.mark.e2e
 
+_LARGE = 1_000_000
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -56,3 +62,30 @@ def test_large_answers_are_refused_or_written_while_others_are_answered(tmp_path
         assert max(seconds) < 1
         code, output = server.stop()
     assert code == 0, output
+
+
+def test_large_answers_of_calls_at_once_are_each_their_own(tmp_path: Path) -> None:
+    """Over a connection, unary and on a stream: the outputs of one are not those of another that came after it."""
+    base = ir.save(ir.dummy((1, _LARGE)), tmp_path, "large")
+    answers: SimpleQueue[Any] = SimpleQueue()
+    with (
+        serving("--model_name", "large", "--model_path", str(base)) as server,
+        tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+        ThreadPoolExecutor(6) as pool,
+    ):
+        given = [_full(number) for number in range(6)]
+        client.start_stream(callback=lambda result, error: answers.put(error or result))
+        for tensor in given:
+            client.async_stream_infer("large", [tensor])
+        unary = [*pool.map(lambda tensor: client.infer("large", [tensor], client_timeout=60), given)]
+        streamed = [answers.get(timeout=60) for _ in given]
+        client.stop_stream()
+    for results in (unary, streamed):
+        for number, result in enumerate(results):
+            assert (result.as_numpy("a") == np.full((1, _LARGE), number + 1, np.float32)).all()
+
+
+def _full(number: int) -> tritonclient.grpc.InferInput:
+    tensor = tritonclient.grpc.InferInput("b", [1, _LARGE], "FP32")
+    tensor.set_data_from_numpy(np.full((1, _LARGE), number, np.float32))
+    return tensor

@@ -67,7 +67,7 @@ class ModelServable:
             raise trio.ClosedResourceError
         results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
-        return InferResponse(self.name, self.version, outputs, request.id)
+        return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.

@@ -75,7 +75,7 @@ class StatefulServable:
             outputs = named_outputs(network.signature, results)
             sequence.advance(change.after)
         outputs.append(_id_tensor(sequence.id))
-        return InferResponse(self.name, self.version, outputs, request.id)
+        return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
     def sequences(self) -> list[SequenceInfo]:
         """List the live sequences, by id, texts behind numbers."""

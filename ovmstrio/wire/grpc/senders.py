@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.grpc.replies import Wakeup
 from ovmstrio.wire.standstill import Standstill
 
@@ -65,25 +66,31 @@ class Senders:
         self._starved: dict[int, tuple[StreamState, Wakeup]] = {}
         self._by_credit: list[tuple[int, int]] = []
 
-    async def send(self, stream: StreamState, prefix: bytes, message: bytes | memoryview) -> bool:
+    async def send(self, stream: StreamState, prefix: bytes, message: bytes | memoryview | PiecedMessage) -> bool:
         """Send a message in pieces, as windows and the writer allow; False if the stream ended before.
 
         Cancellation: while it waits; a part of the message may have been sent.
         """
-        rest = memoryview(message)
-        waiting = self._messages[stream.stream_id] = _Message(stream, len(prefix) + len(rest))
-        self._share.add(waiting.left)
+        pieces = iter(message.pieces if isinstance(message, PiecedMessage) else ((b"", memoryview(message)),))
+        rest = memoryview(b"")
+        left = len(prefix) + len(message)
+        waiting = self._messages[stream.stream_id] = _Message(stream, left)
+        self._share.add(left)
         try:
-            while prefix or rest:
+            while left:
                 await self._turn(stream)
                 if stream.local_closed:
                     return False
-                while (prefix or rest) and self._is_open() and (room := self._core.sendable(stream)) > 0:
-                    start, end = prefix[:room], max(0, room - len(prefix))
-                    self._core.send_data(stream, start, rest[:end])
-                    prefix, rest = prefix[room:], rest[end:]
-                sent, waiting.left = waiting.left - len(prefix) - len(rest), len(prefix) + len(rest)
-                self.counted += sent
+                while left and self._is_open() and (room := self._core.sendable(stream)) > 0:
+                    if not rest:
+                        before, rest = next(pieces, (b"", rest))
+                        prefix += before
+                    start, data = prefix[:room], rest[: max(0, room - len(prefix))]
+                    self._core.send_data(stream, start, data)
+                    prefix, rest = prefix[room:], rest[len(data) :]
+                    left -= len(start) + len(data)
+                self.counted += waiting.left - left
+                waiting.left = left
                 self._mark_dirty()
         finally:
             del self._messages[stream.stream_id]

@@ -15,6 +15,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
+from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import StreamState
 from ovmstrio.wire.grpc.limits import TransportLimits
@@ -50,6 +51,7 @@ MetadataLike = Mapping[str, MetadataValue] | Collection[tuple[str, MetadataValue
 
 _HIDDEN_HEADERS: Final = frozenset({"te", "content-type", "user-agent"})
 _MESSAGES_PER_CHECKPOINT: Final = 16
+_SERIALISED: Final = (memoryview, PiecedMessage)
 """Messages that a call may send before others get their turn."""
 _current: ContextVar[Call] = ContextVar("current_call")
 
@@ -337,7 +339,8 @@ class Call:
     async def send_message(self, message: Any) -> None:
         """Send one response message; the response headers first, if they are not out yet.
 
-        Of a method whose messages are bytes a view is sent as it is; nothing may change it any more.
+        Of a method whose messages are bytes a view is sent as it is, and one in pieces from where these lie; nothing
+        may change them any more.
 
         Returns when the bytes are handed to the connection's writer, not when they have arrived.
 
@@ -369,7 +372,11 @@ class Call:
             core.send_headers(self.state, RESPONSE_HEADERS)
         self._host.mark_dirty()
         prefix, size = message_prefix(len(data)), len(data) + PREFIX_BYTES
-        if size <= core.sendable(self.state) and core.waiting_bytes < self._host.limits.write_high_water_bytes:
+        if (
+            not isinstance(data, PiecedMessage)
+            and size <= core.sendable(self.state)
+            and core.waiting_bytes < self._host.limits.write_high_water_bytes
+        ):
             core.send_data(self.state, prefix, data)
         else:
             self._sending = True
@@ -384,8 +391,8 @@ class Call:
             await self._host.share.wait(0)
         self._check_open()
 
-    def _encode(self, message: Any) -> bytes | memoryview:
-        is_serialised = self.handler.reply_type is bytes and type(message) is memoryview
+    def _encode(self, message: Any) -> bytes | memoryview | PiecedMessage:
+        is_serialised = self.handler.reply_type is bytes and type(message) in _SERIALISED
         data = message if is_serialised else self._host.codec.encode(message, self.handler.reply_type)
         size, limit = len(data), self._host.limits.max_send_message_bytes
         if size > limit:

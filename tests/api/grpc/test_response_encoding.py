@@ -11,9 +11,11 @@ from tritonclient.grpc.service_pb2 import ModelInferResponse, ModelStreamInferRe
 
 from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.api.kserve.grpc.response_encoding import StreamInferResponse, encode_response, encode_stream_response
+from ovmstrio.api.raw_contents import WrittenMessage
 from ovmstrio.core.datatypes import BY_NAME, BYTES
+from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.request import InferResponse
-from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.protocol.generated import inference as pb
 from tests.api.grpc.wire_samples import texts
 
@@ -35,9 +37,14 @@ responses = st.builds(
 )
 
 
+def _copied(message: WrittenMessage) -> bytes:
+    assert not isinstance(message, PiecedMessage)
+    return bytes(message)
+
+
 def encode(response: InferResponse) -> bytes:
     """Encode as the transport does."""
-    return bytes(encode_response(response))
+    return _copied(encode_response(response))
 
 
 def packed(tensor: Tensor) -> bytes:
@@ -149,3 +156,32 @@ def test_a_buffer_of_wider_items_is_written_by_its_bytes() -> None:
         response = InferResponse("g", "1", [RawTensor("x", "INT64", (size,), data)])
 
         assert list(ModelInferResponse.FromString(encode(response)).raw_output_contents) == [data.tobytes()]
+
+
+def _joined(message: PiecedMessage) -> bytes:
+    return b"".join([part for pieces in message.pieces for part in pieces])
+
+
+def test_large_outputs_that_nobody_else_has_are_not_copied() -> None:
+    """A message in pieces, which are views of the arrays, and the same bytes as a message that is joined."""
+    arrays: list[Array] = [
+        np.arange(400_000, dtype=np.float32).reshape(2, -1),
+        np.arange(3, dtype=np.int64),
+        np.ones(300_000),
+    ]
+    names = ("FP32", "INT64", "FP64")
+    outputs: list[Tensor | RawTensor] = [
+        Tensor(name, BY_NAME[name], array) for name, array in zip(names, arrays, strict=True)
+    ]
+    shared = InferResponse("m", "1", outputs, "id")
+    private = InferResponse("m", "1", outputs, "id", is_private=True)
+    message = encode_response(private)
+    assert isinstance(message, PiecedMessage)
+    assert _joined(message) == encode(shared)
+    assert [np.shares_memory(piece, array) for (_, piece), array in zip(message.pieces, arrays[::2], strict=True)] == [
+        True,
+        True,
+    ]
+    streamed = encode_stream_response(StreamInferResponse("", private))
+    assert isinstance(streamed, PiecedMessage)
+    assert _joined(streamed) == _copied(encode_stream_response(StreamInferResponse("", shared)))

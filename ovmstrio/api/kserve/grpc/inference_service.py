@@ -31,7 +31,8 @@ from ovmstrio.protocol.generated import inference as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
-    from ovmstrio.core.request import Buffer, InferResponse
+    from ovmstrio.api.raw_contents import WrittenMessage
+    from ovmstrio.core.request import InferResponse
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.open_stream import OpenStream
     from ovmstrio.wire.grpc.stream import Call
@@ -271,7 +272,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
 
 
-def _render(response: InferResponse) -> tuple[Buffer, int]:
+def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
     data = encode_response(response)
     return data, len(data)
 

@@ -25,8 +25,9 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.core.request import InferResponse
 
 if TYPE_CHECKING:
+    from ovmstrio.api.raw_contents import WrittenMessage
     from ovmstrio.core.arrivals import Arrival
-    from ovmstrio.core.request import Buffer, InferRequest
+    from ovmstrio.core.request import InferRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.stream import Call
 
@@ -65,7 +66,7 @@ class _Answer:
     __slots__ = ("data", "done", "failure")
 
     def __init__(self) -> None:
-        self.data: Buffer = b""
+        self.data: WrittenMessage = b""
         self.done = trio.Event()
         self.failure: Exception | None = None
 
@@ -133,10 +134,10 @@ class _RequestStream:
         self._largest = max(self._largest or 0, len(answer.data))
         answer.done.set()
 
-    async def _answered(self, message: bytes, arrival: Arrival) -> Buffer:
+    async def _answered(self, message: bytes, arrival: Arrival) -> WrittenMessage:
         request: InferRequest | None = None
 
-        async def infer(name: bytes = b"") -> Buffer:
+        async def infer(name: bytes = b"") -> WrittenMessage:
             nonlocal request
             request = self._decode(message)
             keep_place(request.model_name, name)
@@ -176,13 +177,13 @@ class _RequestStream:
             self._announce()
 
 
-def _render(request: InferRequest, response: InferResponse) -> tuple[Buffer, int]:
+def _render(request: InferRequest, response: InferResponse) -> tuple[WrittenMessage, int]:
     _mark_end(request, response)
     data = encode_stream_response(StreamInferResponse("", response))
     return data, len(data)
 
 
-def _problem(request: InferRequest, error: ServerError) -> Buffer:
+def _problem(request: InferRequest, error: ServerError) -> WrittenMessage:
     named = InferResponse(request.model_name, request.model_version, [], request.id)
     _mark_end(request, named)
     return encode_stream_response(StreamInferResponse(error.message, named))

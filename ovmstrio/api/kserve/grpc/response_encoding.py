@@ -1,7 +1,7 @@
 """``ModelInferResponse``: from an :class:`InferResponse` to the bytes of a message.
 
 A message is joined from serialised pieces, which is the same as merging them.  What a model says the same in every
-response is serialised once; a tensor's bytes are copied once.
+response is serialised once; a tensor's bytes are copied once, or not at all where they are many and nobody else has them.
 
 ::
 
@@ -22,6 +22,7 @@ from ovmstrio.protocol.descriptors import message_class
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ovmstrio.api.raw_contents import WrittenMessage
     from ovmstrio.core.request import Buffer, InferResponse, ParameterValue
     from ovmstrio.core.tensor import MemoryPlace
 
@@ -79,12 +80,12 @@ class StreamInferResponse:
     response: InferResponse | None = None
 
 
-def encode_response(response: InferResponse) -> Buffer:
+def encode_response(response: InferResponse) -> WrittenMessage:
     """Write a ``ModelInferResponse`` whose tensors are all raw contents."""
-    return gather_buffers(_response_parts(response))
+    return gather_buffers(_response_parts(response), response)
 
 
-def encode_stream_response(message: StreamInferResponse) -> Buffer:
+def encode_stream_response(message: StreamInferResponse) -> WrittenMessage:
     """Write a ``ModelStreamInferResponse``."""
     parts: list[Buffer] = []
     if message.error_message:
@@ -92,7 +93,7 @@ def encode_stream_response(message: StreamInferResponse) -> Buffer:
     if message.response is not None:
         inner = _response_parts(message.response)
         parts += (_INFER_RESPONSE_TAG, encode_varint(sum(map(len, inner))), *inner)
-    return gather_buffers(parts)
+    return gather_buffers(parts, message.response)
 
 
 def _response_parts(response: InferResponse) -> list[Buffer]:

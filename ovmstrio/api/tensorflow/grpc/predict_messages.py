@@ -30,6 +30,7 @@ from ovmstrio.protocol.descriptors import POOL, message_class
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ovmstrio.api.raw_contents import WrittenMessage
     from ovmstrio.api.tensorflow.tensorflow_types import TensorFlowType
     from ovmstrio.core.request import Buffer, InferResponse
     from ovmstrio.core.tensor import Tensor
@@ -135,7 +136,7 @@ _CONTENT_TAG: Final = b"\x22"
 _STRING_TAG: Final = b"\x42"
 
 
-def encode_predict(response: InferResponse) -> Buffer:
+def encode_predict(response: InferResponse) -> WrittenMessage:
     """Write a ``PredictResponse``.
 
     Raises:
@@ -149,7 +150,7 @@ def encode_predict(response: InferResponse) -> Buffer:
         head = key + _VALUE_TAG + encode_varint(size)
         parts += (_OUTPUTS_TAG, encode_varint(len(head) + size), head, *value)
     parts.append(_encode_spec(response.model_name, response.model_version))
-    return gather_buffers(parts)
+    return gather_buffers(parts, response)
 
 
 def _tensor_parts(tensor: Tensor | RawTensor) -> list[Buffer]:

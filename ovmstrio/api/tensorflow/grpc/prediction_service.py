@@ -22,7 +22,8 @@ from ovmstrio.protocol.generated.tensorflow import serving as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
 if TYPE_CHECKING:
-    from ovmstrio.core.request import Buffer, InferResponse
+    from ovmstrio.api.raw_contents import WrittenMessage
+    from ovmstrio.core.request import InferResponse
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.registry import VersionStatus
     from ovmstrio.wire.grpc.stream import Call
@@ -120,7 +121,7 @@ class ModelService(pb.ModelServiceBase):
         )
 
 
-def _render(response: InferResponse) -> tuple[Buffer, int]:
+def _render(response: InferResponse) -> tuple[WrittenMessage, int]:
     data = encode_predict(response)
     return data, len(data)
 
