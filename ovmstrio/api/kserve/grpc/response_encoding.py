@@ -1,7 +1,8 @@
 """``ModelInferResponse``: from an :class:`InferResponse` to the bytes of a message.
 
 A message is joined from serialised pieces, which is the same as merging them.  What a model says the same in every
-response is serialised once; a tensor's bytes are copied once, or not at all where they are many and nobody else has them.
+response is serialised once; a tensor's bytes are copied once, or not at all where they are many
+and nobody else has them.
 
 ::
 
