@@ -94,7 +94,7 @@ def test_a_single_model_is_configured_by_options() -> None:
         ({**MODEL, "stateful": True, "max_sequence_number": 2**32}, ["--max_sequence_number"]),
         ({**MODEL, "stateful": True, "shape": "auto"}, ["--shape"]),
         ({**MODEL, "sequence_cleaner_poll_wait_minutes": -1}, ["--sequence_cleaner_poll_wait_minutes"]),
-        ({"model_name": "", "model_path": "s3://b/m"}, ["--model_name"]),
+        ({"model_name": "", "model_path": "s3://b/m"}, ["--model_name", "--model_path"]),
         ({"model_name": "m", "model_path": "../m"}, ["--model_path"]),
         ({"tls_cert": "c", "client_ca": "a"}, ["--tls_cert and --tls_key"]),
         ({"client_ca": "a"}, ["--client_ca"]),
