@@ -105,7 +105,11 @@ def test_formats(kind: str) -> None:
 @pytest.mark.parametrize(
     ("tensor", "request_", "text"),
     [
-        (spec(1, 2, 4, 3), send(b"junk"), "Image parsing failed"),
+        (
+            spec(1, 2, 4, 3),
+            send(b"junk"),
+            "Image parsing failed - its 4 bytes are no image of a known format (JPEG, PNG, BMP, WEBP, TIFF, GIF, PPM)",
+        ),
         (spec(1, 2, 4, 3), send(encoded(RGB)[:45]), "Image parsing failed"),
         (spec(1, 2, 4, 3), send(b""), "Bytes contents empty"),
         (

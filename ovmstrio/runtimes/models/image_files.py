@@ -7,7 +7,7 @@ import struct
 import zlib
 from typing import Final
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.tensor import TensorSpec
@@ -63,6 +63,10 @@ def decoded(encoded: bytes, spec: TensorSpec) -> Image.Image:
         image.load()
     except InvalidRequest:
         raise
+    except UnidentifiedImageError:
+        # Its own text shows where the bytes lie instead of what they are.
+        detail = f"its {len(encoded)} bytes are no image of a known format ({', '.join(_FORMATS)})"
+        raise _unreadable(spec, detail) from None
     except _UNREADABLE as error:
         raise _unreadable(spec, str(error) or type(error).__name__) from None
     return image
