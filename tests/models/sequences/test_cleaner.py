@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import thread_time
 
 import pytest
 import trio
@@ -113,13 +113,13 @@ async def test_ten_thousand_sequences_are_scanned_in_no_time() -> None:
     for _ in range(5):
         for sequence in manager:
             sequence.idle = False
-        begin = perf_counter()
+        begin = thread_time()
         assert scan(managers) == 0
-        times.append(perf_counter() - begin)
+        times.append(thread_time() - begin)
     assert min(times) < 0.01
-    begin = perf_counter()
+    begin = thread_time()
     assert scan(managers) == 10_000
-    assert perf_counter() - begin < 0.1
+    assert thread_time() - begin < 0.1
 
 
 async def test_requests_run_while_many_sequences_are_removed(autojump_clock: trio.testing.MockClock) -> None:
