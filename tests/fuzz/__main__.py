@@ -13,15 +13,17 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Final
 
 from tests.fuzz.campaign import Campaign, Report, new_in_log, run_numbers
 from tests.fuzz.outcomes import Violation
 from tests.fuzz.served import write_fuzzed
-from tests.support.processes import serving
+from tests.support.processes import OvmsProcess, serving
 
 CHUNK: Final = 2_000
 MOST_VIOLATIONS: Final = 20
+_MOST_CHARACTERS: Final = 4_000
 
 
 def _fuzz(numbers: range, jobs: int) -> Report:
@@ -41,13 +43,21 @@ def _fuzz(numbers: range, jobs: int) -> Report:
                     seen = range(now[0].start, now[-1].stop)
                     total.violations += [Violation(seen, fault) for fault in whole.faults_afterwards()]
                     rate = total.messages / (time.monotonic() - started)
-                    print(f"{total.messages} sent, {rate:.0f}/s; go on with --first {seen.stop}", flush=True)  # noqa: T201
+                    told = f"{len(total.violations)} violations, {rate:.0f}/s; go on with --first {seen.stop}"
+                    print(f"{total.messages} sent, {told}", flush=True)  # noqa: T201 - so that it can be gone on with
                     if len(total.violations) > MOST_VIOLATIONS or server.process.poll() is not None:
                         break
-            code, log = server.stop()
-            if code:
-                total.violations.append(Violation(numbers, f"the server ended with {code}: {log[-2000:]}"))
+            total.violations += _violations_of_end(server, numbers)
     return total
+
+
+def _violations_of_end(server: OvmsProcess, numbers: range) -> list[Violation]:
+    """Stop the server, which has nothing to do any more; all it printed is told of one that does not end well."""
+    try:
+        code, log = server.stop()
+    except TimeoutExpired:
+        return [Violation(numbers, f"the server did not end: {server.printed_so_far()[-_MOST_CHARACTERS:]}")]
+    return [Violation(numbers, f"the server ended with {code}: {log[-_MOST_CHARACTERS:]}")] if code else []
 
 
 def main() -> None:

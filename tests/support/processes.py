@@ -98,7 +98,11 @@ class OvmsProcess:
     def _printed(self) -> str:
         """Wait for the end, and give all that was printed."""
         output, _ = self.process.communicate(timeout=STOP_TIMEOUT_SECONDS)
-        return output if self._log is None else self._log.read_text(errors="replace")
+        return output if self._log is None else self.printed_so_far()
+
+    def printed_so_far(self) -> str:
+        """Give what a server with a log has printed until now."""
+        return "" if self._log is None else self._log.read_text(errors="replace")
 
 
 @contextlib.contextmanager
