@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -292,8 +293,11 @@ async def test_browsers_of_allowed_origins_may_call(tmp_path: Path) -> None:
         assert (await served.ask(headers={"origin": "http://c"})).headers["access-control-allow-origin"] == "*"
 
 
-async def test_each_call_of_a_project_is_a_line_of_the_request_log(tmp_path: Path) -> None:
-    """As those of models are, whichever protocol it came by."""
+async def test_each_call_of_a_project_is_a_line_of_the_request_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of models are, whichever protocol it came by, in a log for those who look for faults."""
+    caplog.set_level(logging.DEBUG)
     with capture_logs() as logs:
         async with serving(tmp_path / "http") as served:
             await served.ask()
