@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-__all__ = ["Gathered"]
+__all__ = ["Gathered", "noted"]
 
 _MOST: Final = 8
 """Refusals that are told one by one."""
@@ -50,15 +50,15 @@ class Gathered:
     ) -> bool:
         if not isinstance(error, InvalidRequest):
             return False
-        # Its traceback would keep what the request was read from.
-        self.add(error.with_traceback(None))
+        self.add(error)
         return True
 
     def add(self, error: InvalidRequest) -> None:
         """Take one more."""
         self._count += 1
         if len(self._kept) < _MOST:
-            self._kept.append(error)
+            # Its traceback would keep what the request was read from.
+            self._kept.append(error.with_traceback(None))
 
     def error(self) -> InvalidRequest:
         """Make one error of all, of which there are some: a single one as it is, else its text before others'."""
@@ -77,3 +77,10 @@ class Gathered:
         """
         if self._count:
             raise self.error()
+
+
+def noted(wrong: Gathered | None, error: InvalidRequest) -> Gathered:
+    """Take one more where there may be none yet: for what every request is read with, which mostly is right."""
+    wrong = wrong or Gathered()
+    wrong.add(error)
+    return wrong

@@ -98,9 +98,12 @@ class DirectStream(trio.abc.HalfCloseableStream):
 
         Raises:
             trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: this end is closed.
+            trio.ClosedResourceError: this end is closed, or its sending side.
         """
-        if self._is_sending or self.socket.did_shutdown_SHUT_WR:
+        if self.socket.did_shutdown_SHUT_WR:
+            # Taking nothing would mean that there is no room, for which the sender would wait again and again.
+            raise trio.ClosedResourceError("the sending side is closed")
+        if self._is_sending:
             return 0
         try:
             return os.write(self._fileno(), buffers[0]) if len(buffers) == 1 else os.writev(self._fileno(), buffers)

@@ -104,6 +104,8 @@ async def test_broken_and_closed_connections_are_told_apart() -> None:
         await stream.send_eof()
         with pytest.raises(trio.ClosedResourceError):
             await stream.send_all(b"a")
+        with pytest.raises(trio.ClosedResourceError):
+            stream.send_now(b"a")
 
 
 async def test_cancellation_loses_no_bytes() -> None:

@@ -115,6 +115,8 @@ def side_packets(request: InferRequest) -> dict[str, str | int]:
         FailedPrecondition: one has the name of the Python nodes' own side packet.
     """
     packets: dict[str, str | int] = {}
+    if not request.parameters:
+        return packets
     wrong = Gathered()
     for name, value in request.parameters.items():
         if name == TIMESTAMP_PARAMETER or name in _SERVER_SIDE_PACKETS:

@@ -27,10 +27,13 @@ async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
 
     Raises:
         trio.BrokenResourceError: the connection broke, or the peer took nothing for as long as clients may.
+        trio.ClosedResourceError: this end is closed, or its sending side.
 
     Cancellation: at any time; the stream is unusable then.
     """
     sent, size = 0, sum(map(len, buffers))
+    if not size:
+        return
     if isinstance(stream, DirectStream):
         sent = stream.send_now(*buffers)
         if sent == size:

@@ -10,6 +10,7 @@ from trio.testing import MockClock, memory_stream_pair
 
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.wire.closing import LINGER_SECONDS
+from ovmstrio.wire.direct_stream import direct
 from ovmstrio.wire.http.bounded_sending import send_bounded
 from ovmstrio.wire.http.prefixed_stream import PrefixedStream
 
@@ -41,6 +42,17 @@ async def test_nothing_is_nothing() -> None:
     await send_bounded(server, b"")
     await server.aclose()
     assert await client.receive_some() == b""
+
+
+async def test_nothing_is_sent_after_the_end(sockets: Pair) -> None:
+    """The sender is told so at once, and does not try for ever."""
+    server, _ = sockets
+    stream = direct(server)
+    await server.send_eof()
+    with trio.fail_after(10):
+        await send_bounded(stream, b"")
+        with pytest.raises(trio.ClosedResourceError):
+            await send_bounded(stream, b"late")
 
 
 async def test_a_client_that_reads_nothing_is_given_up(autojump_clock: MockClock, sockets: Pair) -> None:

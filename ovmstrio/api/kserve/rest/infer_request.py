@@ -17,7 +17,7 @@ import orjson
 from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES, LargeData, read_large_document
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
-from ovmstrio.core.gathered import Gathered
+from ovmstrio.core.gathered import Gathered, noted
 from ovmstrio.core.request import Contents, InferInput, InferRequest, ParameterValue, RequestedOutput
 
 if TYPE_CHECKING:
@@ -99,18 +99,22 @@ def read_infer_request(model: str, version: str, body: Buffer, head_length: str 
     if document is None:
         document = parse_document(head)
     request = InferRequest(model, version)
-    wrong = Gathered()
-    with wrong:
+    wrong: Gathered | None = None
+    try:
         request.id = read_id(document)
-    with wrong:
+    except InvalidRequest as error:
+        wrong = noted(wrong, error)
+    try:
         request.parameters = _parameters(document)
-    with wrong:
+    except InvalidRequest as error:
+        wrong = noted(wrong, error)
+    try:
         request.outputs = _outputs(document)
-    with wrong:
-        for given in _inputs(document):
-            with wrong:
-                request.inputs.append(_input(given))
-    wrong.tell()
+    except InvalidRequest as error:
+        wrong = noted(wrong, error)
+    wrong = _read_inputs(request, document, wrong)
+    if wrong:
+        raise wrong.error()
     _assign_tail(request, tail)
     return request
 
@@ -206,7 +210,9 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
     given = document.get("outputs", [])
     if not isinstance(given, list):
         raise _refuse(INPUT_UNREADABLE, f"outputs: expected a list, got {kind_of(given)}")
-    requested = []
+    requested: list[RequestedOutput] = []
+    if not given:
+        return requested
     wrong = Gathered()
     for number, output in enumerate(given):
         with wrong:
@@ -215,6 +221,20 @@ def _outputs(document: dict[str, Any]) -> list[RequestedOutput]:
             requested.append(RequestedOutput(output["name"], _parameters(output)))
     wrong.tell()
     return requested
+
+
+def _read_inputs(request: InferRequest, document: dict[str, Any], wrong: Gathered | None) -> Gathered | None:
+    """Read the inputs into a request; gives what is wrong, together with what was before."""
+    try:
+        all_given = _inputs(document)
+    except InvalidRequest as error:
+        return noted(wrong, error)
+    for given in all_given:
+        try:
+            request.inputs.append(_input(given))
+        except InvalidRequest as error:
+            wrong = noted(wrong, error)
+    return wrong
 
 
 def _inputs(document: dict[str, Any]) -> list[Any]:
@@ -298,11 +318,14 @@ def _flatten(data: list[Any]) -> list[Any]:
 def _assign_tail(request: InferRequest, tail: memoryview) -> None:
     """Give each input that has no data in the JSON its part of the bytes behind it, in order."""
     sizes: list[int | None] = []
-    wrong = Gathered()
+    wrong: Gathered | None = None
     for given in request.inputs:
-        with wrong:
+        try:
             sizes.append(_binary_size(given, len(tail), sole=len(request.inputs) == 1))
-    wrong.tell()
+        except InvalidRequest as error:
+            wrong = noted(wrong, error)
+    if wrong:
+        raise wrong.error()
     at = 0
     raw: list[Buffer | None] = []
     is_any_raw = False
