@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import trio
 import trio.testing
 
+from ovmstrio.api.kserve.rest import generate
 from ovmstrio.config.specs import GraphSpec
+from ovmstrio.core.datatypes import BY_NAME
+from ovmstrio.core.events import Door
+from ovmstrio.core.request import InferRequest, InferResponse
+from ovmstrio.core.tensor import Tensor
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.wire.http.answers import Cors
 from tests.api.rest.servers import PATIENCE_SECONDS, Peer, Serving, serving_rest
@@ -307,3 +313,47 @@ async def test_streams_are_counted(serving: Serving) -> None:
     labels = '{api="KServe",interface="REST",method="ModelInferStream",name="graph"}'
     for line in (f"ovms_responses{labels} 2.0", f"ovms_requests_accepted{labels} 1.0", f"ovms_graph_error{labels} 1.0"):
         assert line in rendered.decode()
+
+
+class _EndlessStream:
+    """Replies for as long as it is asked."""
+
+    def end(self) -> None:
+        """Nothing more is asked of it."""
+
+    def __aiter__(self) -> _EndlessStream:
+        return self
+
+    async def __anext__(self) -> InferResponse:
+        await trio.lowlevel.checkpoint()
+        return InferResponse("m", "1", [Tensor("out", BY_NAME["INT64"], np.array([7]))])
+
+
+class _EndlessPlane:
+    """Opens streams, and notes how they end."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    @asynccontextmanager
+    async def open_stream(self, asked: InferRequest, door: Door) -> AsyncIterator[_EndlessStream]:
+        """Give one."""
+        del asked, door
+        try:
+            yield _EndlessStream()
+        except BaseException as error:
+            self.ends.append(type(error).__name__)
+            raise
+
+
+async def test_a_stream_that_nobody_reads_any_more_is_cancelled(capsys: pytest.CaptureFixture[str]) -> None:
+    """As if its client had left before: that is no failure, and no line of the log."""
+    plane: Any = _EndlessPlane()
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            receive = await nursery.start(generate._run, plane, InferRequest("m", ""))
+            assert b"7" in await receive.receive()
+            await trio.testing.wait_all_tasks_blocked()
+            receive.close()
+    assert plane.ends == ["Cancelled"]
+    assert "stream failed" not in capsys.readouterr().out

@@ -315,7 +315,9 @@ async def _run(
     """
     send, receive = trio.open_memory_channel[bytes](0)
     begun = False
-    async with send:
+    with trio.CancelScope() as scope:
+        # Nobody may read any more before the request's tasks are cancelled; that ends the stream in the same way.
+        answer = _Answer(send, scope)
         try:
             async with plane.open_stream(asked, KSERVE_REST) as stream:
                 stream.end()
@@ -324,18 +326,35 @@ async def _run(
                     if not begun:
                         begun = True
                         task_status.started(receive)
-                    await send.send(data)
+                    await answer.send(data)
             if not begun:
                 task_status.started(receive)
         except ServerError as error:
             if not begun:
                 raise
-            await send.send(error_event(error))
+            await answer.send(error_event(error))
         except Exception as error:  # the border of one request, whose answer has begun
             if not begun:
                 raise
             log.exception("stream failed", model=asked.model_name)
-            await send.send(error_event(error))
+            await answer.send(error_event(error))
+        finally:
+            send.close()
+
+
+class _Answer:
+    """Takes the events of one stream to whoever reads them, and cancels a scope when nobody does."""
+
+    def __init__(self, channel: trio.MemorySendChannel[bytes], scope: trio.CancelScope) -> None:
+        self._channel = channel
+        self._scope = scope
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._channel.send(data)
+        except trio.BrokenResourceError:
+            self._scope.cancel()
+            await trio.lowlevel.checkpoint()
 
 
 def _event(reply: StreamReply) -> bytes:
