@@ -191,7 +191,10 @@ class GeneratorHost:
 
 
 class AsyncGeneratorHost:
-    """An async generator, which runs on the loop, one value at a time; arguments as for :class:`GeneratorHost`."""
+    """An async generator, which runs on the loop, one value at a time; arguments as for :class:`GeneratorHost`.
+
+    The loop runs tasks in any order, and a step may go on behind its cancellation: closing waits for its end.
+    """
 
     def __init__(
         self,
@@ -209,13 +212,15 @@ class AsyncGeneratorHost:
         self._variables = variables
         self._loop = loop
         self._ended = ended
+        self._lock = threading.Lock()
+        self._step = loop.turns()
         self._pulling: LoopCall | None = None
+        self._is_left = False
 
     def pull(self, number: int) -> None:
         """Run the generator to its next value, and answer with it."""
 
         def done(value: Any, error: BaseException | None) -> None:
-            self._pulling = None
             if isinstance(error, StopAsyncIteration):
                 self._ended()
                 self._answer(number, [[], [ENDED]])
@@ -224,21 +229,28 @@ class AsyncGeneratorHost:
             else:
                 self._answer(number, [[value], None])
 
-        self._pulling = self._loop.call(self._next, done, self._variables)
+        with self._lock:
+            is_left = self._is_left
+            if not is_left:
+                self._pulling = self._loop.call(self._next, done, self._variables)
+        if is_left:
+            self._answer(number, [[], None])
 
     async def _next(self) -> Any:
-        return self._convert(await anext(self._iterator))
+        async with self._step:
+            return self._convert(await anext(self._iterator))
 
     def leave(self, number: int) -> None:
-        """Cancel the step that runs."""
+        """Cancel the step that runs, and begin no other."""
         del number
-        if self._pulling is not None:
-            self._pulling.cancel()
+        with self._lock:
+            self._is_left = True
+            if self._pulling is not None:
+                self._pulling.cancel()
 
     def close(self, number: int) -> None:
-        """Close the generator, if it can be closed."""
-        if self._pulling is not None:
-            self._pulling.cancel()
+        """Close the generator, if it can be closed, once the step that runs has ended."""
+        self.leave(number)
 
         def done(_: Any, error: BaseException | None) -> None:
             self._ended()
@@ -249,4 +261,5 @@ class AsyncGeneratorHost:
     async def _aclose(self) -> None:
         close = getattr(self._iterator, "aclose", None)
         if close is not None:
-            await close()
+            async with self._step:
+                await close()

@@ -76,8 +76,14 @@ class LoopThread:
         token.run_sync_soon(begin)
         return LoopCall(token, scope)
 
-    def _start(self) -> trio.lowlevel.TrioToken:
+    @staticmethod
+    def turns() -> trio.Lock:
+        """Make what functions that must not run side by side hold on the loop."""
+        import trio  # noqa: PLC0415 - as above
 
+        return trio.Lock()
+
+    def _start(self) -> trio.lowlevel.TrioToken:
         with self._starting:
             if self._token is None:
                 threading.Thread(target=self._host, name="loop of async user code", daemon=True).start()
