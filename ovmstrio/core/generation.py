@@ -1,0 +1,316 @@
+"""Values of calls that make text, vectors, scores or sound, and the ports of services that take them.
+
+::
+
+    JSON ─> api/openai ─> GenerationRequest ─> data plane ─> TextGenerator.generate ─> Generation ─> Piece ... ─> events
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ovmstrio.core.servable import Service
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = [
+    "CallDelta",
+    "Conversation",
+    "Embedder",
+    "Embeddings",
+    "Finish",
+    "Generation",
+    "GenerationLimits",
+    "GenerationRequest",
+    "GenerativeService",
+    "Grammar",
+    "GrammarKind",
+    "Piece",
+    "Prompt",
+    "Reranker",
+    "Sampling",
+    "Task",
+    "TextGenerator",
+    "TokenIds",
+    "TokenLogprob",
+    "Tokenizer",
+]
+
+TokenIds: TypeAlias = tuple[int, ...]
+
+
+class Task(Enum):
+    """What a generative service does; values are those of ``--task``."""
+
+    TEXT_GENERATION = "text_generation"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    SPEECH_TO_TEXT = "speech2text"
+    TEXT_TO_SPEECH = "text2speech"
+    IMAGE_GENERATION = "image_generation"
+
+
+class Finish(Enum):
+    """Why a text ended; values are OpenAI's."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+# What is asked
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages that a chat template makes a prompt of.
+
+    Attributes:
+        messages: in OpenAI's form, validated: ``role``, ``content`` as one text (never a list of parts), and what else
+            templates know, such as ``tool_calls`` and ``tool_call_id``.
+        tools: in OpenAI's form, ``{"type": "function", "function": {...}}`` each.
+        tool_choice: ``none``, ``auto``, ``required``, or what is called with ``tool_name``.
+        tool_name: the one function that is to be called, where ``tool_choice`` is ``function``.
+        template_options: variables of the template, such as ``enable_thinking``.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str = "auto"
+    tool_name: str = ""
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Prompt: TypeAlias = Conversation | str | TokenIds
+"""Messages for the template, a text as it is, or the numbers of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen; None leaves the choice to the model's ``generation_config.json``, and then to the library.
+
+    ``temperature`` 0 is greedy.  ``best_of`` above 1 is beam search.  ``max_tokens`` None is as many as fit.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    best_of: int = 1
+    stop_token_ids: TokenIds = ()
+
+
+class GrammarKind(Enum):
+    """How a form of the text is written down."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    EBNF = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form that a text must have; ``text`` is JSON for schemas and tags."""
+
+    kind: GrammarKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One text, or ``n`` of them, to be made.
+
+    Attributes:
+        stop: texts that end it, which are not in it unless ``keeps_stop``.
+        logprobs: whether each token comes with the logarithm of its probability.
+        echo: whether the prompt comes first, with its log-probabilities if those are asked for.
+        parses: whether tool calls and reasoning are taken out of the text, where the model has parsers.
+        deadline: on trio's clock; counts from arrival, the queue included.
+    """
+
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    keeps_stop: bool = False
+    n: int = 1
+    logprobs: bool = False
+    echo: bool = False
+    grammar: Grammar | None = None
+    skips_special_tokens: bool = True
+    parses: bool = True
+    deadline: float = math.inf
+
+
+# What comes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the logarithm of its probability; None for a prompt's first token, which has none."""
+
+    text: str
+    logprob: float | None
+    id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A part of a call of a tool: ``id`` and ``name`` come with the first part, ``arguments`` grow."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What has come of text ``index`` since the last piece; the last has a ``finish``; ``tokens`` were generated."""
+
+    index: int = 0
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+    tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+
+
+class Generation(Protocol):
+    """A request that is being answered."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        ...
+
+    @property
+    def cached_tokens(self) -> int:
+        """How many of them were found in the prefix cache, as far as that is known."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        """Give pieces until each text has had its last one.
+
+        Pieces that nobody takes are joined, so that a slow reader holds no more than its own answer.
+
+        Raises:
+            ServerError: the request failed midway.
+
+        Cancellation: while there is none; leaving the block that opened it ends the request.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """What a model can take: tokens of prompt and answer together; of the answer; beams; all None where unlimited."""
+
+    context_length: int | None = None
+    max_tokens_limit: int | None = None
+    best_of_limit: int = 20
+    vocabulary_size: int | None = None
+
+
+# Ports
+
+
+class GenerativeService(Service, Protocol):
+    """A service that does something of this module."""
+
+    @property
+    def tasks(self) -> frozenset[Task]:
+        """What it does; constant for its life."""
+        ...
+
+
+class TextGenerator(GenerativeService, Protocol):
+    """Makes text; has ``Task.TEXT_GENERATION``."""
+
+    @property
+    def limits(self) -> GenerationLimits:
+        """What it can take; constant for its life."""
+        ...
+
+    def generate(self, asked: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+        """Begin to answer, once there is room; entering returns when the prompt has been accepted.
+
+        Leaving before the end cancels the request, within one step of the engine, without waiting for that step.
+
+        Raises:
+            InvalidRequest: on entering: the prompt does not fit the context, the template or the grammar fails.
+            Overloaded: on entering: the queue is full.
+            DeadlineExceeded: the deadline has passed, waiting or generating.
+            ServerError: on entering, or from the iteration, such as an engine that ended.
+
+        Cancellation: anywhere; the request leaves the queue or the batch.
+        """
+        ...
+
+
+class Tokenizer(GenerativeService, Protocol):
+    """Knows the tokens of its model."""
+
+    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[TokenIds]:
+        """Give the tokens of each text; never on the event loop.
+
+        Raises:
+            InvalidRequest: a text cannot be tokenized.
+            ServerError: the engine has ended.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Vectors of shape [inputs, dimension], f32, and how many tokens the inputs had."""
+
+    vectors: npt.NDArray[np.float32]
+    tokens: int
+
+
+class Embedder(GenerativeService, Protocol):
+    """Makes vectors of texts; has ``Task.EMBEDDINGS``."""
+
+    async def embed(self, inputs: Sequence[str | TokenIds]) -> Embeddings:
+        """Give a vector for each input, in their order.
+
+        Raises:
+            InvalidRequest: an input is longer than the model takes, or there are too many.
+            ServerError: as inference.
+
+        Cancellation: at any checkpoint.
+        """
+        ...
+
+
+class Reranker(GenerativeService, Protocol):
+    """Says how well documents answer a query; has ``Task.RERANK``."""
+
+    async def rerank(self, query: str, documents: Sequence[str]) -> tuple[list[float], int]:
+        """Give a score from 0 to 1 for each document, in their order, and how many tokens were read.
+
+        Raises:
+            InvalidRequest: as for :class:`Embedder`.
+            ServerError: as inference.
+
+        Cancellation: at any checkpoint.
+        """
+        ...
