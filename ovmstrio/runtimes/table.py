@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ovmstrio.runtimes.generation.text_model_kind import TextModelKind
 from ovmstrio.runtimes.graphs.graph_kind import GraphKind
 from ovmstrio.runtimes.handlers.handler_kind import HandlerKind
 from ovmstrio.runtimes.kind import Kind
@@ -28,5 +29,6 @@ KINDS: Final = table_of(
     GraphKind(),
     HandlerKind(),
     OpPipelineKind(),
+    TextModelKind(),
 )
 """The kinds that the server brings with it."""

@@ -1,0 +1,43 @@
+"""Models that make text, vectors or scores, as the server knows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.repository.fingerprints import tree_mark
+from ovmstrio.repository.versions import ONLY_VERSION, Listing
+from ovmstrio.runtimes.kind import Kind, Takes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ovmstrio.core.servable import Service
+    from ovmstrio.runtimes.kind import LoadContext
+
+__all__ = ["TextModelKind"]
+
+
+class TextModelKind(Kind[TextModelSpec]):
+    """Folders of openvino-genai and files of GGUF, whatever their task."""
+
+    name = TextModelSpec.kind
+    spec = TextModelSpec
+    takes = frozenset({Takes.GENERATION})
+    occupied = "Text model has a name that is taken"
+
+    def list_versions(self, spec: TextModelSpec) -> Listing:
+        """Give the one version there is."""
+        return Listing({ONLY_VERSION: spec.path}, mark=self.files_mark(spec, spec.path))
+
+    def files_mark(self, spec: TextModelSpec, directory: Path) -> str:
+        """Look at the files of the model."""
+        del directory
+        return tree_mark(spec.path)
+
+    async def load(self, spec: TextModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
+        """Load it by its task."""
+        from ovmstrio.runtimes.generation.loading import load_task  # noqa: PLC0415 - for who loads only
+
+        del version, directory
+        return await load_task(spec, context)
