@@ -48,7 +48,7 @@ class TextModelSpec(ServableSpec):
     path: Path
     task: Task = Task.TEXT_GENERATION
     device: str = "CPU"
-    plugin_config: dict[str, Any] = {}
+    plugin_config: dict[str, Any] = Field(default_factory=dict)
     cache_dir: Path | None = None
     max_num_batched_tokens: Count = 256
     cache_size: Annotated[float, Field(ge=0, le=2**20)] = 0
