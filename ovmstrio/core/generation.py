@@ -32,6 +32,7 @@ __all__ = [
     "GenerativeService",
     "Grammar",
     "GrammarKind",
+    "Padding",
     "Piece",
     "Prompt",
     "Reranker",
@@ -86,6 +87,13 @@ class Conversation:
     tool_choice: str = "auto"
     tool_name: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Padding(Enum):
+    """On which side of a text's tokens others are filled in; values are those of ``padding_side``."""
+
+    LEFT = "left"
+    RIGHT = "right"
 
 
 Prompt: TypeAlias = Conversation | str | TokenIds
@@ -268,11 +276,25 @@ class TextGenerator(GenerativeService, Protocol):
 class Tokenizer(GenerativeService, Protocol):
     """Knows the tokens of its model."""
 
-    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[TokenIds]:
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        padding: Padding | None = None,
+    ) -> list[TokenIds]:
         """Give the tokens of each text; never on the event loop.
 
+        Args:
+            texts: what is to be cut into tokens, each by itself.
+            add_special_tokens: whether the marks that the model wants around a text are among them.
+            max_length: how many a text may have, those marks included; what is more is cut off its end.
+            padding: where texts that have fewer than ``max_length`` are filled up with the token for that; None for
+                nowhere.
+
         Raises:
-            InvalidRequest: a text cannot be tokenized.
+            InvalidRequest: a text cannot be tokenized, or the tokenizer has no such option.
             ServerError: the engine has ended.
         """
         ...
