@@ -20,6 +20,7 @@ __all__ = [
     "keep_texts",
     "shown",
     "text_of",
+    "utf8",
 ]
 
 MOST_CHARACTERS: Final = 4096
@@ -35,6 +36,11 @@ _TEXTS: Final = (str, bytes, bytearray)
 _CONTAINERS: Final = (list, tuple, set, frozenset, Mapping)
 _BARE: Final = BaseException.__str__
 _QUOTED: Final = KeyError.__str__
+
+
+def utf8(text: str) -> bytes:
+    """Encode a text; half of a surrogate pair, which JSON can write and UTF-8 cannot, is passed on as it came."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def cut(text: str, most: int = MOST_CHARACTERS) -> str:

@@ -12,6 +12,7 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import SEQUENCE_ID, InferResponse
 from ovmstrio.core.tensor import Tensor
+from ovmstrio.core.texts import utf8
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
 from ovmstrio.runtimes.models.sequences.sequence_requests import SPECIAL_INPUTS, read_control
@@ -94,7 +95,7 @@ class StatefulServable:
 
 def _id_tensor(identity: int | str) -> Tensor:
     if isinstance(identity, str):
-        return Tensor(SEQUENCE_ID, BYTES, np.array([identity.encode(errors="surrogatepass")], object))
+        return Tensor(SEQUENCE_ID, BYTES, np.array([utf8(identity)], object))
     return Tensor(SEQUENCE_ID, BY_NAME["UINT64"], np.array([identity], np.uint64))
 
 

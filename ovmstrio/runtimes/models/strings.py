@@ -14,6 +14,7 @@ import numpy as np
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.request import Buffer, Contents, InferInput
 from ovmstrio.core.tensor import Array, Tensor, TensorSpec
+from ovmstrio.core.texts import utf8
 from ovmstrio.runtimes.models.rejections import mismatch, refused, show_shape
 
 __all__ = ["elements_of", "is_string_matrix", "native_strings", "string_matrix", "strings_of_rows"]
@@ -45,7 +46,7 @@ def elements_of(given: InferInput, raw: Buffer | None, spec: TensorSpec) -> list
 
 def _encoded(value: object, contents: Contents, spec: TensorSpec) -> bytes:
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
+        return utf8(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     detail = f"Expected: BYTES; Actual: {type(value).__name__} in {contents.field}; input name: {spec.name}"

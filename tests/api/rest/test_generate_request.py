@@ -115,6 +115,15 @@ def test_values_that_do_not_fit_a_model_are_named(document: Any, text: str) -> N
     assert text in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("value", "raw"), [(r'"\ud800"', b"\xed\xa0\x80"), (r'["a\ud800"]', b"\x04\0\0\0a\xed\xa0\x80")]
+)
+def test_half_of_a_surrogate_pair_is_passed_on_as_it_came(value: str, raw: bytes) -> None:
+    """Python's reader takes it, which reads what has a NaN somewhere."""
+    request = read_generate_request("m", "", f'{{"text": {value}, "temperature": NaN}}'.encode(), GRAPH)
+    assert request.raw_inputs == [raw]
+
+
 def test_a_body_that_is_not_json_has_its_own_error() -> None:
     """Broken JSON is told from JSON that does not fit."""
     with pytest.raises(MalformedJson):

@@ -32,6 +32,7 @@ from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.request import InferInput, InferRequest, StreamProblem
 from ovmstrio.core.tensor import RawTensor, Tensor
+from ovmstrio.core.texts import utf8
 from ovmstrio.wire.http.answers import JSON_TYPE, error_answer
 from ovmstrio.wire.http.router import rule
 
@@ -108,7 +109,7 @@ def _add_input(request: InferRequest, spec: TensorSpec, value: Any) -> None:
         request.inputs.append(_typed(spec, value))
         return
     if isinstance(value, str):
-        raw: Buffer = value.encode()
+        raw: Buffer = utf8(value)
         given = InferInput(spec.name, BYTES.name, (len(raw),))
     else:
         tensor = _guessed(spec.name, _elements(spec.name, value))
@@ -145,7 +146,7 @@ def _guessed(name: str, array: Array) -> Tensor:
     """Make a tensor of the narrowest datatype that has all the elements."""
     kinds = set(map(type, array.flat))
     if kinds == {str}:
-        array[...] = np.vectorize(str.encode, otypes=[object])(array)
+        array[...] = np.vectorize(utf8, otypes=[object])(array)
         return Tensor(name, BYTES, array)
     if kinds == {bool}:
         datatype = "BOOL"

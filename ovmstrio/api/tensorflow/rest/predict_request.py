@@ -26,6 +26,7 @@ from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID, to_bf16
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import SEQUENCE_CONTROL, SEQUENCE_ID, Contents, InferInput
+from ovmstrio.core.texts import utf8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,7 +121,7 @@ def _texts(nested: Nested, datatype: Datatype) -> list[bytes]:
 
 def _bytes(element: str | dict[str, Any]) -> bytes:
     if isinstance(element, str):
-        return element.encode("utf-8", "surrogatepass")
+        return utf8(element)
     if not is_binary(element):
         raise Unreadable('an object among the elements is not {"b64": text}')
     try:
