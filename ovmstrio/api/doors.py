@@ -19,6 +19,7 @@ __all__ = [
     "KSERVE_REST",
     "MODEL_MISSING",
     "NOT_LOADED",
+    "OPENAI_REST",
     "PADDLE_GRPC",
     "PADDLE_HTTP",
     "TENSORFLOW_GRPC",
@@ -96,5 +97,7 @@ TENSORFLOW_GRPC: Final = Door(**_TENSORFLOW, interface="gRPC", words=partial(_ov
 TENSORFLOW_REST: Final = Door(**_TENSORFLOW, interface="REST", words=partial(_ovms_words, MODEL_MISSING))
 HANDLERS_GRPC: Final = Door("Handlers", "gRPC")
 HANDLERS_HTTP: Final = Door("Handlers", "REST")
+OPENAI_REST: Final = Door("V3", "REST")
+"""Metrics of OVMS call the API so, after its first path; methods are ``Unary`` and ``Stream``."""
 PADDLE_GRPC: Final = Door("PaddleServing", "gRPC")
 PADDLE_HTTP: Final = Door("PaddleServing", "REST")

@@ -5,6 +5,8 @@
     ServerError
     ├── InvalidRequest (ValueError)            the caller sent something that cannot be served
     │   ├── MalformedJson                      a body that is not JSON at all
+    │   ├── InvalidField                       a field of a request, which programs are told
+    │   │   └── ContextExceeded                prompt and answer are longer than a model takes
     │   ├── MalformedPayload                   a body that is not what its content type says, for a handler
     │   ├── MethodNotAllowed                   a known path, the wrong verb
     │   ├── PayloadTooLarge                    a message above the configured limit
@@ -55,10 +57,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AlreadyExists",
     "ConfigError",
+    "ContextExceeded",
     "CustomNodeFailure",
     "DeadlineExceeded",
     "FailedPrecondition",
     "GraphFailure",
+    "InvalidField",
     "InvalidRequest",
     "MalformedJson",
     "MalformedPayload",
@@ -107,9 +111,42 @@ class ServerError(Exception):
 class InvalidRequest(ServerError, ValueError):
     """The caller's fault: the request can never be served as it is."""
 
+    def retold(self, message: str) -> InvalidRequest:
+        """Make the refusal that says this and more."""
+        return InvalidRequest(message)
+
 
 class MalformedJson(InvalidRequest):
     """The body is not JSON; OVMS answers this with a status of its own (412)."""
+
+
+class InvalidField(InvalidRequest):
+    """A field of a request cannot be as it is.
+
+    Attributes:
+        plain: the message without what came.
+        field: its path, such as ``messages[2].content``; empty where it is the whole request.
+        code: a word for programs; empty if there is none.
+    """
+
+    def __init__(self, message: str, *, field: str = "", code: str = "", got: str = "") -> None:
+        super().__init__(f"{message}; got {got}" if got else message)
+        self.plain = message
+        self.field = field
+        self.code = code
+
+    def retold(self, message: str) -> InvalidField:
+        """Make the refusal of the same field that says this and more."""
+        made = type(self)(message, field=self.field, code=self.code)
+        made.plain = self.plain
+        return made
+
+
+class ContextExceeded(InvalidField):
+    """The tokens of prompt and answer together are more than a model takes."""
+
+    def __init__(self, message: str, *, field: str = "", code: str = "context_length_exceeded", got: str = "") -> None:
+        super().__init__(message, field=field, code=code, got=got)
 
 
 class MalformedPayload(InvalidRequest):

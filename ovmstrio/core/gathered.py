@@ -67,7 +67,7 @@ class Gathered:
         texts = [self._kept[0].message, *(cut(error.message, _MOST_CHARACTERS) for error in self._kept[1:])]
         if self._count > _MOST:
             texts.append(f"{self._count - _MOST} more")
-        return InvalidRequest(". Also: ".join(texts))
+        return self._kept[0].retold(". Also: ".join(texts))
 
     def tell(self) -> None:
         """Do nothing if there are none.

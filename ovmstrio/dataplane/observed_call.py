@@ -28,14 +28,16 @@ class ObservedCall:
 
     Attributes:
         service: what is called.
+        takes: the calls that it takes.
         event: what observers see of it; whoever answers the call may set its sizes, and its code where the failure
             becomes an answer.
     """
 
-    __slots__ = ("_end", "_is_handed_over", "_lease", "_room", "event", "service")
+    __slots__ = ("_end", "_is_handed_over", "_lease", "_room", "event", "service", "takes")
 
     def __init__(self, lease: Lease, event: CallEvent, end: End, room: Room | None = None) -> None:
         self.service: Service = lease.servable
+        self.takes = lease.takes
         self.event = event
         self._lease = lease
         self._end = end

@@ -42,6 +42,7 @@ def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> Res
         allows_remote_admin=settings.allow_remote_admin,
         pending=pending,
         root=plan.root,
+        openai_errors=settings.openai_errors,
     )
 
 

@@ -13,6 +13,8 @@ from ovmstrio.api.kserve.rest.observation_routes import observation_rules
 from ovmstrio.api.kserve.rest.repository_routes import repository_rules
 from ovmstrio.api.kserve.rest.shared_memory_routes import shared_memory_rules
 from ovmstrio.api.mounts import ServiceItself, ServiceMounts
+from ovmstrio.api.openai.models import told_with_state
+from ovmstrio.api.openai.routes import openai_rules
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.api.tensorflow.rest.routes import tensorflow_rules
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
@@ -49,6 +51,7 @@ class RestFrontEnd(HttpFrontEnd):
         allows_remote_admin: whether other machines may change the server.
         pending: counts what waits for clients; of no bound for the server unless given.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
+        openai_errors: the form of errors of OpenAI's API, ``openai`` or ``ovms``.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class RestFrontEnd(HttpFrontEnd):
         allows_remote_admin: bool = False,
         pending: PendingAnswers | None = None,
         root: str = "",
+        openai_errors: str = "openai",
     ) -> None:
         router = make_router(
             plane,
@@ -72,6 +76,7 @@ class RestFrontEnd(HttpFrontEnd):
             shows_details=shows_details,
             allows_remote_admin=allows_remote_admin,
             root=root,
+            openai_errors=openai_errors,
         )
         super().__init__(
             addresses,
@@ -91,11 +96,14 @@ def make_router(
     shows_details: bool = False,
     allows_remote_admin: bool = False,
     root: str = "",
+    openai_errors: str = "openai",
 ) -> Router:
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
     rules = [
         *kserve_rules(plane, max_body_bytes),
-        *tensorflow_rules(plane, max_body_bytes),
+        # Of the paths that both have, OpenAI's come first: they are fewer.
+        *openai_rules(plane, max_body_bytes, openai_errors),
+        *tensorflow_rules(plane, max_body_bytes, partial(told_with_state, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(allows_remote=allows_remote_admin),
         *repository_rules(plane, allows_remote=allows_remote_admin),

@@ -204,6 +204,11 @@ class ServerSettings(BaseModel):
     custom_node_isolation: Literal["none", "process"] = _setting(
         "none", SECURITY, "Run each custom node that is a shared library in a process of its own."
     )
+    openai_errors: Literal["openai", "ovms"] = _setting(
+        "openai",
+        SERVER,
+        "Form of errors of OpenAI's API: as OpenAI's clients read them, or OVMS's texts and statuses.",
+    )
     allowed_origins: str | None = _setting(None, SECURITY, "CORS: origins, comma separated, or *; off unless given.")
     allowed_methods: str = _setting("*", SECURITY, "CORS: methods.")
     allowed_headers: str = _setting("*", SECURITY, "CORS: headers.")

@@ -32,6 +32,8 @@ STATUS_OF: Final[Mapping[type[errors.ServerError], StatusPair]] = {
     errors.ServerError: StatusPair(Status.INTERNAL, 500),
     errors.InvalidRequest: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MalformedJson: StatusPair(Status.FAILED_PRECONDITION, 412),
+    errors.InvalidField: StatusPair(Status.INVALID_ARGUMENT, 400),
+    errors.ContextExceeded: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MalformedPayload: StatusPair(Status.INVALID_ARGUMENT, 400),
     errors.MethodNotAllowed: StatusPair(Status.UNIMPLEMENTED, 406),
     errors.PayloadTooLarge: StatusPair(Status.RESOURCE_EXHAUSTED, 413),

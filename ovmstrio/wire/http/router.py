@@ -60,6 +60,7 @@ class Rule(NamedTuple):
     is_hot: bool
     has_tasks: bool
     admit: Admit | None
+    refuse: Callable[[Exception], HttpAnswer]
 
 
 class Route(NamedTuple):
@@ -114,10 +115,12 @@ def rule(
     is_hot: bool = False,
     has_tasks: bool = False,
     admit: Admit | None = None,
+    refuse: Callable[[Exception], HttpAnswer] = error_answer,
 ) -> Rule:
     """Make a rule of a path such as ``/v2/models/<model>``; a final slash does not matter, but behind a verb.
 
     ``<number:name>`` stands for digits, and ``<path:name>`` for all that follows; a verb is ``:`` and a word.
+    ``refuse`` answers for errors, in the form of whose path it is.
     """
     parts = _PLACE.split(template)
     pattern = "".join(
@@ -126,7 +129,7 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, admit)
+    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, admit, refuse)
 
 
 class Router:
@@ -240,7 +243,7 @@ class Router:
             view = partial(each.view, **places) if places else each.view
             options = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
             admit = partial(each.admit, **places) if each.admit is not None else None
-            return Route(view, error_answer, path, "", places, **options, admit=admit)
+            return Route(view, each.refuse, path, "", places, **options, admit=admit)
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
 
 

@@ -18,7 +18,7 @@ from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.core.request import InferResponse
@@ -132,15 +132,16 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"dtype": dtype, "tensorShape": {"dim": sizes, "unknownRank": False}, "name": spec.name}
 
 
-def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
+def tensorflow_rules(
+    plane: DataPlane, max_body_bytes: int, further: Callable[[str], Mapping[str, Any]] = lambda _: {}
+) -> list[Rule]:
     """Make the rules over one data plane.
 
     Which operation a path means is decided here but for the usual ones, because a colon and a slash part it, and
     because OVMS answers a wrong method even where the servable does not exist.
-    """
 
-    async def no_name(_: HttpRequest) -> HttpAnswer:
-        raise NotFound(MODEL_MISSING)
+    ``further`` gives what the document of the states of a name has beside them, for another API that has this path.
+    """
 
     async def predict(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         body = await body_of_call(plane, request, model, version, limit=max_body_bytes, door=TENSORFLOW_REST)
@@ -149,22 +150,22 @@ def tensorflow_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     async def answer(request: HttpRequest, path: str) -> HttpAnswer:
         target = read_target(request.method, path)
         if target.operation != "predict":
-            return _tell(plane, target)
+            return _tell(plane, target, further)
         return await predict(request, target.model, target.version)
 
     admit = admits(plane, TENSORFLOW_REST)
     return [
         rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit),
         rule("/v1/models/<model>/versions/<number:version>:predict", "POST", predict, is_hot=True, admit=admit),
-        rule("/v1/models", "GET", no_name),
         rule("/v1/models/<path:path>", "GET", answer, is_hot=True),
         rule("/v1/models/<path:path>", "POST", answer),
     ]
 
 
-def _tell(plane: DataPlane, target: Target) -> HttpAnswer:
+def _tell(plane: DataPlane, target: Target, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
     if target.operation == "status":
-        return json_answer(status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST)))
+        told = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
+        return json_answer(told if target.version else {**told, **further(target.model)})
     known = plane.model_metadata(target.model, target.version, TENSORFLOW_REST)
     asked = target.version.lstrip("0")
     return json_answer(metadata_document(known, asked or known.versions[-1]))

@@ -75,7 +75,7 @@ async def test_the_lane_takes_plain_predict_calls(serving: Serving) -> None:
     ("method", "target"),
     [
         ("POST", "/v2/models/m:predict"),
-        ("POST", "/v3/models/m:predict"),
+        ("POST", "/v4/models/m:predict"),
         ("POST", "/v1/models/m/infer"),
         ("POST", "/v1/models/m:classify"),
         ("POST", "/v1/models/m:predict/"),

@@ -189,8 +189,6 @@ REFUSED_PATHS = (
     ("POST", "/v1/models/dummy/infer", 400, "Invalid request URL"),
     ("GET", "/v1/models/dummy/versions/x", 400, "Invalid request URL"),
     ("GET", "/v1/models/a%2Fb", 400, "Invalid request URL"),
-    ("GET", "/v1/models", 404, NAME_MISSING),
-    ("GET", "/v1/models/", 404, NAME_MISSING),
     ("GET", "/v1/models/nobody", 404, NAME_MISSING),
     ("GET", "/v1/models/dummy/versions/7", 404, VERSION_MISSING),
     ("GET", "/v1/models/nobody/metadata", 404, NAME_MISSING),

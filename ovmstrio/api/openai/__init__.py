@@ -1,0 +1,1 @@
+"""OpenAI's API over REST, below ``/v3``, ``/v1`` and ``/v3/v1``."""

@@ -1,0 +1,156 @@
+"""What endpoints of OpenAI's API are made over, and how each reads its body and finds its service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from ovmstrio.api.doors import OPENAI_REST
+from ovmstrio.api.refusals import inflated_body
+from ovmstrio.core.errors import InvalidField, MalformedJson, ServiceMissing
+from ovmstrio.core.texts import cut
+from ovmstrio.dataplane.generation import call_generative
+from ovmstrio.wire.http.router import rule
+
+if TYPE_CHECKING:
+    from ovmstrio.api.openai.error_forms import ErrorForm
+    from ovmstrio.core.generation import Task
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.dataplane.observed_call import ObservedCall
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.http.router import Rule, View
+
+__all__ = ["PREFIXES", "Body", "OpenAIApi", "model_of", "read_document", "type_of"]
+
+PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
+"""Where the API is: OVMS's path, OpenAI's, and one that OVMS has had in between."""
+
+_MOST_NAMES: Final = 8
+_NAME_CHARACTERS: Final = 80
+
+
+class Body(NamedTuple):
+    """A JSON body that names a model."""
+
+    document: dict[str, Any]
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIApi:
+    """The API over one data plane.
+
+    Attributes:
+        plane: what is served.
+        max_body_bytes: of what a body may have once its encoding is undone.
+        form: of errors.
+    """
+
+    plane: DataPlane
+    max_body_bytes: int
+    form: ErrorForm
+
+    def rules(
+        self, path: str, method: str, view: View, *, has_tasks: bool = False, prefixes: tuple[str, ...] = PREFIXES
+    ) -> list[Rule]:
+        """Make the rules of one path, such as ``/chat/completions``, below all prefixes or those given.
+
+        With ``has_tasks`` a request's view has a nursery, for answers that are streams.
+        """
+        options: dict[str, Any] = {"is_hot": not has_tasks, "has_tasks": has_tasks, "refuse": self.form.refuse}
+        return [rule(prefix + path, method, view, **options) for prefix in prefixes]
+
+    async def body(self, request: HttpRequest) -> Body:
+        """Read a JSON body.
+
+        Raises:
+            MalformedJson: it is not JSON, or no object.
+            InvalidField: it names no model.
+            PayloadTooLarge: it is too large once its encoding is undone.
+
+        Cancellation: while its encoding is undone.
+        """
+        document = read_document(await inflated_body(request, self.max_body_bytes))
+        return Body(document, model_of(document))
+
+    async def call(
+        self, request: HttpRequest, name: str, task: Task | None, *, is_stream: bool = False
+    ) -> ObservedCall:
+        """Lease the service that a request's body names; the call ends with the block of what is given.
+
+        Args:
+            request: the request.
+            name: of the service.
+            task: what it must do; None where services of several tasks will do.
+            is_stream: whether it is answered with events.
+
+        Raises:
+            ServiceMissing: nothing is called so; what could be called is said.
+            NotSupported: what is called so does other things.
+            ServerError: as ``DataPlane.call``.
+
+        Ownership and Cancellation: as ``DataPlane.call``.
+        """
+        method = "Stream" if is_stream else "Unary"
+        sent_id = request.header("x-request-id") or ""
+        call = partial(call_generative, self.plane, name, task, OPENAI_REST, method, is_stream=is_stream)
+        try:
+            return await call(request_id=sent_id, received=len(request.body))
+        except ServiceMissing:
+            raise self.missing(name) from None
+
+    def missing(self, name: str) -> ServiceMissing:
+        """Refuse a name that nothing has."""
+        known = sorted(self.plane.statuses())
+        more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+        names = ", ".join(cut(each, _NAME_CHARACTERS) for each in known[:_MOST_NAMES])
+        there = f"there are: {names}{more}" if known else "there is none"
+        return ServiceMissing(f"The model `{cut(name, _NAME_CHARACTERS)}` does not exist; {there}")
+
+
+def read_document(body: bytes) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        MalformedJson: it is not JSON, no object, or too deep.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedJson(f"The file is not valid json - {error}") from None
+    if not isinstance(document, dict):
+        raise MalformedJson(f"The file is not valid json - expected an object, got {type_of(document)}")
+    return document
+
+
+def model_of(document: dict[str, Any]) -> str:
+    """Give the model that a body names.
+
+    Raises:
+        InvalidField: there is none.
+    """
+    model = document.get("model")
+    if model is None:
+        raise InvalidField("model missing in request", field="model", code="missing_required_parameter")
+    if not isinstance(model, str):
+        raise InvalidField("model is not a string", field="model", got=type_of(model))
+    return model
+
+
+def type_of(value: Any) -> str:
+    """Say what a value of JSON is."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+    return "an object"

@@ -1,0 +1,134 @@
+"""A service that makes text as a test has written it down, and notes what became of each request."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.generation import Conversation, Finish, GenerationLimits, Piece, Task
+from ovmstrio.core.request import ServableMetadata
+from tests.support.pass_through import load_pass_through
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from ovmstrio.core.generation import Generation, GenerationRequest
+
+__all__ = ["CHAT", "ScriptedGenerator", "Step", "load_generator", "said_back", "text_spec"]
+
+CHAT = "chat"
+"""The name under which :func:`load_generator` gives a :class:`ScriptedGenerator`; any other model is a stand-in."""
+
+LIMITS = GenerationLimits(context_length=1000, vocabulary_size=300)
+
+Step = Piece | Exception | trio.Event
+"""What a generation does: it gives a piece, fails, or waits."""
+
+
+def text_of_prompt(asked: GenerationRequest) -> str:
+    """Give the last message, the prompt, or the numbers of its tokens."""
+    prompt = asked.prompt
+    if isinstance(prompt, Conversation):
+        return str(prompt.messages[-1]["content"])
+    return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+
+
+def said_back(asked: GenerationRequest) -> Iterator[Step]:
+    """Say the words of the last message, one a piece and a token."""
+    for index in range(asked.n):
+        words = text_of_prompt(asked).split()
+        for number, word in enumerate(words):
+            yield Piece(index, word if number == 0 else f" {word}", tokens=1)
+        yield Piece(index, finish=Finish.STOP)
+
+
+@dataclass
+class ScriptedGenerator:
+    """Answers every request as ``script`` says, or refuses it with ``refusal``.
+
+    Attributes:
+        requests: everything that it was asked.
+        running: how many requests are being answered.
+        left: set when a request was left before its end.
+        waiting: set when a request waits for an event.
+    """
+
+    name: str = CHAT
+    limits: GenerationLimits = LIMITS
+    script: Callable[[GenerationRequest], Iterable[Step]] = said_back
+    refusal: Exception | None = None
+    tasks: frozenset[Task] = frozenset({Task.TEXT_GENERATION})
+    requests: list[GenerationRequest] = field(default_factory=list)
+    running: int = 0
+    left: trio.Event = field(default_factory=trio.Event)
+    waiting: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def metadata(self) -> ServableMetadata:
+        """Say that it has no tensors."""
+        return ServableMetadata(self.name, "Scripted", (), ())
+
+    @asynccontextmanager
+    async def generate(self, asked: GenerationRequest) -> AsyncIterator[Generation]:
+        """Answer one request."""
+        self.requests.append(asked)
+        if self.refusal is not None:
+            raise self.refusal
+        self.running += 1
+        generation = _Scripted(self, asked)
+        try:
+            with trio.fail_at(asked.deadline):
+                yield generation
+        finally:
+            self.running -= 1
+            if not generation.is_over:
+                self.left.set()
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+        await trio.lowlevel.checkpoint()
+
+
+class _Scripted:
+    def __init__(self, service: ScriptedGenerator, asked: GenerationRequest) -> None:
+        self._service = service
+        self._steps = iter(service.script(asked))
+        self.prompt_tokens = len(text_of_prompt(asked).split())
+        self.cached_tokens = 1
+        self.is_over = False
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self
+
+    async def __anext__(self) -> Piece:
+        for step in self._steps:
+            if isinstance(step, trio.Event):
+                self._service.waiting.set()
+                await step.wait()
+            elif isinstance(step, Exception):
+                self.is_over = True
+                raise step
+            else:
+                await trio.lowlevel.checkpoint()
+                return step
+        self.is_over = True
+        raise StopAsyncIteration
+
+
+def text_spec(folder: Path, name: str = CHAT) -> TextModelSpec:
+    """Configure a text model."""
+    folder.mkdir(exist_ok=True)
+    return TextModelSpec(name=name, base_path=folder, path=folder)
+
+
+async def load_generator(spec: Any, version: int, directory: Path) -> Any:
+    """Load a scripted generator for what is configured as one, and a stand-in of a model for all else."""
+    if isinstance(spec, TextModelSpec):
+        await trio.lowlevel.checkpoint()
+        return ScriptedGenerator(spec.name)
+    return await load_pass_through(spec, version, directory)
