@@ -34,7 +34,7 @@ def with_limits(spec: SpecT, findings: Findings) -> SpecT:
         return spec
     entry = spec.place.settings.value
     given: dict[str, Any] = {key: entry[key].value for key in LIMITS if key in entry and type(entry[key].value) is int}
-    if "max_queue" in given and not given.get("max_concurrency"):
+    if "max_queue" in given and not given.get("max_concurrency") and not spec.queues_itself:
         problem = Problem(
             "the limit has no effect: any number of calls may be under way, so that none waits",
             path="max_queue",

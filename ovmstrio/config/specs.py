@@ -158,6 +158,8 @@ class ServableSpec(_Spec):
 
     kind: ClassVar[str]
     """What messages call it."""
+    queues_itself: ClassVar[bool] = False
+    """Whether calls wait in the service, also where any number may be under way."""
 
     name: str
     base_path: Path

@@ -38,12 +38,14 @@ class TextModelSpec(ServableSpec):
         pooling: which vectors of a text become its embedding.
         normalize: whether embeddings have the length 1.
         truncate: whether an input that is too long is cut, rather than refused.
+        max_allowed_chunks: how many pieces of documents one call of a reranker may have.
         max_queue: how many requests wait for room at most.
         kv_overcommit: how much of the cache is promised to requests, 1 for what there is.
         idle_unload_seconds: after how long without a request its memory is given back; 0 for never.
     """
 
     kind: ClassVar[str] = "text model"
+    queues_itself: ClassVar[bool] = True
 
     path: Path
     task: Task = Task.TEXT_GENERATION
@@ -64,6 +66,7 @@ class TextModelSpec(ServableSpec):
     pooling: Literal["CLS", "LAST", "MEAN"] = "CLS"
     normalize: bool = True
     truncate: bool = False
+    max_allowed_chunks: Count = 10_000
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 256
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0

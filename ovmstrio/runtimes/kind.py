@@ -147,8 +147,11 @@ class Kind(ABC, Generic[SpecT]):
     tells_all: ClassVar[bool] = False
     occupied: ClassVar[str] = "The name is taken"
 
-    def read(self, file: ConfigFile) -> Sequence[SpecT]:
-        """Read what a configuration file says of services of this kind; of two with one name the first counts."""
+    def read(self, file: ConfigFile) -> Sequence[ServableSpec]:
+        """Read what a configuration file says of services of this kind; of two with one name the first counts.
+
+        An entry may turn out to be one of another kind.
+        """
         del file
         return ()
 

@@ -5,7 +5,7 @@ Everything that is wrong with a command line is said at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,9 @@ from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.metric_families import families_like
-from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, ServerSettings
+from ovmstrio.runtimes.graphs.graph_kind import text_graph_of
+from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, TEXT, ServerSettings
+from ovmstrio.server.text_model_options import is_text_model, text_model, text_problems
 
 __all__ = [
     "UsageProblems",
@@ -87,6 +89,8 @@ def single_servable(settings: ServerSettings) -> ServerSpec:
     """Give what the command line describes: a model, a graph with the models of its subconfig, or nothing."""
     if settings.model_name is None or settings.model_path is None:
         return ServerSpec()
+    if is_text_model(settings):
+        return ServerSpec(services=(text_model(settings, cache_directory(settings), _ORIGIN),))
     if _is_graph(settings):
         return _graph_alone(settings, settings.model_name)
     fields, problems = _read_model(settings)
@@ -110,7 +114,9 @@ def _graph_alone(settings: ServerSettings, name: str) -> ServerSpec:
         message = f"Given mediapipe graph name is already occupied: a model of {files.subconfig} is called {name!r}"
         problems = (*problems, Problem(message, path="--model_name", suggestion="call one of them otherwise"))
     graph = GraphSpec(name=name, origin=_ORIGIN, problems=problems, **files._asdict())
-    return ServerSpec(services=(*models, graph), problems=tuple(subconfigs.problems))
+    text = text_graph_of(graph, cache_directory(settings))
+    warnings = () if text is None else text.warnings
+    return ServerSpec(services=(*models, text.spec if text else graph), problems=(*subconfigs.problems, *warnings))
 
 
 def ignored_options(options: Mapping[str, Any]) -> dict[str, str]:
@@ -198,10 +204,14 @@ def probe_addresses(settings: ServerSettings) -> list[str]:
     )
 
 
-_MODEL_OPTIONS: Final = tuple(
-    name for name, field in ServerSettings.model_fields.items() if (field.json_schema_extra or {}) == {"group": MODEL}
-)
-_OF_MODELS: Final = {*_MODEL_OPTIONS, "config_path", "allow_empty", "cache_dir"}
+def _options_of(group: str) -> tuple[str, ...]:
+    fields = ServerSettings.model_fields.items()
+    return tuple(name for name, field in fields if (field.json_schema_extra or {}) == {"group": group})
+
+
+_MODEL_OPTIONS: Final = _options_of(MODEL)
+_TEXT_OPTIONS: Final = _options_of(TEXT)
+_OF_MODELS: Final = {*_MODEL_OPTIONS, *_TEXT_OPTIONS, "config_path", "allow_empty", "cache_dir"}
 """Options that say nothing where no models are served."""
 _MODEL_KEYS: Final = {"name": "model_name", "base_path": "model_path"}
 """Options that a configuration file calls otherwise."""
@@ -213,7 +223,7 @@ def _is_single_model(settings: ServerSettings) -> bool:
 
 def _groups(settings: ServerSettings) -> list[Problem]:
     """Check that what belongs to one model comes with a model, and not with a configuration file."""
-    given = [name for name in _MODEL_OPTIONS if name in settings.model_fields_set]
+    given = [name for name in (*_MODEL_OPTIONS, *_TEXT_OPTIONS) if name in settings.model_fields_set]
     options = ", ".join(f"--{name}" for name in given)
     if settings.config_path is not None and given:
         message = "cannot be used together with --config_path, which configures every model"
@@ -268,14 +278,22 @@ def _metrics(settings: ServerSettings) -> list[Problem]:
 
 
 def _single_problems(settings: ServerSettings) -> list[Problem]:
+    own = set(_MODEL_KEYS.values())
+    if is_text_model(settings):
+        return [*text_problems(settings, others=set(_MODEL_OPTIONS) - own), *_own_problems(settings)]
     if not _is_graph(settings):
-        return _read_model(settings)[1]
-    allowed = set(_MODEL_KEYS.values())
-    return [
-        Problem("is an option of models, and this is a graph", path=f"--{name}", suggestion="leave it out")
-        for name in _MODEL_OPTIONS
-        if name in settings.model_fields_set - allowed
-    ] + _own_problems(settings)
+        way_out = "leave it out, or say with --task what the model does"
+        texts = _misplaced(settings, _TEXT_OPTIONS, "is an option of models of text", way_out)
+        return [*texts, *_read_model(settings)[1]]
+    texts = _misplaced(settings, _TEXT_OPTIONS, "is an option of models, and this is a graph", "set it in its file")
+    models = [name for name in _MODEL_OPTIONS if name not in own]
+    of_models = _misplaced(settings, models, "is an option of models, and this is a graph", "leave it out")
+    return [*texts, *of_models, *_own_problems(settings)]
+
+
+def _misplaced(settings: ServerSettings, names: Iterable[str], message: str, way_out: str) -> list[Problem]:
+    given = [name for name in names if name in settings.model_fields_set]
+    return [Problem(message, path=f"--{name}", suggestion=way_out) for name in given]
 
 
 def _is_graph(settings: ServerSettings) -> bool:

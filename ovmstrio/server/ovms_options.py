@@ -8,12 +8,13 @@ from typing import Final
 __all__ = ["WAYS_OUT", "refused_options"]
 
 _FETCHING: Final = (
-    "models are fetched from no hub: put the model's folder in place and name it with --model_name and --model_path, "
-    "or in the file of --config_path; ovms prepare makes it of files of other formats"
+    "models are fetched from no hub: put the model's folder, or its .gguf, in place and name it with --model_name and "
+    "--model_path, or in the file of --config_path; ovms prepare makes it of files of other formats, and "
+    "ovms prepare --sample chat has a model that chats"
 )
-_GENERATION: Final = (
-    "options make no endpoint for generation: a graph does, such as ovms prepare --sample text_generation writes one"
-)
+_DRAFTING: Final = "a second model that drafts for the first is not served: leave it out, answers are the same"
+_IMAGES: Final = "models that take or make images are not served: leave it out"
+_ENGINE: Final = 'it is no option here; what is one of OpenVINO goes into --plugin_config, such as {"NUM_STREAMS": "1"}'
 _CONFIGURING: Final = (
     'the file of --config_path is edited as a text: {"config": {"name": NAME, "base_path": FOLDER}} in its '
     "model_config_list is a model; a running server follows it, and ovms check tells what is wrong with it"
@@ -29,47 +30,42 @@ WAYS_OUT: Final = {
             "overwrite_models",
             "weight_format",
             "extra_quantization_params",
-            "draft_source_model",
             "source_loras",
         ),
         _FETCHING,
     ),
     **dict.fromkeys(
         (
-            "task",
-            "configure",
+            "draft_cache_size",
+            "draft_device",
+            "draft_eagle3_mode",
+            "draft_max_num_batched_tokens",
+            "draft_max_num_seqs",
+            "draft_models_path",
+            "draft_source_model",
+        ),
+        _DRAFTING,
+    ),
+    **dict.fromkeys(
+        (
             "allowed_local_media_path",
             "allowed_media_domains",
-            "cache_interval_multiplier",
-            "cache_size",
             "default_num_inference_steps",
             "default_resolution",
-            "dynamic_split_fuse",
-            "enable_prefix_caching",
-            "enable_tool_guided_generation",
             "guidance_scale",
-            "kv_cache_precision",
-            "max_allowed_chunks",
-            "max_num_batched_tokens",
             "max_num_images_per_prompt",
             "max_num_inference_steps",
-            "max_num_seqs",
-            "max_prompt_len",
             "max_resolution",
-            "model_distribution_policy",
-            "model_type",
-            "normalize",
             "num_images_per_prompt",
-            "num_streams",
-            "pipeline_type",
-            "pooling",
-            "reasoning_parser",
             "resolution",
-            "tool_parser",
-            "truncate",
         ),
-        _GENERATION,
+        _IMAGES,
     ),
+    **dict.fromkeys(
+        ("cache_interval_multiplier", "max_prompt_len", "model_distribution_policy", "model_type", "num_streams"),
+        _ENGINE,
+    ),
+    "configure": _CONFIGURING,
     "add_to_config": _CONFIGURING,
     "remove_from_config": _CONFIGURING,
     "list_models": "ovms models lists what a server serves, and ovms check tells what a configuration would",

@@ -11,17 +11,18 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["GROUPS", "IGNORED", "MODEL", "ServerSettings"]
+__all__ = ["GROUPS", "IGNORED", "MODEL", "TEXT", "ServerSettings"]
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - OVMS's default
 SERVER: Final = "Server"
 MODEL: Final = "One model"
+TEXT: Final = "One model of text"
 LIMITS: Final = "Limits and draining"
 SECURITY: Final = "Security"
 OBSERVABILITY: Final = "Logs and metrics"
 PROJECT: Final = "Handler projects"
 IGNORED_GROUP: Final = "Accepted for compatibility"
-GROUPS: Final = (SERVER, MODEL, PROJECT, LIMITS, SECURITY, OBSERVABILITY, IGNORED_GROUP)
+GROUPS: Final = (SERVER, MODEL, TEXT, PROJECT, LIMITS, SECURITY, OBSERVABILITY, IGNORED_GROUP)
 
 IGNORED: Final = {
     "grpc_workers": "one event loop serves every connection",
@@ -94,7 +95,10 @@ class ServerSettings(BaseModel):
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
     model_path: Path | None = _setting(
-        None, MODEL, "Its folder of version folders, or its file; of a graph the folder with graph.pbtxt, or that file."
+        None,
+        MODEL,
+        "Its folder of version folders, or its file; of a graph the folder with graph.pbtxt, or that file; of a model "
+        "of text its folder, or its .gguf.",
     )
     batch_size: str | None = _setting(None, MODEL, "Batch size: 8, auto, -1 or 2:8.")
     batching: str | None = _setting(
@@ -127,6 +131,54 @@ class ServerSettings(BaseModel):
     max_sequence_number: int | None = _setting(None, MODEL, "Sequences at once; needs --stateful.")
     sequence_migration: bool | None = _setting(
         None, MODEL, "Let sequences go on when the model is loaded again; needs --stateful."
+    )
+
+    task: str | None = _setting(
+        None,
+        TEXT,
+        "What the model does: text_generation, embeddings, rerank, speech2text, text2speech; by default what its files "
+        "tell.",
+    )
+    cache_size: float | None = _setting(
+        None, TEXT, "GB of the cache of keys and values; 0 is a quarter of the free memory."
+    )
+    max_num_seqs: int | None = _setting(None, TEXT, "Texts made in one step at most; 256 by default.")
+    max_num_batched_tokens: int | None = _setting(None, TEXT, "Tokens of one step at most; 256 by default.")
+    dynamic_split_fuse: bool | None = _setting(None, TEXT, "Cut long prompts into several steps; on by default.")
+    enable_prefix_caching: bool | None = _setting(
+        None, TEXT, "Compute what prompts have in common once; on by default."
+    )
+    kv_cache_precision: str | None = _setting(None, TEXT, "Element type of that cache: u8, f16, bf16.")
+    kv_overcommit: float | None = _setting(
+        None, TEXT, "How often that cache is promised to requests; 1.0 by default, so that each finds its room."
+    )
+    best_of_limit: int | None = _setting(None, TEXT, "Beams and texts that a request may ask for; 20 by default.")
+    max_tokens_limit: int | None = _setting(
+        None, TEXT, "Tokens that an answer may have; by default what the model's context leaves."
+    )
+    tool_parser: str | None = _setting(
+        None, TEXT, "Form of tool calls in the text, such as hermes3; by default what the chat template tells; none."
+    )
+    reasoning_parser: str | None = _setting(
+        None, TEXT, "Form of reasoning in the text, such as qwen3; by default what the chat template tells; none."
+    )
+    enable_tool_guided_generation: bool | None = _setting(
+        None, TEXT, "Make tool calls fit the schemas of their parameters."
+    )
+    chat_template_mode: str | None = _setting(
+        None, TEXT, "What renders chat templates: JINJA (default), or MINJA, which is the library's own."
+    )
+    pipeline_type: str | None = _setting(None, TEXT, "AUTO, LM_CB or LM, which are the same here.")
+    idle_unload_seconds: float | None = _setting(
+        None,
+        TEXT,
+        "Give the model's memory back after so long without a request; the next one loads it again. 0 never.",
+    )
+    pooling: str | None = _setting(None, TEXT, "What makes one vector of a text's: CLS (default), LAST, MEAN.")
+    normalize: bool | None = _setting(None, TEXT, "Give embeddings the length 1; on by default.")
+    truncate: bool | None = _setting(None, TEXT, "Cut texts that are too long for embeddings, rather than refuse them.")
+    max_allowed_chunks: int | None = _setting(
+        None, TEXT, "Pieces of documents that a call of rerank may have; 10000 by default."
     )
 
     readiness_file: Path | None = _setting(

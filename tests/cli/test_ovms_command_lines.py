@@ -37,6 +37,15 @@ SERVED = [
     '--model_path /models --model_name face --shape "(-1,3,-1,-1)" --port 9000 --rest_port 8000',
     """--model_path /models --model_name bert --shape '{"input_ids": "(1,-1)", "token_type_ids": "(1,-1)"}'""",
     "--model_name resnet --model_path /models/resnet50 --port 9178 --batch_size 2 --nireq 4",
+    "--model_path /model --model_name m --rest_port 8000 --task text_generation --target_device CPU",
+    "--model_path /model --model_name m --task text_generation --tool_parser none --reasoning_parser none",
+    "--model_path /m --model_name m --task text_generation --enable_prefix_caching true --cache_size 8",
+    "--model_path /m --model_name m --task text_generation --dynamic_split_fuse false --pipeline_type LM_CB",
+    "--model_path /m --model_name m --task text_generation --kv_cache_precision u8 --max_num_batched_tokens 512",
+    "--model_path /m --model_name m --task text_generation --enable_tool_guided_generation=true --tool_parser hermes3",
+    "--model_path /m --model_name m --task embeddings --pooling LAST --normalize false --truncate true",
+    "--model_path /m --model_name m --task rerank --max_allowed_chunks 100",
+    "--model_path /m --model_name m --task speech2text --target_device CPU",
     """--model_path /m --model_name m --model_version_policy '{"latest": {"num_versions": 2}}'""",
     "--model_name m --model_path /m --metrics_enable --metrics_list ovms_requests_success,ovms_infer_req_queue_size",
     "--model_name lstm --model_path /models/lstm --stateful --idle_sequence_cleanup --low_latency_transformation",
@@ -56,18 +65,22 @@ WARNED = {
 }
 
 _HUB = "models are fetched from no hub"
-_GRAPH = "ovms prepare --sample text_generation"
+_IMAGES = "models that take or make images are not served"
 _FILE = "model_config_list"
 REFUSED = {
     "--source_model Org/Model-int4-ov --model_repository_path /models --rest_port 8000": [_HUB],
-    "--pull --source_model Org/Model --model_repository_path /models --task rerank": [_HUB, _GRAPH],
+    "--pull --source_model Org/Model --model_repository_path /models --task rerank": [_HUB, "--sample chat"],
     "--pull --source_model Org/Model --model_repository_path /models --weight-format int8": [_HUB],
     "--pull --source_model Org/M-GGUF --model_repository_path /m --gguf_filename M-Q4_K_M.gguf": [_HUB],
-    "--model_path /model --model_name m --rest_port 8000 --task text_generation --target_device CPU": [_GRAPH],
-    "--model_path /model --model_name m --task text_generation --tool_parser none --reasoning_parser none": [_GRAPH],
-    "--configure --model_path /models/m --task text_generation --max_num_seqs 128 --cache_size 8": [_GRAPH],
-    "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --enable_prefix_caching true": [_GRAPH],
-    "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_GRAPH],
+    "--configure --model_path /models/m --task text_generation --max_num_seqs 128 --cache_size 8": [_FILE],
+    "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin_config"],
+    "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
+    "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
+    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["a second model"],
+    "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
+        "--pipeline_type: models that take"
+    ],
+    "--model_path /m --model_name m --enable_prefix_caching true": ["--task"],
     "--add_to_config --config_path /models/config.json --model_name m --model_path m": [_FILE],
     "--remove_from_config --config_path config.json --model_name m": [_FILE],
     "--list_models --model_repository_path /models": ["ovms models lists", _HUB],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ovmstrio.config.text_entries import TEXT_MODELS, read_text_models
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.repository.fingerprints import tree_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
@@ -12,6 +13,7 @@ from ovmstrio.runtimes.kind import Kind, Takes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.kind import LoadContext
 
@@ -24,7 +26,12 @@ class TextModelKind(Kind[TextModelSpec]):
     name = TextModelSpec.kind
     spec = TextModelSpec
     takes = frozenset({Takes.GENERATION})
+    section = TEXT_MODELS
     occupied = "Text model has a name that is taken"
+
+    def read(self, file: ConfigFile) -> list[TextModelSpec]:
+        """Read the models of the file."""
+        return read_text_models(file)
 
     def list_versions(self, spec: TextModelSpec) -> Listing:
         """Give the one version there is."""

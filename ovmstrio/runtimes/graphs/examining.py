@@ -12,6 +12,7 @@ from ovmstrio.config.located import Located
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.graphs.calculator import ContractError, NodeContract
 from ovmstrio.runtimes.graphs.calculators import find_kind, known_names
+from ovmstrio.runtimes.graphs.calculators.text_models import TEXT_CALCULATORS
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.config.graph_messages import (
@@ -63,6 +64,7 @@ def examine_graph(graph_path: Path, directory: Path | None = None) -> Examinatio
         asked = ((node, _contract(node) if node in certain else _unknown(node)) for node in reading.config.nodes)
         contracts = {node.canonical_name: contract for node, contract in asked if contract is not None}
         problems += check_wiring(reading.config, contracts, policy_names())
+        problems += _check_text_models(reading.config)
         problems += _check_python_nodes(reading.config, certain, directory or graph_path.parent)
     return Examination(reading.config, by_line(problems))
 
@@ -93,6 +95,21 @@ def _unknown(node: NodeConfig) -> ContractError | None:
         return None
     fix = did_you_mean(node.calculator, names, otherwise=f"there are: {', '.join(names)}")
     return ContractError(f'Unable to find Calculator "{node.calculator}"', fix=fix, code="NOT_FOUND")
+
+
+def _check_text_models(graph: GraphConfig) -> list[Problem]:
+    """See that a node that is a whole model of text has its graph alone."""
+    findings = Findings(graph.file)
+    for node in graph.nodes if len(graph.nodes) > 1 else ():
+        if node.calculator in TEXT_CALCULATORS:
+            findings.refuse(
+                node.at,
+                f'node "{node.canonical_name}": a {node.calculator} is served as the only node of its graph',
+                expected="1 node",
+                found=f"{len(graph.nodes)} nodes",
+                suggestion="give it a graph of its own, and let the other nodes' clients call that",
+            )
+    return list(findings.all)
 
 
 def _check_python_nodes(graph: GraphConfig, certain: Sequence[NodeConfig], directory: Path) -> list[Problem]:

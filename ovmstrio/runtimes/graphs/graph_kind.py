@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.config.graph_sections import GRAPHS, read_graphs
-from ovmstrio.config.specs import GraphSpec
+from ovmstrio.config.specs import GraphSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.repository.graph_files import graph_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.servable import Service
+    from ovmstrio.runtimes.graphs.text_graphs import TextGraph
     from ovmstrio.runtimes.kind import LoadContext
 
-__all__ = ["GraphKind"]
+__all__ = ["GraphKind", "text_graph_of"]
 
+_TEXT_MODEL: Final = re.compile(rb"\b(?:HttpLLM|Embeddings|Rerank|S2t|T2s|ImageGen)Calculator")
 _MISSING: Final = Problem("the graph's file does not exist", path="graph_path")
 
 
@@ -37,9 +40,9 @@ class GraphKind(Kind[GraphSpec]):
     section = GRAPHS
     occupied = "Given mediapipe graph name is already occupied"
 
-    def read(self, file: ConfigFile) -> list[GraphSpec]:
-        """Read the graphs of the file."""
-        return read_graphs(file)
+    def read(self, file: ConfigFile) -> list[ServableSpec]:
+        """Read the graphs of the file; those that are one model of text become that."""
+        return [_as_it_is_served(spec, file) for spec in read_graphs(file)]
 
     def depends_on(self, spec: GraphSpec) -> Sequence[Dependency]:
         """Give what the sessions of the graph's file call."""
@@ -90,6 +93,29 @@ class GraphKind(Kind[GraphSpec]):
                 spec.python, is_default=context.isolates_python, memory_limit=context.python_memory_limit
             ),
         )
+
+
+def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:
+    """Give what a graph is served as that is one model of text; None for any other; blocking."""
+    try:
+        content = spec.graph_path.read_bytes()
+    except (OSError, ValueError):
+        return None
+    if not _TEXT_MODEL.search(content):
+        return None
+    from ovmstrio.runtimes.graphs.text_graphs import read_text_graph  # noqa: PLC0415 - as in `load`
+
+    return read_text_graph(spec, cache_dir)
+
+
+def _as_it_is_served(spec: GraphSpec, file: ConfigFile) -> ServableSpec:
+    found = text_graph_of(spec, file.cache_dir)
+    if found is None:
+        return spec
+    file.findings.problems += found.warnings
+    # The configuration is read again when the graph's file changes.
+    file.subconfigs.contents[spec.graph_path] = found.content
+    return found.spec
 
 
 @lru_cache(maxsize=64)

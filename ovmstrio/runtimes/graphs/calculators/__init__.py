@@ -25,9 +25,12 @@ _BUILT_IN: Final = {
     "ConcatenateTensorVectorCalculator": (f"{_HERE}.concatenate_vector", "CONCATENATE_VECTOR"),
     "ConstantSidePacketCalculator": (f"{_HERE}.constant_side_packet", "CONSTANT_SIDE_PACKET"),
     "DefaultSidePacketCalculator": (f"{_HERE}.default_side_packet", "DEFAULT_SIDE_PACKET"),
+    "EmbeddingsCalculatorOV": (f"{_HERE}.text_models", "EMBEDDINGS"),
     "EndLoopTensorCalculator": (f"{_HERE}.end_loop", "END_LOOP"),
     "FlowLimiterCalculator": (f"{_HERE}.flow_limiter", "FLOW_LIMITER"),
     "GateCalculator": (f"{_HERE}.gate", "GATE"),
+    "HttpLLMCalculator": (f"{_HERE}.text_models", "HTTP_LLM"),
+    "ImageGenCalculator": (f"{_HERE}.text_models", "IMAGE_GEN"),
     "MergeCalculator": (f"{_HERE}.merge", "MERGE"),
     "MuxCalculator": (f"{_HERE}.mux", "MUX"),
     "OpenVINOInferenceCalculator": (f"{_HERE}.inference", "INFERENCE"),
@@ -38,7 +41,10 @@ _BUILT_IN: Final = {
     "PreviousLoopbackCalculator": (f"{_HERE}.previous_loopback", "PREVIOUS_LOOPBACK"),
     "PyTensorOvTensorConverterCalculator": (f"{_HERE}.converter", "CONVERTER"),
     "PythonExecutorCalculator": (f"{_HERE}.python.executor_calculator", "PYTHON_EXECUTOR"),
+    "RerankCalculatorOV": (f"{_HERE}.text_models", "RERANK"),
+    "S2tCalculator": (f"{_HERE}.text_models", "SPEECH_TO_TEXT"),
     "SplitTensorVectorCalculator": (f"{_HERE}.split_vector", "SPLIT_VECTOR"),
+    "T2sCalculator": (f"{_HERE}.text_models", "TEXT_TO_SPEECH"),
 }
 
 

@@ -63,7 +63,9 @@ def _check_messages(graph: GraphConfig, findings: Findings) -> None:
 
 
 def _tagged(refs: tuple[StreamRef, ...], prefix: str) -> StreamRef | None:
-    return next((ref for ref in refs if ref.port.tag.startswith(prefix)), None)
+    payload = f"{prefix}_PAYLOAD"  # a document of HTTP, which is no message of inference
+    found = (ref for ref in refs if ref.port.tag.startswith(prefix) and not ref.port.tag.startswith(payload))
+    return next(found, None)
 
 
 def _alone(direction: str, tag: str) -> str:
