@@ -220,15 +220,15 @@ async def test_what_is_asked_of_sampling_becomes_parameters_of_those_names(tmp_p
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (_said("x", n=2), r'n: "graph" is a graph of user code, .*expected 1, got 2'),
+        (_said("x", n=2), r'n: "graph" is a graph of user code, .*expected 1; got 2'),
         (_said("x", logprobs=True), "logprobs: .* tells no probabilities"),
         (_said("x", echo=True), "echo: "),
         (_said("x", sampling=Sampling(best_of=3)), "best_of: "),
         (_said("x", sampling=Sampling(stop_token_ids=(1,))), "stop_token_ids: .*use stop"),
         (_said("x", grammar=Grammar(GrammarKind.JSON_OBJECT, "{}")), "response_format: "),
         (GenerationRequest(Conversation(TURNS, tools=({"type": "function"},))), "tools: .*tool_choice"),
-        (GenerationRequest((1, 2, 3)), "prompt: .*not numbers of tokens"),
-        (GenerationRequest(Conversation(TURNS[:1])), r'expected one with the role "user", got: system'),
+        (GenerationRequest((1, 2, 3)), "prompt: .*takes a text; got numbers of tokens"),
+        (GenerationRequest(Conversation(TURNS[:1])), r'expected one with the role "user"; got system'),
         (_said("x", n=2, logprobs=True), "n: .* Also: logprobs: "),
     ],
 )
@@ -402,9 +402,9 @@ async def test_a_deadline_ends_a_text_midway_and_one_that_has_not_begun(
     """
     texts = list[str]()
     async with _talking(tmp_path, source) as graph:
-        with pytest.raises(DeadlineExceeded, match="before the graph had made the whole text"):
-            async with graph.generate(_said("x", deadline=trio.current_time() + 3)) as generation:
-                texts.append((await anext(aiter(generation))).text)
+        async with graph.generate(_said("x", deadline=trio.current_time() + 3)) as generation:
+            texts.append((await anext(aiter(generation))).text)
+            with pytest.raises(DeadlineExceeded, match="before the graph had made the whole text"):
                 await anext(aiter(generation))
         slow = source.replace(
             "async def execute",

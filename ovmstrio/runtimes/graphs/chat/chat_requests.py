@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.datatypes import BYTES
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Conversation, Sampling
 from ovmstrio.core.request import InferInput, InferRequest
@@ -28,11 +28,9 @@ def chat_request(graph: str, roles: ChatRoles, asked: GenerationRequest) -> Infe
     """Make the request that a graph's inputs are fed with.
 
     Raises:
-        InvalidRequest: graphs cannot do something of it, or it has no message of a user; all of it is told.
+        InvalidField: graphs cannot do something of it, or it has no message of a user; all of it is told.
     """
-    wrong = Gathered()
-    for problem in _cannot(graph, asked):
-        wrong.add(InvalidRequest(problem))
+    wrong = Gathered(_cannot(graph, asked))
     request = InferRequest(graph, deadline=asked.deadline)
     for name, give in ((roles.prompt, _prompt), (roles.messages, _messages)):
         if name:
@@ -54,23 +52,26 @@ def sampling_parameters(asked: GenerationRequest) -> dict[str, ParameterValue]:
     return parameters
 
 
-def _cannot(graph: str, asked: GenerationRequest) -> Iterator[str]:
-    """Tell what is asked for that a graph cannot do, each with the name of its field."""
-    whose = f'"{graph}" is a graph of user code'
+def _cannot(graph: str, asked: GenerationRequest) -> Iterator[InvalidField]:
+    """Tell what is asked for that a graph cannot do."""
+    whose = f'"{graph}" is a graph of user code, which'
+    sampling, prompt = asked.sampling, asked.prompt
     if asked.n > 1:
-        yield f"n: {whose}, which makes one text for a request; expected 1, got {asked.n}"
-    if asked.sampling.best_of > 1:
-        yield f"best_of: {whose}, which searches no beams; expected 1, got {asked.sampling.best_of}"
+        yield InvalidField(f"n: {whose} makes one text for a request; expected 1", field="n", got=str(asked.n))
+    if sampling.best_of > 1:
+        message = f"best_of: {whose} searches no beams; expected 1"
+        yield InvalidField(message, field="best_of", got=str(sampling.best_of))
     if asked.logprobs:
-        yield f"logprobs: {whose}, which tells no probabilities; leave it out"
+        yield InvalidField(f"logprobs: {whose} tells no probabilities; leave it out", field="logprobs")
     if asked.echo:
-        yield f"echo: {whose}, whose text has no prompt in front; leave it out"
-    if asked.sampling.stop_token_ids:
-        yield f"stop_token_ids: {whose}, which has no numbers of tokens; use stop"
+        yield InvalidField(f"echo: {whose} does not say the prompt again; leave it out", field="echo")
+    if sampling.stop_token_ids:
+        yield InvalidField(f"stop_token_ids: {whose} has no numbers of tokens; use stop", field="stop_token_ids")
     if asked.grammar is not None:
-        yield f"response_format: {whose}, which is held to no form; leave it out, or ask for one of type text"
-    if isinstance(asked.prompt, Conversation) and asked.prompt.tools and asked.prompt.tool_choice != "none":
-        yield f'tools: {whose}, which calls none; leave them out, or set tool_choice to "none"'
+        message = f"response_format: {whose} is held to no form; leave it out, or ask for the type text"
+        yield InvalidField(message, field="response_format")
+    if isinstance(prompt, Conversation) and prompt.tools and prompt.tool_choice != "none":
+        yield InvalidField(f'tools: {whose} calls none; leave them out, or set tool_choice to "none"', field="tools")
 
 
 def _prompt(graph: str, asked: GenerationRequest) -> bytes:
@@ -80,9 +81,8 @@ def _prompt(graph: str, asked: GenerationRequest) -> bytes:
         case Conversation(messages=messages):
             return _encoded(_last_of_user(messages))
         case _:
-            raise InvalidRequest(
-                f'prompt: "{graph}" is a graph of user code, which takes a text, not numbers of tokens'
-            )
+            message = f'prompt: "{graph}" is a graph of user code, which takes a text'
+            raise InvalidField(message, field="prompt", got="numbers of tokens")
 
 
 def _messages(graph: str, asked: GenerationRequest) -> bytes:
@@ -98,7 +98,7 @@ def _last_of_user(messages: Sequence[Mapping[str, Any]]) -> str:
         if message.get("role") == "user":
             return str(message.get("content") or "")
     roles = ", ".join(str(message.get("role"))[:20] for message in messages[-8:])
-    raise InvalidRequest(f'messages: expected one with the role "user", got: {roles or "none"}')
+    raise InvalidField('messages: expected one with the role "user"', field="messages", got=roles or "none")
 
 
 def _encoded(text: str) -> bytes:
