@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LOADERS", "load_task"]
 
-LOADERS: Final[Mapping[Task, str]] = {}
+LOADERS: Final[Mapping[Task, str]] = {
+    Task.EMBEDDINGS: "ovmstrio.runtimes.generation.embedding.loading:load_embedding_model",
+    Task.RERANK: "ovmstrio.runtimes.generation.embedding.loading:load_rerank_model",
+}
 """The function for each task, ``module:name``; called as ``await name(spec, context)``, it gives the service."""
 
 
