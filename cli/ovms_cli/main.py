@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from ovms_cli import (
-    chat,
     check,
     custom_node,
     demo,
@@ -82,7 +81,6 @@ _COMMANDS = (
     sequence,
     sequences,
     health,
-    chat,
     check,
     graph,
     pipeline,

@@ -12,7 +12,7 @@ from ovmstrio.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["body_of", "only", "read_events", "split_events"]
+__all__ = ["body_of", "only", "read_events"]
 
 _KNOWN: Final = frozenset({"model_name", "model_version", "parameters", "id"})
 _KEPT: Final = frozenset({"bool", "int64", "float64"})
@@ -63,18 +63,12 @@ def _value(name: str, value: Value) -> Any:
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[StreamReply]:
-    """Read the events of a stream of replies.
+    """Read server-sent events.
 
     Raises:
         ValueError: the data of an event is no JSON.
         AttributeError: it is no JSON object.
     """
-    for kind, data in split_events(chunks):
-        yield _reply(kind, orjson.loads(data))
-
-
-def split_events(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Give the name and the data of each server-sent event that has data."""
     kind, data = b"", list[bytes]()
     for line in _lines(chunks):
         if line:
@@ -86,7 +80,7 @@ def split_events(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
                 data.append(value)
             continue
         if data:
-            yield kind, b"\n".join(data)
+            yield _reply(kind, orjson.loads(b"\n".join(data)))
         kind, data = b"", []
 
 

@@ -5,6 +5,7 @@ Its text is noise, the same one each time: 267 tokens, which are all bytes, a fe
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -64,6 +65,7 @@ def write_tiny_folder(directory: Path, *, seed: int = 0, layers: int = 2, contex
     source = write_tiny_gguf(directory / "tiny.gguf", seed=seed, layers=layers, context=context)
     subprocess.run([sys.executable, "-c", _CONVERT, str(source)], check=True, timeout=120, capture_output=True)
     source.unlink()
+    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
     return directory
 
 

@@ -48,3 +48,8 @@ class TextModelKind(Kind[TextModelSpec]):
 
         del version, directory
         return await load_task(spec, context)
+
+    def obstacle(self, service: Service) -> str:
+        """Tell of a process that has ended, and is not there again yet."""
+        told: str = getattr(service, "obstacle", "")
+        return told

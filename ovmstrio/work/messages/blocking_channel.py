@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import threading
 from typing import Any, Final
@@ -31,6 +32,8 @@ class BlockingChannel:
         end.set_inheritable(False)
         end.setblocking(True)
         self._end = end
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
         self._identity = os.fstat(end.fileno()).st_ino
         self._packets = MessagePackets(self._send_now)
         self._preparing = threading.Lock()
@@ -105,6 +108,17 @@ class BlockingChannel:
                 message = self._packets.read(packet, files.tolist())
             if message is not None:
                 return message
+
+    def has_message(self) -> bool:
+        """Tell whether :meth:`receive` would have something to read now, were it only the end.
+
+        Raises:
+            ChannelLost: code of users has closed the socket.
+        """
+        try:
+            return bool(self._poll.poll(0))
+        except OSError as error:
+            raise ChannelLost(str(error)) from error
 
     def disown(self) -> None:
         """Let a process that code of users has forked have no part in this."""

@@ -71,6 +71,7 @@ class WorkerProcess:
         own_group: as for :func:`start_program`.
         ends_group: whether what is left of its own group when it has ended, such as what it has forked, is killed.
         names: say in the log whose code prints there; without them what it prints goes where the server's goes.
+        heard: is called on the event loop with what the program tells without having been asked, and must not wait.
 
     Attributes:
         is_retired: whether it takes no more requests, because it has ended or is to end.
@@ -93,7 +94,9 @@ class WorkerProcess:
         own_group: bool = False,
         ends_group: bool = False,
         names: Mapping[str, str] | None = None,
+        heard: Callable[[Any], None] | None = None,
     ) -> None:
+        self._heard = heard
         self._names = names
         self.is_retired = False
         self.ended = trio.Event()
@@ -260,6 +263,9 @@ class WorkerProcess:
         if message.descriptor is not None:
             os.close(message.descriptor)
         number, value = message.value
+        if number == _NO_ANSWER_EXPECTED and self._heard is not None:
+            self._heard(value)
+            return
         pending = self._pending[number]
         if not pending.is_abandoned:
             pending.value = value

@@ -1,0 +1,188 @@
+"""All texts that are being made: stepped together, and made again without the one that breaks a step."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
+from ovmstrio.openvino.engine.library_errors import reason_of
+from ovmstrio.openvino.engine.texts import AskedTexts, DifferentTextError, NewTokens, NoRoomError, RunningText
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ovmstrio.openvino.engine.pipeline import Pipeline
+
+__all__ = ["Batch", "StepOutcome"]
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step has brought: tokens, requests that failed, and requests of which it is now known that they run."""
+
+    news: list[NewTokens] = field(default_factory=list)
+    failed: list[tuple[AskedTexts, ServerError]] = field(default_factory=list)
+    proven: list[AskedTexts] = field(default_factory=list)
+
+
+class Batch:
+    """The texts of a pipeline.
+
+    Args:
+        pipeline: makes them.
+
+    Attributes:
+        rebuilds: how often the pipeline had to be made again.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._numbers = itertools.count(1)
+        self._texts: dict[int, RunningText] = {}
+        self.rebuilds = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step has something to do, be it only to give back the blocks of what was cancelled."""
+        return bool(self._texts) or self._pipeline.is_busy
+
+    @property
+    def running(self) -> int:
+        """How many texts are being made."""
+        return len(self._texts)
+
+    @property
+    def has_unproven(self) -> bool:
+        """Whether there is a text in it whose form the library may not take."""
+        return any(not text.asked.is_proven for text in self._texts.values())
+
+    @property
+    def used(self) -> float:
+        """Which part of the cache the texts fill, as far as they share nothing."""
+        block = self._pipeline.block_tokens
+        return min(1.0, sum(-(-text.length // block) for text in self._texts.values()) / self._pipeline.blocks)
+
+    def begin(self, asked: AskedTexts) -> None:
+        """Have the texts of a request made from the next step on.
+
+        Raises:
+            InvalidRequest: the library does not take what is asked.
+        """
+        has_beams = asked.request.sampling.best_of > 1
+        texts = [RunningText(asked, index) for index in range(1 if has_beams else asked.request.n)]
+        asked.left = asked.request.n
+        try:
+            for text in texts:
+                self._start(text)
+        except (RuntimeError, TypeError, ValueError) as error:
+            self.cancel(asked)
+            raise InvalidRequest(f"the model cannot make such a text: {reason_of(error)}") from error
+
+    def _start(self, text: RunningText) -> None:
+        number = next(self._numbers)
+        text.start(self._pipeline, number)
+        self._texts[number] = text
+
+    def cancel(self, asked: AskedTexts) -> None:
+        """Have the texts of a request leave the batch at the next step."""
+        self._drop(number for number, text in self._texts.items() if text.asked is asked)
+
+    def end(self, asked: AskedTexts, index: int) -> None:
+        """Have one text leave the batch at the next step, if it has not ended by itself."""
+        self._drop(number for number, text in self._texts.items() if text.asked is asked and text.index == index)
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        for number in list(numbers):
+            self._texts.pop(number).cancel()
+
+    def step(self) -> StepOutcome:
+        """Make the next token of each text.
+
+        Raises:
+            RuntimeError: the step failed, and the pipeline could not be made again.
+        """
+        outcome = StepOutcome()
+        reason = ""
+        try:
+            self._pipeline.step()
+        except RuntimeError as error:
+            reason = reason_of(error)
+        self._read(outcome)
+        if reason:
+            self._recover(reason, outcome)
+            return outcome
+        for text in self._texts.values():
+            text.is_new = False
+            if not text.asked.is_proven:
+                text.asked.is_proven = True
+                outcome.proven.append(text.asked)
+        return outcome
+
+    def _read(self, outcome: StepOutcome) -> None:
+        ended = []
+        for number, text in self._texts.items():
+            try:
+                news = text.read()
+            except DifferentTextError:
+                self._fail(
+                    text.asked, ModelFailure("the model failed, and could not go on with the same text"), outcome
+                )
+                continue
+            except NoRoomError:
+                self._fail(text.asked, ModelFailure("the cache of keys and values has no room for this text"), outcome)
+                continue
+            outcome.news += news
+            if news and news[-1].finish is not None:
+                ended.append(number)
+        for number in ended:
+            self._texts.pop(number, None)
+        for asked, _ in outcome.failed:
+            self.cancel(asked)
+
+    def _fail(self, asked: AskedTexts, error: ServerError, outcome: StepOutcome) -> None:
+        if all(each is not asked for each, _ in outcome.failed):
+            outcome.failed.append((asked, error))
+
+    # After a step that failed
+
+    def _recover(self, reason: str, outcome: StepOutcome) -> None:
+        """Make the pipeline again, and go on with all texts but those to blame.
+
+        Raises:
+            RuntimeError: it could not be made.
+        """
+        print(f"a step failed and the batch is made again: {reason}", file=sys.stderr)  # noqa: T201 - the server logs it
+        self.rebuilds += 1
+        texts = list(self._texts.values())
+        for asked, error in self._culprits(texts, reason):
+            self._fail(asked, error, outcome)
+        blamed = [asked for asked, _ in outcome.failed]
+        for text in texts:
+            text.cancel()
+        self._texts.clear()
+        self._pipeline.rebuild()
+        for text in texts:
+            if all(asked is not text.asked for asked in blamed):
+                text.was_restarted = True
+                self._start(text)
+
+    def _culprits(self, texts: list[RunningText], reason: str) -> list[tuple[AskedTexts, ServerError]]:
+        """Tell who is to blame: whoever came with a form that was new, or else as the only one; or all, at last."""
+        unproven = [text.asked for text in texts if not text.asked.is_proven]
+        if unproven:
+            return [
+                (unproven[0], InvalidField(f"the form of the answer cannot be used: {reason}", field="response_format"))
+            ]
+        newcomers = {id(text.asked): text.asked for text in texts if text.is_new and not text.was_restarted}
+        if len(newcomers) == 1:
+            return [
+                (asked, ModelFailure(f"the model failed on this request: {reason}")) for asked in newcomers.values()
+            ]
+        return [
+            (text.asked, ModelFailure(f"the model failed again and again: {reason}"))
+            for text in texts
+            if text.was_restarted
+        ]

@@ -1,0 +1,268 @@
+"""What the server asks of a model, on its way through template, queue, batch and rows."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ovmstrio.core.errors import Overloaded, ServerError
+from ovmstrio.core.generation import Finish
+from ovmstrio.openvino.engine.admission import Admission, Need, Room
+from ovmstrio.openvino.engine.batch import Batch
+from ovmstrio.openvino.engine.frames import ACCEPTED, REFUSED, decode_request, encode_failure
+from ovmstrio.openvino.engine.prompt_scores import PromptScores
+from ovmstrio.openvino.engine.text_rows import TextRows
+from ovmstrio.openvino.engine.texts import AskedTexts, NewTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.openvino.engine.pipeline import Pipeline
+    from ovmstrio.openvino.engine.prompts import Prompts
+
+__all__ = ["Engine", "Limits"]
+
+_LEARNS: Final = 0.2
+_LONGEST_RETRY: Final = 60.0
+_SEEDS: Final = 2**32
+
+
+class Limits(NamedTuple):
+    """What requests may ask for.
+
+    Attributes:
+        tokens: of a prompt and its answer together.
+        answer: tokens of an answer; None for as many as fit.
+        texts: side by side.
+        waiting: requests in the queue.
+        overcommit: how much of the cache is promised, 1 for what there is.
+    """
+
+    tokens: int
+    answer: int | None = None
+    texts: int = 256
+    waiting: int = 256
+    overcommit: float = 1.0
+
+
+class Engine:
+    """One model's requests.
+
+    Args:
+        pipeline: makes the texts.
+        prompts: makes tokens of prompts.
+        limits: what requests may ask for.
+        caches_prefixes: whether the pipeline computes once what prompts have in common.
+        answer: is told the number of a message and what it is answered with.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        prompts: Prompts,
+        limits: Limits,
+        answer: Callable[[int, Any], None],
+        *,
+        caches_prefixes: bool = True,
+    ) -> None:
+        self._pipeline = pipeline
+        self._prompts = prompts
+        self._limits = limits
+        self._answer = answer
+        room = Room(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
+        self._admission: Admission[AskedTexts] = Admission(room, limits.waiting)
+        self._batch = Batch(pipeline)
+        self._scores = PromptScores(pipeline, limits.tokens)
+        self._rows = TextRows(lambda rows, skips: pipeline.tokenizer.decode(rows, skip_special_tokens=skips))
+        self._asked: dict[int, AskedTexts] = {}
+        self._rows_told: list[list[Any]] = []
+        self._failures: list[list[Any]] = []
+        self._pace = 1.0
+        self._last_end = time.monotonic()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step has something to do."""
+        return self._batch.is_busy or self._scores.is_busy or bool(self._rows_told or self._failures)
+
+    # Requests
+
+    def add(self, message: int, number: int, plain: dict[str, Any]) -> None:
+        """Take a request of a number; the message is answered when it runs, or cannot.
+
+        What is wrong with it is the answer.
+        """
+        try:
+            request = decode_request(plain)
+            if self._admission.waiting and self._admission.is_full:
+                raise self._overloaded()
+            self._take(self._prepare(message, number, request))
+        except ServerError as error:
+            self._answer(message, [REFUSED, encode_failure(error)])
+
+    def _overloaded(self) -> Overloaded:
+        waiting = self._admission.waiting
+        seconds = min(max(1.0, waiting * self._pace), _LONGEST_RETRY)
+        message = f"{waiting} requests wait for room already (max_queue); try again in {seconds:.0f} s"
+        return Overloaded(message, retry_after_seconds=seconds)
+
+    def _prepare(self, message: int, number: int, request: GenerationRequest) -> AskedTexts:
+        """Make tokens of the prompt, and see that it fits.
+
+        Raises:
+            InvalidRequest: it does not.
+        """
+        tokens = self._prompts.tokens_of(request.prompt)
+        wished = request.sampling.max_tokens
+        self._prompts.check_length(tokens, needs_answer=wished != 0)
+        most = min(value for value in (wished, self._limits.answer, self._limits.tokens) if value is not None)
+        seed = request.sampling.seed
+        return AskedTexts(
+            id=number,
+            answer_to=message,
+            request=request,
+            prompt=tokens,
+            most=min(most, self._limits.tokens - len(tokens)),
+            seed=random.randrange(_SEEDS) if seed is None else seed,  # noqa: S311 - no secret
+            is_open=wished is None and self._limits.answer is None,
+            is_proven=request.grammar is None,
+        )
+
+    def _take(self, asked: AskedTexts) -> None:
+        """Have a request run as soon as there is room.
+
+        Raises:
+            Overloaded: too many others wait.
+        """
+        texts = max(asked.request.n, asked.request.sampling.best_of)
+        need = Need(len(asked.prompt), asked.most, texts, asked.is_open)
+        if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
+            raise self._overloaded()
+        self._asked[asked.id] = asked
+        self._admission.wait(asked, need)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let in those whose turn it is; of forms that the library may not take only one at a time."""
+        while (asked := self._admission.head()) is not None:
+            if not asked.is_proven and self._batch.has_unproven:
+                return
+            self._admission.enter(asked.id)
+            try:
+                self._begin(asked)
+            except ServerError as error:
+                self._forget(asked)
+                self._fail(asked, error)
+
+    def _begin(self, asked: AskedTexts) -> None:
+        """Run a request, whose prompt is read first if it is to be told how likely that was.
+
+        Raises:
+            InvalidRequest: the library does not take it.
+        """
+        request = asked.request
+        asked.left = request.n
+        if request.echo and request.logprobs and not asked.prompt_logprobs:
+            self._scores.begin(asked)
+        elif asked.most:
+            self._batch.begin(asked)
+        else:
+            self._tell_prompt(asked)
+        if asked.is_proven:
+            self._accept(asked)
+
+    def _accept(self, asked: AskedTexts) -> None:
+        if asked.answer_to:
+            self._answer(asked.answer_to, [ACCEPTED, len(asked.prompt)])
+            asked.answer_to = 0
+
+    def _tell_prompt(self, asked: AskedTexts) -> None:
+        """Answer a request that asks for no token."""
+        ends = [NewTokens(asked, index, [], [], Finish.LENGTH) for index in range(asked.request.n)]
+        self._tell(ends)
+
+    def cancel(self, number: int) -> None:
+        """Forget a request, wherever it is; one that has ended is nothing."""
+        asked = self._asked.get(number)
+        if asked is None:
+            return
+        self._admission.withdraw(asked)
+        self._batch.cancel(asked)
+        self._scores.cancel(asked)
+        self._forget(asked)
+        self._admit()
+
+    def _forget(self, asked: AskedTexts, *, has_ended: bool = False) -> None:
+        self._asked.pop(asked.id, None)
+        self._rows.forget(asked)
+        self._admission.leave(asked.id, asked.generated // asked.request.n if has_ended else None)
+        if has_ended:
+            now = time.monotonic()
+            self._pace += _LEARNS * (now - self._last_end - self._pace)
+            self._last_end = now
+
+    def _fail(self, asked: AskedTexts, error: ServerError) -> None:
+        if asked.answer_to:
+            self._answer(asked.answer_to, [REFUSED, encode_failure(error)])
+            asked.answer_to = 0
+        else:
+            self._failures.append([asked.id, encode_failure(error)])
+
+    # Steps
+
+    def step(self) -> list[Any]:
+        """Make the next token of each text; give what there is to tell.
+
+        That is: rows of texts, failures of requests, and figures: seconds, texts that run, requests that wait, the part
+        of the cache that is filled, how often the batch was made again.
+
+        Raises:
+            RuntimeError: the model is lost.
+        """
+        started = time.perf_counter()
+        running = self._batch.running
+        if self._batch.is_busy:
+            self._step_batch()
+        for asked, error in self._scores.step():
+            self._take_scored(asked, error)
+        self._admit()
+        rows, self._rows_told = self._rows_told, []
+        failures, self._failures = self._failures, []
+        seconds = time.perf_counter() - started
+        figures = [seconds, running, self._admission.waiting, self._batch.used, self._batch.rebuilds]
+        return [rows, failures, figures]
+
+    def _step_batch(self) -> None:
+        outcome = self._batch.step()
+        for asked, error in outcome.failed:
+            self._forget(asked)
+            self._fail(asked, error)
+        for asked in outcome.proven:
+            self._accept(asked)
+        self._tell([new for new in outcome.news if new.asked.id in self._asked])
+
+    def _take_scored(self, asked: AskedTexts, error: ServerError | None) -> None:
+        """Go on with a request whose prompt has been read."""
+        try:
+            if error is not None:
+                raise error
+            self._begin(asked)
+        except ServerError as failure:
+            self._forget(asked)
+            self._fail(asked, failure)
+
+    def _tell(self, news: list[NewTokens]) -> None:
+        rows = self._rows.make(news)
+        self._rows_told += rows
+        for new, row in zip(news, rows, strict=True):
+            asked = new.asked
+            asked.generated += len(new.tokens)
+            if row[-1] is None:
+                continue
+            if new.finish is None:
+                self._batch.end(asked, new.index)
+            asked.left -= 1
+            if not asked.left:
+                self._forget(asked, has_ended=True)

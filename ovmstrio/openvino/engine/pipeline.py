@@ -1,0 +1,163 @@
+"""The library's batch: made, measured, warmed, and made again when it is broken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from ovmstrio.core.generation import Grammar, GrammarKind, Sampling
+from ovmstrio.openvino.engine.sampling import configure
+
+__all__ = ["GIB", "Pipeline", "PipelineOptions"]
+
+GIB: Final = 2**30
+_BLOCK_TOKENS: Final = 32
+_GPU_BLOCK_TOKENS: Final = 16
+_MEASURED_BLOCKS: Final = 2
+_WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
+_WARMING_STEPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """What is loaded, and how.
+
+    Attributes:
+        folder: the model, its tokenizer and its settings.
+        device: where it runs.
+        properties: of the device.
+        cache_bytes: for keys and values.
+        batched_tokens: how many tokens a step takes at most.
+        texts: how many texts a step makes at most.
+        splits_prompts: whether a step takes parts of prompts.
+        caches_prefixes: whether what prompts have in common is computed once.
+    """
+
+    folder: str
+    device: str = "CPU"
+    properties: dict[str, Any] = field(default_factory=dict)
+    cache_bytes: int = GIB
+    batched_tokens: int = 256
+    texts: int = 256
+    splits_prompts: bool = True
+    caches_prefixes: bool = True
+
+
+class Pipeline:
+    """One batch of the library's, and after :meth:`rebuild` another one with the same settings.
+
+    Args:
+        options: what is loaded.
+
+    Attributes:
+        tokenizer: the model's.
+        blocks: how many blocks the cache of keys and values has.
+        block_tokens: how many tokens a block has.
+
+    Raises:
+        RuntimeError: it cannot be loaded.
+    """
+
+    def __init__(self, options: PipelineOptions) -> None:
+        self._options = options
+        self.block_tokens = _GPU_BLOCK_TOKENS if "GPU" in options.device else _BLOCK_TOKENS
+        self._batch = self._make()
+        self.tokenizer = self._batch.get_tokenizer()
+        self.blocks = self._count_blocks()
+        whole = -(-options.cache_bytes // GIB) * GIB
+        if whole != options.cache_bytes:
+            # The library takes whole gigabytes, or blocks, whose size only it knows.
+            self.blocks = max(1, self.blocks * options.cache_bytes // whole)
+            self._remake()
+        self._warm()
+
+    def uncached(self, tokens: int) -> Pipeline:
+        """Make another batch of the same model that computes all of each prompt, with room for so many tokens.
+
+        Raises:
+            RuntimeError: it cannot be loaded.
+        """
+        bytes_of_block = -(-self._options.cache_bytes // self.blocks)
+        cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
+        return Pipeline(replace(self._options, caches_prefixes=False, cache_bytes=cache_bytes))
+
+    def rebuild(self) -> None:
+        """Make the batch again; no handle of the old one may be in use.
+
+        Raises:
+            RuntimeError: it cannot be loaded.
+        """
+        self._remake()
+        self._warm()
+
+    def _remake(self) -> None:
+        # Two would need the memory twice.
+        self._batch = None
+        self._batch = self._make(self.blocks)
+
+    def _make(self, blocks: int = 0) -> Any:
+        options = self._options
+        scheduler = genai.SchedulerConfig()
+        if blocks:
+            scheduler.num_kv_blocks = blocks
+        else:
+            scheduler.cache_size = -(-options.cache_bytes // GIB)
+        scheduler.max_num_batched_tokens = options.batched_tokens
+        scheduler.max_num_seqs = options.texts
+        scheduler.dynamic_split_fuse = options.splits_prompts
+        scheduler.enable_prefix_caching = options.caches_prefixes
+        return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, options.properties)
+
+    def _count_blocks(self) -> int:
+        """Tell how many blocks there are, of which the library only gives the part that is used."""
+        config = self.defaults()
+        config.max_new_tokens = 2
+        config.ignore_eos = True
+        handle = self.add(0, [0] * (self.block_tokens + 1), config)
+        self.step()
+        used: float = self._batch.get_metrics().cache_usage
+        handle.cancel()
+        self._drain()
+        return round(100 * _MEASURED_BLOCKS / used)
+
+    def _warm(self) -> None:
+        """Make a few tokens in a form: the first one of a process takes much longer than all others."""
+        config = configure(self.defaults(), Sampling(temperature=0), grammar=_WARMING)
+        config.max_new_tokens = _WARMING_STEPS
+        handle = self.add(0, [0], config)
+        self._drain()
+        del handle
+
+    def _drain(self) -> None:
+        while self.is_busy:
+            self.step()
+
+    def defaults(self) -> Any:
+        """Give a configuration with the settings of the model's folder, which is the caller's to change."""
+        return self._batch.get_config()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to be done by a step, be it to forget what was cancelled."""
+        return bool(self._batch.has_non_finished_requests())
+
+    def add(self, number: int, tokens: list[int], config: Any) -> Any:
+        """Add a text to the batch from the next step on, and give its handle, which must be kept until its end.
+
+        Raises:
+            RuntimeError: the library does not take the configuration.
+        """
+        config.validate()
+        return self._batch.add_request(number, ov.Tensor(np.array([tokens], np.int64)), config)
+
+    def step(self) -> None:
+        """Make the next token of each text, or read a part of their prompts.
+
+        Raises:
+            RuntimeError: the batch is broken, and has to be rebuilt.
+        """
+        self._batch.step()

@@ -1,0 +1,159 @@
+"""The loop of an engine process: all messages that have come, then a step, then one frame with what it has brought.
+
+::
+
+    first                                       ["loaded", facts] or ["failed", reason]
+    ["add", id, request]                        ["accepted", prompt tokens] or ["refused", error]
+    ["tokenize", texts, options]                ["tokens", [[...], ...]] or ["refused", error]
+    ["cancel", id]                              is not answered
+    number 0, each step                         [rows, failures, figures]; see :meth:`Engine.step`
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.line_streams import print_whole_lines
+from ovmstrio.openvino.engine.chat import render_with_library
+from ovmstrio.openvino.engine.engine import Engine, Limits
+from ovmstrio.openvino.engine.frames import FAILED, LOADED, REFUSED, TOKENS, encode_failure
+from ovmstrio.openvino.engine.library_errors import reason_of
+from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
+from ovmstrio.openvino.engine.prompts import Prompts, context_length
+from ovmstrio.work.messages.blocking_channel import BlockingChannel, ChannelLost
+from ovmstrio.work.messages.exits import LOST_CHANNEL, LOST_MODEL
+from ovmstrio.work.messages.lifeline import watch_lifeline
+
+__all__ = ["EngineProgram", "serve"]
+
+_TELL: Final = 0
+"""The number of what nobody has asked for, or is not to be answered."""
+
+_READS_SECONDS: Final = 0.05
+"""How long messages are read before the texts that run get their next token."""
+
+
+class EngineProgram:
+    """Serves one channel.
+
+    Args:
+        channel: the server's.
+        options: what is loaded, as the server says it.
+
+    Attributes:
+        facts: what is known of the model.
+
+    Raises:
+        RuntimeError: the model cannot be loaded.
+    """
+
+    def __init__(self, channel: BlockingChannel, options: dict[str, Any]) -> None:
+        self._channel = channel
+        pipeline = Pipeline(PipelineOptions(**options["pipeline"]))
+        folder = Path(options["pipeline"]["folder"])
+        room = pipeline.blocks * pipeline.block_tokens
+        context = context_length(folder)
+        limits = Limits(min(room, context or room), **options["limits"])
+        self._prompts = Prompts(pipeline.tokenizer, partial(render_with_library, pipeline.tokenizer), limits.tokens)
+        self._engine = Engine(
+            pipeline,
+            self._prompts,
+            limits,
+            self._answer,
+            caches_prefixes=options["pipeline"]["caches_prefixes"],
+        )
+        self.facts = {
+            "context_length": limits.tokens,
+            "vocabulary_size": self._prompts.vocabulary_size,
+            "blocks": pipeline.blocks,
+            "block_tokens": pipeline.block_tokens,
+            "chat_template": pipeline.tokenizer.chat_template,
+        }
+
+    def _answer(self, message: int, value: Any) -> None:
+        if message != _TELL:
+            self._channel.send([message, value])
+
+    def run(self) -> None:
+        """Serve until the server has nothing more to say.
+
+        Raises:
+            RuntimeError: the model is lost.
+            ChannelLost: the socket is not there any more.
+        """
+        while self._take_messages():
+            if self._engine.is_busy:
+                self._channel.send([_TELL, self._engine.step()])
+
+    def _take_messages(self) -> bool:
+        """Take what has come, or wait for something where no text is made; False once nothing more will come."""
+        started = time.monotonic()
+        while not self._engine.is_busy or self._channel.has_message():
+            message = self._channel.receive()
+            if message is None:
+                return False
+            self._take(*message.value)
+            if time.monotonic() - started > _READS_SECONDS:
+                break
+        return True
+
+    def _take(self, number: int, value: list[Any]) -> None:
+        kind, *parts = value
+        if kind == "add":
+            self._engine.add(number, *parts)
+        elif kind == "tokenize":
+            self._answer(number, self._tokenize(*parts))
+        else:
+            self._engine.cancel(*parts)
+
+    def _tokenize(self, texts: list[str], options: dict[str, Any]) -> list[Any]:
+        try:
+            return [TOKENS, [self._prompts.tokenize(text, **options) for text in texts]]
+        except ServerError as error:
+            return [REFUSED, encode_failure(error)]
+
+
+def serve(end: int, lifeline: int) -> None:
+    """Be the engine of the server whose socket this is; ends the process."""
+    watch_lifeline(lifeline)
+    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(meant_for_the_server, _leave_it_to_the_server)
+    print_whole_lines()
+    channel = BlockingChannel(socket.socket(fileno=end))
+    status = 0
+    try:
+        first = channel.receive()
+        if first is not None:
+            _serve(channel, *first.value)
+    except ChannelLost:
+        status = LOST_CHANNEL
+    except Exception:  # noqa: BLE001 - the server learns of it by the status
+        traceback.print_exc()
+        status = LOST_MODEL
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What the library would still do takes long, and gives nobody anything.
+    os._exit(status)
+
+
+def _serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
+    try:
+        program = EngineProgram(channel, options)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+        channel.send([number, [FAILED, reason_of(error)]])
+        return
+    channel.send([number, [LOADED, program.facts]])
+    program.run()
+
+
+def _leave_it_to_the_server(*_: object) -> None:
+    """Do nothing; an ignored signal would be ignored by processes that libraries start, too."""

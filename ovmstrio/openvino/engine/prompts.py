@@ -1,0 +1,148 @@
+"""Prompts as tokens: messages through the chat template, texts through the tokenizer, and whether they fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.core.errors import ContextExceeded, InvalidRequest
+from ovmstrio.core.generation import Conversation
+from ovmstrio.openvino.engine.library_errors import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ovmstrio.core.generation import Prompt
+
+__all__ = ["CONTEXT_FILE", "Prompts", "context_length"]
+
+CONTEXT_FILE: Final = "ovmstrio.json"
+"""Beside a model that was made here of a file of another form: ``{"context_length": 2048}``."""
+
+_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
+_FIELD: Final = "messages"
+_INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
+
+
+def context_length(folder: Path) -> int | None:
+    """Read how many tokens a model takes; None if its folder does not tell."""
+    for file in ("config.json", CONTEXT_FILE):
+        try:
+            settings = json.loads((folder / file).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if not isinstance(settings, dict):
+            continue
+        found = _positive(settings, *(settings.get(key) for key in _INNER_KEYS))
+        if found is not None:
+            return found
+    return None
+
+
+def _positive(*parts: Any) -> int | None:
+    for part in parts:
+        for key in _CONTEXT_KEYS if isinstance(part, dict) else ():
+            value = part.get(key)
+            if type(value) is int and value > 0:
+                return value
+    return None
+
+
+class Prompts:
+    """Makes tokens of prompts.
+
+    Args:
+        tokenizer: the library's.
+        render: makes a text of a conversation.
+        most: how many tokens a prompt and its answer have together.
+    """
+
+    def __init__(self, tokenizer: Any, render: Callable[[Conversation], str], most: int) -> None:
+        self._tokenizer = tokenizer
+        self._render = render
+        self._most = most
+        vocabulary = tokenizer.get_vocab()
+        self.vocabulary_size = len(vocabulary)
+        self._longest = max(map(len, vocabulary), default=1)
+
+    def tokens_of(self, prompt: Prompt) -> list[int]:
+        """Give the tokens of a prompt, at least one.
+
+        Raises:
+            ContextExceeded: it is so long that nobody need count.
+            InvalidRequest: it has none, or the template or the tokenizer does not take it.
+        """
+        if isinstance(prompt, tuple):
+            tokens = self._checked(prompt)
+        elif isinstance(prompt, Conversation):
+            tokens = self._encode(self._render(prompt), add_special_tokens=False)
+        else:
+            tokens = self._encode(prompt, add_special_tokens=True)
+        if not tokens:
+            raise InvalidRequest("the prompt has no tokens; send a text that is not empty")
+        return tokens
+
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        wrong = next((token for token in tokens if not 0 <= token < self.vocabulary_size), None)
+        if wrong is not None:
+            most = self.vocabulary_size - 1
+            raise InvalidRequest(f"the prompt has a token that the model does not know: {wrong} (expected 0 to {most})")
+        return list(tokens)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        least = len(text) // self._longest
+        if least > self._most:
+            message = f"the prompt has at least {least} tokens; the model takes {self._most}, its answer included"
+            raise ContextExceeded(message, field=_FIELD, got=f"at least {least} tokens")
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Give the tokens of a text, with the tokenizer's own options.
+
+        Raises:
+            InvalidRequest: it does not take them.
+        """
+        if not text.isascii():
+            # JSON can write half of a surrogate pair, which the library cannot read.
+            text = text.encode("utf-8", "replace").decode()
+        try:
+            tokens: list[int] = self._tokenizer.encode(text, **options).input_ids.data[0].tolist()
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"the text cannot be cut into tokens: {reason_of(error)}") from error
+        return tokens
+
+    def tokenize(
+        self, text: str, *, add_special_tokens: bool, max_length: int | None = None, padding: str | None = None
+    ) -> list[int]:
+        """Give the tokens of a text, cut at their end and filled up to ``max_length`` on one side, if that is wished.
+
+        Raises:
+            InvalidRequest: the tokenizer does not take it, or has no token to fill up with.
+        """
+        options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
+        if max_length is not None:
+            options |= {"max_length": max_length, "truncation": True}
+        # Tokenizers that were made without these options pass over them.
+        tokens = self.encode(text, **options)[:max_length]
+        missing = 0 if padding is None or max_length is None else max_length - len(tokens)
+        if missing <= 0:
+            return tokens
+        filling = self._tokenizer.get_pad_token_id()
+        if filling < 0:
+            raise InvalidRequest("the tokenizer has no token to fill texts up with; leave out the padding")
+        return [filling] * missing + tokens if padding == "left" else tokens + [filling] * missing
+
+    def check_length(self, tokens: Sequence[int], *, needs_answer: bool) -> None:
+        """See that a prompt leaves room for an answer, if there is to be one.
+
+        Raises:
+            ContextExceeded: it does not.
+        """
+        most = self._most - needs_answer
+        if len(tokens) > most:
+            message = (
+                f"the prompt has {len(tokens)} tokens, at most {most} fit: "
+                f"the model takes {self._most} tokens, its answer included; shorten the prompt"
+            )
+            raise ContextExceeded(message, field=_FIELD, got=f"{len(tokens)} tokens")

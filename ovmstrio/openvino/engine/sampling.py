@@ -1,0 +1,82 @@
+"""How the library is told to choose tokens: as a request wishes, then the model's own settings, then what is usual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import openvino_genai as genai
+
+from ovmstrio.core.generation import Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from ovmstrio.core.generation import Sampling
+
+__all__ = ["NO_TOP_K", "configure"]
+
+USUAL_TOP_K: Final = 40
+NO_TOP_K: Final = 2**64 - 1
+"""What the library takes for all tokens."""
+
+_SAME_NAMES: Final = (
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "length_penalty",
+    "ignore_eos",
+)
+_GRAMMARS: Final = {
+    GrammarKind.JSON_SCHEMA: "json_schema",
+    GrammarKind.JSON_OBJECT: "json_schema",
+    GrammarKind.REGEX: "regex",
+    GrammarKind.EBNF: "grammar",
+    GrammarKind.STRUCTURAL_TAG: "structural_tags_config",
+}
+_ANY_OBJECT: Final = '{"type": "object"}'
+
+
+def configure(config: Any, sampling: Sampling, *, texts: int = 1, seed: int = 0, grammar: Grammar | None = None) -> Any:
+    """Give a configuration of the library's for one request, but for its length.
+
+    Args:
+        config: the defaults of the model, which are changed.
+        sampling: what is wished.
+        texts: how many texts are made of beams.
+        seed: where the dice of this request begin.
+        grammar: the form that the text must have.
+
+    Raises:
+        RuntimeError: the library does not take the values; the message says why.
+    """
+    for name in _SAME_NAMES:
+        value = getattr(sampling, name)
+        if value is not None:
+            setattr(config, name, value)
+    if sampling.stop_token_ids:
+        config.stop_token_ids = {*config.stop_token_ids, *sampling.stop_token_ids}
+    if sampling.best_of > 1:
+        config.num_beams = sampling.best_of
+        config.num_return_sequences = texts
+        config.do_sample = False
+    else:
+        _choose(config, sampling, seed)
+    if grammar is not None:
+        text = _ANY_OBJECT if grammar.kind is GrammarKind.JSON_OBJECT else grammar.text
+        form = genai.StructuredOutputConfig()
+        setattr(form, _GRAMMARS[grammar.kind], text)
+        config.structured_output_config = form
+    return config
+
+
+def _choose(config: Any, sampling: Sampling, seed: int) -> None:
+    temperature = config.temperature if sampling.temperature is None else sampling.temperature
+    config.do_sample = temperature > 0
+    if not config.do_sample:
+        return
+    config.temperature = temperature
+    config.rng_seed = seed
+    if sampling.top_k is not None:
+        config.top_k = sampling.top_k if sampling.top_k > 0 else NO_TOP_K
+    elif config.top_k == NO_TOP_K:
+        config.top_k = USUAL_TOP_K

@@ -1,0 +1,177 @@
+"""Texts that the batch makes, from their prompts to their ends, and how they go on after the batch was made again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from openvino_genai.py_openvino_genai import GenerationFinishReason, GenerationStatus
+
+from ovmstrio.core.generation import Finish
+from ovmstrio.openvino.engine.sampling import configure
+
+if TYPE_CHECKING:
+    from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.openvino.engine.pipeline import Pipeline
+
+__all__ = ["AskedTexts", "DifferentTextError", "NewTokens", "NoRoomError", "RunningText"]
+
+_ENDS: Final = {
+    GenerationFinishReason.STOP: Finish.STOP,
+    GenerationFinishReason.TOOL_CALL: Finish.STOP,
+    GenerationFinishReason.LENGTH: Finish.LENGTH,
+}
+_SEEDS: Final = 2**32
+
+
+class DifferentTextError(Exception):
+    """A text that was begun again came out differently."""
+
+
+class NoRoomError(Exception):
+    """The cache of keys and values had no room for a text, even alone."""
+
+
+@dataclass(slots=True, eq=False)
+class AskedTexts:
+    """A request, ready to be run.
+
+    Attributes:
+        id: the server's number for it.
+        answer_to: the number of the message that waits to be told that it runs; 0 once it was told.
+        request: what is asked.
+        prompt: its tokens.
+        most: how many tokens each text has at most.
+        seed: where the dice begin.
+        is_open: whether nobody has said how long the texts may get.
+        is_proven: whether the library is known to take the form that they must have, if there is one.
+        prompt_logprobs: of the prompt's tokens, the first one None; empty unless they are echoed.
+        left: how many texts have not ended.
+        generated: how many tokens have been made.
+    """
+
+    id: int
+    answer_to: int
+    request: GenerationRequest
+    prompt: list[int]
+    most: int
+    seed: int
+    is_open: bool = False
+    is_proven: bool = True
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    left: int = 0
+    generated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What has come of one of a request's texts, and why that ended, if it has."""
+
+    asked: AskedTexts
+    index: int
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Finish | None
+
+
+class RunningText:
+    """One text of a request, or all of them where they are made of beams.
+
+    Args:
+        asked: the request.
+        index: which of its texts.
+
+    Attributes:
+        handle: the library's, None before it is started; whoever drops it ends the text.
+        is_new: whether no step has been made since it was started.
+        was_restarted: whether it has been begun again, after a step that failed.
+    """
+
+    def __init__(self, asked: AskedTexts, index: int = 0) -> None:
+        self.asked = asked
+        self.index = index
+        self.handle: Any = None
+        self.is_new = True
+        self.was_restarted = False
+        self._tokens: list[int] = []
+        self._told: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has, those of its prompt included."""
+        return len(self.asked.prompt) + len(self._tokens)
+
+    def start(self, pipeline: Pipeline, number: int) -> None:
+        """Have it made, from where it is.
+
+        Raises:
+            RuntimeError: the library does not take what is asked.
+        """
+        asked, request = self.asked, self.asked.request
+        if self._must_repeat():
+            self._told, self._tokens = self._tokens, []
+        made = len(self._tokens)
+        sampling = request.sampling
+        seed = (asked.seed + self.index + made) % _SEEDS
+        config = configure(pipeline.defaults(), sampling, texts=request.n, seed=seed, grammar=request.grammar)
+        config.max_new_tokens = asked.most - made
+        config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), asked.most - made)
+        config.logprobs = int(request.logprobs)
+        self.is_new = True
+        self.handle = pipeline.add(number, asked.prompt + self._tokens, config)
+
+    def _must_repeat(self) -> bool:
+        """Tell whether the tokens so far have more to say about the next one than those of a prompt."""
+        sampling = self.asked.request.sampling
+        penalties = sampling.frequency_penalty, sampling.presence_penalty
+        return self.asked.request.grammar is not None or any(penalties)
+
+    def read(self) -> list[NewTokens]:
+        """Give what the last step has made of it.
+
+        Raises:
+            DifferentTextError: as said there.
+            NoRoomError: as said there.
+        """
+        # To read where there is nothing would wait for ever.
+        if not self.handle.can_read():
+            if self.handle.get_status() == GenerationStatus.IGNORED:
+                raise NoRoomError
+            return []
+        if self.asked.request.sampling.best_of > 1:
+            return self._read_beams()
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        finish = None
+        while self.handle.can_read():
+            for output in self.handle.read().values():
+                tokens += output.generated_ids
+                logprobs += output.generated_log_probs
+                finish = _ENDS.get(output.finish_reason, finish)
+        self._tokens += tokens
+        told = min(len(self._told), len(tokens))
+        if self._told[:told] != tokens[:told]:
+            raise DifferentTextError
+        del self._told[:told]
+        if told == len(tokens) and finish is None:
+            return []
+        return [NewTokens(self.asked, self.index, tokens[told:], logprobs[told:], finish)]
+
+    def _read_beams(self) -> list[NewTokens]:
+        best = sorted(self.handle.read().values(), key=lambda output: output.score, reverse=True)
+        return [
+            NewTokens(
+                self.asked,
+                index,
+                list(output.generated_ids),
+                list(output.generated_log_probs),
+                _ENDS.get(output.finish_reason, Finish.STOP),
+            )
+            for index, output in enumerate(best[: self.asked.request.n])
+        ]
+
+    def cancel(self) -> None:
+        """Have it leave the batch at the next step."""
+        if self.handle is not None:
+            self.handle.cancel()
+            self.handle = None

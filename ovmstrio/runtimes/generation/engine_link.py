@@ -1,0 +1,123 @@
+"""What a server asks of an engine, and the frames of its steps, handed out to the requests that they are for."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
+from ovmstrio.openvino.engine.frames import ACCEPTED, TOKENS, decode_failure, encode_request
+from ovmstrio.runtimes.generation.answers import Answer
+from ovmstrio.work.processes import WorkerEnded, WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from ovmstrio.core.generation import GenerationRequest
+
+__all__ = ["EngineLink", "OpenAnswer"]
+
+_SECONDS_TO_TELL: Final = 5.0
+"""How long a message to an engine may wait for the engine to read others."""
+
+
+class OpenAnswer:
+    """An answer that is being made, and how many tokens its prompt has."""
+
+    __slots__ = ("answer", "prompt_tokens")
+
+    def __init__(self, answer: Answer, prompt_tokens: int) -> None:
+        self.answer = answer
+        self.prompt_tokens = prompt_tokens
+
+
+class EngineLink:
+    """All requests of one engine, through whichever processes it lives."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, Answer] = {}
+
+    @property
+    def open(self) -> int:
+        """How many requests there are."""
+        return len(self._answers)
+
+    def hear(self, frame: Any) -> None:
+        """Hand out what a step has brought.
+
+        Raises:
+            ValueError, LookupError, TypeError: it is no frame.
+        """
+        rows, failures, _ = frame
+        for number, index, *rest in rows:
+            answer = self._answers.get(number)
+            if answer is not None:
+                answer.put(index, *rest)
+        for number, failure in failures:
+            answer = self._answers.get(number)
+            if answer is not None:
+                answer.fail(decode_failure(failure))
+
+    def lose(self, why: str) -> None:
+        """Tell all requests that their process has ended."""
+        for answer in self._answers.values():
+            answer.fail(ModelFailure(why))
+
+    @asynccontextmanager
+    async def ask(self, process: WorkerProcess, asked: GenerationRequest) -> AsyncIterator[OpenAnswer]:
+        """Have a request answered, once there is room for it.
+
+        Raises:
+            InvalidRequest, Overloaded, DeadlineExceeded, ModelFailure: as :meth:`TextGenerator.generate`.
+
+        Ownership: the request, which is cancelled in the engine when the block is left before its end.
+
+        Cancellation: at any checkpoint.
+        """
+        number = next(self._numbers)
+        answer = self._answers[number] = Answer(number, asked.n, asked.deadline)
+        try:
+            with trio.CancelScope(deadline=asked.deadline) as scope:
+                told = await self._call(process, ["add", number, encode_request(asked)])
+            if scope.cancelled_caught:
+                raise DeadlineExceeded("the deadline of the request passed while it waited for room in the batch")
+            if told[0] != ACCEPTED:
+                answer.is_over = True
+                raise decode_failure(told[1])
+            yield OpenAnswer(answer, told[1])
+        finally:
+            del self._answers[number]
+            if not answer.is_over:
+                await self._cancel(process, number)
+
+    async def _cancel(self, process: WorkerProcess, number: int) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _SECONDS_TO_TELL), suppress(WorkerEnded):
+            await process.tell(["cancel", number])
+
+    async def tokenize(self, process: WorkerProcess, texts: Sequence[str], **options: Any) -> list[tuple[int, ...]]:
+        """Give the tokens of texts.
+
+        Raises:
+            InvalidRequest: they cannot be tokenized.
+            ModelFailure: the process has ended.
+
+        Cancellation: at once.
+        """
+        kind, told = await self._call(process, ["tokenize", list(texts), options])
+        if kind != TOKENS:
+            raise decode_failure(told)
+        return [tuple(row) for row in told]
+
+    async def _call(self, process: WorkerProcess, value: Any) -> Any:
+        try:
+            return await process.call(value)
+        except WorkerEnded as ended:
+            raise ModelFailure(f"the process of the model {ended.why}") from ended
+        except RecursionError:
+            raise InvalidRequest("the request is nested too deeply") from None
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"the request holds what is no plain data: {error}") from error

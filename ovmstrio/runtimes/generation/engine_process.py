@@ -1,0 +1,181 @@
+"""The process that an engine lives in: started, started again when it has ended, put to sleep, and woken by a request.
+
+::
+
+    asleep ──(a request)──> loading ──> ready ──(idle)──> asleep
+                               ^          │
+                               └─ pause ──┴── it ended: its requests fail at once, and new ones, until it is ready
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ModelFailure, NotReady
+from ovmstrio.openvino.engine.frames import LOADED
+from ovmstrio.work.backoff import Backoff
+from ovmstrio.work.messages.message_packets import NO_MESSAGE
+from ovmstrio.work.processes import KeptProcess, WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["EngineProcess"]
+
+log = structlog.get_logger(__name__)
+
+PROGRAM: Final = "ovmstrio.openvino.engine"
+_CALLS: Final = 1_000_000
+"""Requests are counted by the engine, which knows how many it has room for."""
+
+_FIRST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 30.0
+_STABLE: Final = 60.0
+_GRACE_SECONDS: Final = 1.0
+
+
+class EngineProcess:
+    """One model's process, or none while it sleeps.
+
+    Args:
+        options: what the program is told first.
+        name: of the model, for logs and messages.
+        heard: is called with each frame that the program sends by itself.
+        lost: is called when a process has ended that was ready, with the reason.
+
+    Attributes:
+        facts: what the program has told of the model when it was loaded last; empty before that.
+        obstacle: why there is no process that could be asked; empty if there is one, or one is to come for sure.
+        restarts: how many processes have been started after others.
+    """
+
+    def __init__(self, options: Any, name: str, heard: Callable[[Any], None], lost: Callable[[str], None]) -> None:
+        self.facts: dict[str, Any] = {}
+        self.obstacle = ""
+        self.restarts = 0
+        self._options = options
+        self._name = name
+        self._heard = heard
+        self._lost = lost
+        self._is_ready = False
+        self._kept: KeptProcess | None = None
+        self._stopping = trio.Event()
+        self._changes = trio.lowlevel.ParkingLot()
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether there is no process, and none is being started."""
+        return self._kept is None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if there is one."""
+        return None if self._kept is None or self._kept.process is None else self._kept.process.pid
+
+    async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Have a process until :meth:`sleep`; started once the first one is ready.
+
+        Raises:
+            ModelFailure: the model cannot be loaded, the first time; later that is tried again.
+
+        Ownership: the process.
+
+        Cancellation: at once; the process is killed.
+        """
+        self._stopping = trio.Event()
+        self.obstacle = ""
+        self._kept = kept = KeptProcess(
+            0,
+            self._make,
+            self._options,
+            prepare=self._prepare,
+            cannot_start=self._cannot_start,
+            backoff=Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, _STABLE),
+            stopping=self._stopping,
+            changed=self._tell_change,
+            ended=self._ended,
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(kept.keep)
+                while not self._is_ready and not self.obstacle:
+                    await self._changes.park()
+                if self.obstacle:
+                    nursery.cancel_scope.cancel()
+                else:
+                    task_status.started()
+        finally:
+            self._kept = None
+            self._is_ready = False
+            self._changes.unpark_all()
+        if self.obstacle and not self._stopping.is_set():
+            raise ModelFailure(self.obstacle)
+
+    def _tell_change(self) -> None:
+        self._changes.unpark_all()
+
+    def _make(self) -> WorkerProcess:
+        return WorkerProcess(
+            PROGRAM, calls_at_once=_CALLS, ends_group=True, names={"model": self._name}, heard=self._heard
+        )
+
+    async def _prepare(self, process: WorkerProcess, answer: Any) -> bool:
+        try:
+            kind, told = answer
+            if kind == LOADED:
+                self.facts = dict(told)
+        except NO_MESSAGE as wrong:
+            process.condemn(wrong)
+            return False
+        if kind != LOADED:
+            self.obstacle = f"the model cannot be loaded: {told}"
+            self._changes.unpark_all()
+            return False
+        self.obstacle = ""
+        self._is_ready = True
+        return True
+
+    def _cannot_start(self, error: OSError) -> None:
+        self.obstacle = f"no process can be started for the model: {error.strerror or error}"
+        self._changes.unpark_all()
+
+    def _ended(self, kept: KeptProcess, process: WorkerProcess) -> None:
+        del kept
+        was_ready, self._is_ready = self._is_ready, False
+        if self._stopping.is_set():
+            return
+        if was_ready or not self.obstacle:
+            self.obstacle = f"the process of the model {process.why}; it is being started again"
+        self.restarts += 1
+        log.error("the process of a model has ended", model=self._name, pid=process.pid, why=process.why)
+        self._lost(self.obstacle)
+
+    async def ready(self) -> WorkerProcess:
+        """Give the process, waiting for one that is being started for the first time.
+
+        Raises:
+            NotReady: the last one has ended, or could not be started, and there is no other yet.
+
+        Cancellation: at once.
+        """
+        while True:
+            process = None if self._kept is None else self._kept.process
+            if self._is_ready and process is not None and not process.is_retired:
+                return process
+            if self.obstacle or self._kept is None:
+                raise NotReady(self.obstacle or "the model is not loaded")
+            await self._changes.park()
+
+    async def sleep(self) -> None:
+        """End the process, which gives back all its memory.
+
+        Cancellation: shielded, for it is bounded.
+        """
+        self._stopping.set()
+        kept = self._kept
+        if kept is not None and kept.process is not None:
+            await kept.process.close(_GRACE_SECONDS)
+        self._changes.unpark_all()

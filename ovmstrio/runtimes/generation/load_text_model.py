@@ -1,0 +1,117 @@
+"""Models that make text: from their settings to a service whose engine has loaded them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.generation.engine_link import EngineLink
+from ovmstrio.runtimes.generation.engine_process import EngineProcess
+from ovmstrio.runtimes.generation.text_model import TextModel
+from ovmstrio.runtimes.resident import host
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.runtimes.kind import LoadContext
+
+__all__ = ["load_text_model"]
+
+log = structlog.get_logger(__name__)
+
+_GIB: Final = 2**30
+_PART_OF_FREE: Final = 4
+_LEAST_CACHE: Final = 2**26
+
+
+async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextModel:
+    """Load a model; the caller owns the service and closes it.
+
+    Raises:
+        ConfigError: there is no such model.
+        ModelFailure: it cannot be loaded.
+
+    Cancellation: at any checkpoint; nothing is left.
+    """
+    return await host(context.tasks, _open(spec), kind=spec.kind, name=spec.name)
+
+
+@asynccontextmanager
+async def _open(spec: TextModelSpec) -> AsyncIterator[TextModel]:
+    """Have a model loaded while the block lasts.
+
+    Raises:
+        ConfigError, ModelFailure: as :func:`load_text_model`.
+
+    Ownership: the engine's process.
+    """
+    folder = _model_folder(spec)
+    link = EngineLink()
+    process = EngineProcess(_options(spec, folder), spec.name, link.hear, link.lose)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(process.keep)
+        try:
+            yield TextModel(spec, process, link)
+        finally:
+            await process.sleep()
+            nursery.cancel_scope.cancel()
+
+
+def _model_folder(spec: TextModelSpec) -> Path:
+    """Find the folder of a model.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if (spec.path / "openvino_tokenizer.xml").is_file() and (spec.path / "openvino_model.xml").is_file():
+        return spec.path
+    expected = "a folder with openvino_model.xml and openvino_tokenizer.xml, or a .gguf file"
+    raise ConfigError(
+        [spec.placed(Problem("there is no language model", path="path", expected=expected, found=str(spec.path)))]
+    )
+
+
+def _options(spec: TextModelSpec, folder: Path) -> dict[str, Any]:
+    """Give what the engine's program is told first."""
+    return {
+        "pipeline": {
+            "folder": str(folder),
+            "device": spec.device,
+            "properties": dict(spec.plugin_config),
+            "cache_bytes": _cache_bytes(spec),
+            "batched_tokens": spec.max_num_batched_tokens,
+            "texts": spec.max_num_seqs,
+            "splits_prompts": spec.dynamic_split_fuse,
+            "caches_prefixes": spec.enable_prefix_caching,
+        },
+        "limits": {
+            "answer": spec.max_tokens_limit,
+            "texts": spec.max_num_seqs,
+            "waiting": spec.max_queue,
+            "overcommit": spec.kv_overcommit,
+        },
+    }
+
+
+def _cache_bytes(spec: TextModelSpec) -> int:
+    if spec.cache_size:
+        return max(1, round(spec.cache_size * _GIB))
+    chosen = max(_LEAST_CACHE, _free_memory() // _PART_OF_FREE)
+    chosen -= chosen % (_GIB if chosen > _GIB else _LEAST_CACHE)
+    log.info("cache of keys and values: a quarter of the free memory", model=spec.name, gigabytes=chosen / _GIB)
+    return chosen
+
+
+def _free_memory() -> int:
+    """Tell how much memory could be had without anything being written to disk, in bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,141 @@
+"""A model that makes text, as the server sees it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.generation import GenerationLimits, Piece, Task
+from ovmstrio.core.request import ServableMetadata
+from ovmstrio.runtimes.generation.engine_link import EngineLink, OpenAnswer
+from ovmstrio.runtimes.generation.engine_process import EngineProcess
+from ovmstrio.runtimes.resident import ResidentService
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from typing import Self
+
+    from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.core.generation import GenerationRequest, Padding, TokenIds
+
+__all__ = ["RunningGeneration", "TextModel"]
+
+PLATFORM = "openvino_genai"
+
+
+class RunningGeneration:
+    """A request that is being answered; see :class:`ovmstrio.core.generation.Generation`."""
+
+    def __init__(self, opened: OpenAnswer) -> None:
+        self._answer = opened.answer
+        self.prompt_tokens = opened.prompt_tokens
+        self.cached_tokens = 0
+
+    # No generator, which whoever leaves a loop early would have to close.
+    def __aiter__(self) -> Self:
+        """Give pieces until each text has had its last one."""
+        return self
+
+    async def __anext__(self) -> Piece:
+        """Wait for the next piece; see :meth:`Answer.take`."""
+        made = await self._answer.take()
+        if made is None:
+            raise StopAsyncIteration
+        return Piece(
+            index=made.index,
+            text=made.text,
+            tokens=made.tokens,
+            logprobs=tuple(made.logprobs),
+            finish=made.finish,
+        )
+
+
+class TextModel(ResidentService):
+    """One model; a :class:`TextGenerator` and a :class:`Tokenizer`.
+
+    Args:
+        spec: how it is configured.
+        process: where its engine lives.
+        link: what asks it.
+    """
+
+    def __init__(self, spec: TextModelSpec, process: EngineProcess, link: EngineLink) -> None:
+        super().__init__()
+        self._spec = spec
+        self._process = process
+        self._link = link
+        self._limits = GenerationLimits(
+            context_length=process.facts["context_length"],
+            max_tokens_limit=spec.max_tokens_limit,
+            best_of_limit=spec.best_of_limit,
+            vocabulary_size=process.facts["vocabulary_size"],
+        )
+        self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
+
+    @property
+    def metadata(self) -> ServableMetadata:
+        """What it tells of itself: no tensors."""
+        return self._metadata
+
+    @property
+    def tasks(self) -> frozenset[Task]:
+        """It makes text."""
+        return frozenset({Task.TEXT_GENERATION})
+
+    @property
+    def limits(self) -> GenerationLimits:
+        """What it can take."""
+        return self._limits
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot answer now; empty if it can."""
+        return self._process.obstacle
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests run or wait."""
+        return self._link.open
+
+    @asynccontextmanager
+    async def generate(self, asked: GenerationRequest) -> AsyncIterator[RunningGeneration]:
+        """Begin to answer, as :meth:`TextGenerator.generate` says."""
+        self._check(asked)
+        process = await self._process.ready()
+        async with self._link.ask(process, asked) as opened:
+            yield RunningGeneration(opened)
+
+    def _check(self, asked: GenerationRequest) -> None:
+        """See that a request asks for no more than the model's settings allow.
+
+        Raises:
+            InvalidField: it does.
+        """
+        limits, sampling = self._limits, asked.sampling
+        texts = max(asked.n, sampling.best_of)
+        if texts > limits.best_of_limit:
+            field = "n" if asked.n > sampling.best_of else "best_of"
+            raise InvalidField(f"{field} is at most {limits.best_of_limit} here", field=field, got=str(texts))
+        if asked.n > sampling.best_of > 1:
+            raise InvalidField("n is at most best_of", field="n", got=str(asked.n))
+        most = limits.max_tokens_limit
+        if most is not None and sampling.max_tokens is not None and sampling.max_tokens > most:
+            message = f"max_tokens is at most {most} for this model"
+            raise InvalidField(message, field="max_tokens", got=str(sampling.max_tokens))
+
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        padding: Padding | None = None,
+    ) -> list[TokenIds]:
+        """Give the tokens of each text, as :meth:`Tokenizer.tokenize` says."""
+        options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
+        if max_length is not None:
+            options["max_length"] = max_length
+        if padding is not None:
+            options["padding"] = padding.value
+        return await self._link.tokenize(await self._process.ready(), texts, **options)

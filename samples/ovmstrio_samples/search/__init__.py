@@ -1,1 +1,0 @@
-"""Find the passage of a text that answers a question, by what it means."""
