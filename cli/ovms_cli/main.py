@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ovms_cli import (
+    chat,
     check,
     custom_node,
     demo,
@@ -81,6 +82,7 @@ _COMMANDS = (
     sequence,
     sequences,
     health,
+    chat,
     check,
     graph,
     pipeline,

@@ -12,7 +12,7 @@ from ovmstrio.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["body_of", "only", "read_events"]
+__all__ = ["body_of", "only", "read_events", "split_events"]
 
 _KNOWN: Final = frozenset({"model_name", "model_version", "parameters", "id"})
 _KEPT: Final = frozenset({"bool", "int64", "float64"})
@@ -63,12 +63,18 @@ def _value(name: str, value: Value) -> Any:
 
 
 def read_events(chunks: Iterable[bytes]) -> Iterator[StreamReply]:
-    """Read server-sent events.
+    """Read the events of a stream of replies.
 
     Raises:
         ValueError: the data of an event is no JSON.
         AttributeError: it is no JSON object.
     """
+    for kind, data in split_events(chunks):
+        yield _reply(kind, orjson.loads(data))
+
+
+def split_events(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Give the name and the data of each server-sent event that has data."""
     kind, data = b"", list[bytes]()
     for line in _lines(chunks):
         if line:
@@ -80,7 +86,7 @@ def read_events(chunks: Iterable[bytes]) -> Iterator[StreamReply]:
                 data.append(value)
             continue
         if data:
-            yield _reply(kind, orjson.loads(b"\n".join(data)))
+            yield kind, b"\n".join(data)
         kind, data = b"", []
 
 

@@ -50,7 +50,7 @@ async def call_generative(
         does = cast("GenerativeService", call.service).tasks
         if task is None or task in does:
             return call
-        said = f"does {' and '.join(sorted(each.value for each in does))}"
+        said = f"does {' and '.join(sorted(each.value for each in does)) or 'none of it as it is configured'}"
     else:
         said = f"is a {call.event.kind} that takes {' and '.join(sorted(each.value for each in call.takes))}"
     wanted = "any of this" if task is None else task.value

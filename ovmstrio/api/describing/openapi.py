@@ -91,7 +91,7 @@ def _paths_of(name: str, service: Any, plane: DataPlane) -> dict[str, Any]:
         paths[f"/{quoted}/prediction"] = {"post": _called(f"{kind} {name}: texts by key", name, _OBJECT, example)}
     elif kind == HandlerSpec.kind:
         paths |= _handler_paths(name, f"/{quoted}", service)
-    elif Takes.GENERATION in takes:
+    elif Takes.GENERATION in takes and Takes.TENSORS not in takes:
         return paths
     elif Takes.TENSORS not in takes:
         paths[f"/{quoted}"] = {"post": _called(f"{kind} {name}: a body of its own", name, {}, {})}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.kind import Takes
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.api.openai.api import OpenAIApi
+    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
@@ -62,6 +63,7 @@ def _loaded(plane: DataPlane) -> list[str]:
 
 def _takes_generation(plane: DataPlane, name: str) -> bool:
     try:
-        return Takes.GENERATION in plane.registry.takes_of(name)
+        takes, service = plane.registry.takes_of(name), plane.registry.peek(name)
     except ServerError:
         return False
+    return Takes.GENERATION in takes and bool(cast("GenerativeService", service).tasks)

@@ -19,6 +19,8 @@ __all__ = ["LOADERS", "load_task"]
 
 LOADERS: Final[Mapping[Task, str]] = {
     Task.TEXT_GENERATION: "ovmstrio.runtimes.generation.load_text_model:load_text_model",
+    Task.EMBEDDINGS: "ovmstrio.runtimes.generation.embedding.loading:load_embedding_model",
+    Task.RERANK: "ovmstrio.runtimes.generation.embedding.loading:load_rerank_model",
 }
 """The function for each task, ``module:name``; called as ``await name(spec, context)``, it gives the service."""
 

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
 from ovmstrio.core.datatypes import INVALID
-from ovmstrio.core.errors import GraphFailure, InvalidRequest
+from ovmstrio.core.errors import GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.gathered import Gathered
-from ovmstrio.core.request import InferResponse, ServableMetadata, StreamReply
+from ovmstrio.core.generation import GenerationLimits, Task
+from ovmstrio.core.request import InferResponse, ParameterValue, ServableMetadata, StreamProblem
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
+from ovmstrio.runtimes.graphs.chat.chat_generation import generate_text, no_chat
+from ovmstrio.runtimes.graphs.chat.said import SaidMaker
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
 from ovmstrio.runtimes.graphs.graph_stream import REPLIES_BUFFERED, GraphStream
-from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, AllPackets, FirstPackets, Replies, to_output
+from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, AllPackets, FirstPackets, Replies, ResponseMaker, to_output
 from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
+    from ovmstrio.core.generation import Generation, GenerationRequest
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.servable import InferStream
@@ -34,8 +42,11 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphServable"]
 
+_T = TypeVar("_T")
+
 _PLATFORM: Final = "OpenVINO"
 _NOT_ALL_INPUTS: Final = "Invalid number of inputs - Not all input packets created"
+_NO_PARAMETERS: Final[Mapping[str, ParameterValue]] = MappingProxyType({})
 _NO_OUTPUT: Final = "Mediapipe execution failed. MP status - Unknown error during mediapipe execution"
 
 
@@ -134,8 +145,7 @@ class GraphServable:
 
     # Streams
 
-    @asynccontextmanager
-    async def open_stream(self, first: InferRequest) -> AsyncIterator[InferStream]:
+    def open_stream(self, first: InferRequest) -> AbstractAsyncContextManager[InferStream]:
         """Open a stream with its first request; see :class:`ovmstrio.core.servable.StreamingServable`.
 
         Raises:
@@ -147,15 +157,24 @@ class GraphServable:
 
         Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
         """
-        send, receive = trio.open_memory_channel[StreamReply](REPLIES_BUFFERED)
-        sink = Replies(self.name, self._plan.outputs, send)
+        return self._open(first, ResponseMaker(self.name, self._plan.outputs), _NO_PARAMETERS)
+
+    @asynccontextmanager
+    async def _open(
+        self, first: InferRequest, make: Callable[[int, Packet], _T], parameters: Mapping[str, ParameterValue]
+    ) -> AsyncIterator[GraphStream[_T]]:
+        """Open a stream whose replies are made by ``make``; ``parameters`` are seen by user code alone."""
+        send, receive = trio.open_memory_channel[_T | StreamProblem](REPLIES_BUFFERED)
+        sink: Replies[_T] = Replies(make, send)
         problem: Exception | None = None
-        instance = self._make_instance(first, sink)
+        instance = self._make_instance(first, sink, parameters)
         with _Observed(self._hooks, "ModelInferStream", instance), receive:
             async with trio.open_nursery() as nursery:
                 try:
                     await nursery.start(_run, instance, send)
-                    stream = GraphStream(instance, sink, receive, reader=self._reader, timestamps=self._timestamps)
+                    stream: GraphStream[_T] = GraphStream(
+                        instance, sink, receive, reader=self._reader, timestamps=self._timestamps
+                    )
                     if instance.failure is None:
                         await stream.take(first, "partial deserialization of first request")
                         yield stream
@@ -165,13 +184,45 @@ class GraphServable:
             if problem is not None and instance.failure is None:
                 raise problem
 
+    # Texts
+
+    @property
+    def tasks(self) -> frozenset[Task]:
+        """Making text, if the graph answers chats."""
+        return frozenset() if self._plan.config.chat is None else frozenset({Task.TEXT_GENERATION})
+
+    @property
+    def limits(self) -> GenerationLimits:
+        """None: what user code takes is its own to say."""
+        return GenerationLimits()
+
+    def generate(self, asked: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+        """Make text as the node's generator gives it; see :class:`ovmstrio.core.generation.TextGenerator`.
+
+        Raises:
+            NotSupported: the graph answers no chats.
+            InvalidRequest: on entering, what graphs cannot do was asked for.
+            DeadlineExceeded: the deadline has passed.
+            ServerError: on entering or from the iteration, as :meth:`open_stream`.
+
+        Cancellation: anywhere; the generator is closed.
+        """
+        roles = self._plan.config.chat
+        if roles is None:
+            raise NotSupported(no_chat(self.name))
+        open_said = partial(self._open, make=SaidMaker(self.name, self._plan.outputs))
+        return generate_text(self.name, roles, open_said, asked)
+
     # Both
 
-    def _make_instance(self, request: InferRequest, sink: Sink) -> GraphInstance:
+    def _make_instance(
+        self, request: InferRequest, sink: Sink, parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS
+    ) -> GraphInstance:
         side = self._loaded.side
         if request.parameters:
             side = side | side_packets(request)
-        context = InstanceContext(self.name, request.parameters, request.id, request.deadline)
+        known = {**request.parameters, **parameters} if parameters else request.parameters
+        context = InstanceContext(self.name, known, request.id, request.deadline)
         return GraphInstance(self._plan, context, sink, side)
 
     async def aclose(self) -> None:
@@ -209,7 +260,7 @@ class _Observed:
 
 async def _run(
     instance: GraphInstance,
-    send: trio.MemorySendChannel[StreamReply],
+    send: trio.MemorySendChannel[_T | StreamProblem],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import trio
 
@@ -11,13 +11,15 @@ from ovmstrio.core.request import StreamProblem
 from ovmstrio.runtimes.graphs.graph_requests import timestamp_of
 
 if TYPE_CHECKING:
-    from ovmstrio.core.request import InferRequest, StreamReply
+    from ovmstrio.core.request import InferRequest
     from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
     from ovmstrio.runtimes.graphs.graph_requests import RequestReader
     from ovmstrio.runtimes.graphs.sinks import Replies
     from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
 
 __all__ = ["REPLIES_BUFFERED", "GraphStream"]
+
+_T = TypeVar("_T")
 
 REPLIES_BUFFERED: Final = 32
 """Replies that may wait for the front end before the nodes that make them do."""
@@ -27,14 +29,14 @@ _WRONG_NAME: Final = "Subsequent request with incorrect servable name"
 _WRONG_VERSION: Final = "Subsequent request with incorrect servable version"
 
 
-class GraphStream:
-    """One open stream of a graph; the ``InferStream`` that front ends use."""
+class GraphStream(Generic[_T]):
+    """One open stream of a graph; the ``InferStream`` that front ends use, where its replies are responses."""
 
     def __init__(
         self,
         instance: GraphInstance,
-        sink: Replies,
-        replies: trio.MemoryReceiveChannel[StreamReply],
+        sink: Replies[_T],
+        replies: trio.MemoryReceiveChannel[_T | StreamProblem],
         *,
         reader: RequestReader,
         timestamps: AutomaticTimestamps,
@@ -44,6 +46,11 @@ class GraphStream:
         self._sink = sink
         self._reader = reader
         self._timestamps = timestamps
+
+    @property
+    def failure(self) -> ServerError | None:
+        """Why the graph has ended early; leaving the block that opened the stream raises it."""
+        return self._instance.failure
 
     async def send(self, request: InferRequest) -> None:
         """Take in one more request; what is wrong with it alone becomes a problem among the replies.

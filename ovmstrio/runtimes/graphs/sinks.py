@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import trio
 
 from ovmstrio.core.errors import PayloadTooLarge
-from ovmstrio.core.request import InferResponse, StreamReply
+from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.runtimes.graphs.graph_failures import graph_failure
 from ovmstrio.runtimes.graphs.graph_requests import TIMESTAMP_PARAMETER
@@ -21,11 +21,14 @@ from ovmstrio.runtimes.graphs.tensors.python_tensors import contents_of
 from pyovms import Tensor as PythonTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from ovmstrio.core.request import StreamProblem
     from ovmstrio.runtimes.graphs.packets import Packet
 
-__all__ = ["GRAPH_VERSION", "AllPackets", "FirstPackets", "Replies", "to_output"]
+__all__ = ["GRAPH_VERSION", "AllPackets", "FirstPackets", "Replies", "ResponseMaker", "to_output"]
+
+_T = TypeVar("_T")
 
 GRAPH_VERSION: Final = "1"
 """The version that every graph has."""
@@ -77,14 +80,16 @@ class AllPackets:
         """There is always room.  Never waits."""
 
 
-class Replies:
-    """Makes a reply of each packet and sends it into a channel; what has no room there waits here."""
+class Replies(Generic[_T]):
+    """Makes a reply of each packet and sends it into a channel; what has no room there waits here.
 
-    def __init__(self, graph: str, outputs: Sequence[str], channel: trio.MemorySendChannel[StreamReply]) -> None:
-        self._graph = graph
-        self._outputs = outputs
+    ``make`` makes a reply of an output's number and a packet.
+    """
+
+    def __init__(self, make: Callable[[int, Packet], _T], channel: trio.MemorySendChannel[_T | StreamProblem]) -> None:
+        self._make = make
         self._channel = channel
-        self._overflow: deque[StreamReply] = deque()
+        self._overflow: deque[_T | StreamProblem] = deque()
         self._lock = trio.Lock()
 
     def put(self, output: int, packet: Packet) -> bool:
@@ -93,9 +98,9 @@ class Replies:
         Raises:
             ServerError: its value cannot be written into a response.
         """
-        return self.reply(self._response(output, packet))
+        return self.reply(self._make(output, packet))
 
-    def reply(self, reply: StreamReply) -> bool:
+    def reply(self, reply: _T | StreamProblem) -> bool:
         """Take a reply; False if no more should come before :meth:`wait_room`."""
         if not self._overflow:
             try:
@@ -124,7 +129,20 @@ class Replies:
                     return
                 self._overflow.popleft()
 
-    def _response(self, output: int, packet: Packet) -> InferResponse:
+
+class ResponseMaker:
+    """Makes a response of each packet."""
+
+    def __init__(self, graph: str, outputs: Sequence[str]) -> None:
+        self._graph = graph
+        self._outputs = outputs
+
+    def __call__(self, output: int, packet: Packet) -> InferResponse:
+        """Give the response that shows the packet of the output with this number.
+
+        Raises:
+            GraphFailure: the value is of a type that no response can carry.
+        """
         name = self._outputs[output]
         made = to_output(name, packet.value)
         parameters: dict[str, bool | int | float | str] = {TIMESTAMP_PARAMETER: packet.timestamp}

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from ovmstrio.config.located import Located
 
-__all__ = ["DEFAULT_POLICY", "GraphConfig", "NodeConfig", "PolicyConfig", "Port", "StreamRef"]
+__all__ = ["DEFAULT_POLICY", "ChatRoles", "GraphConfig", "NodeConfig", "PolicyConfig", "Port", "StreamRef"]
 
 DEFAULT_POLICY: Final = "DefaultInputStreamHandler"
 _NOWHERE: Final = Located(None)
@@ -99,11 +99,31 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatRoles:
+    """The streams of a graph by what they carry of a chat; empty where nothing does.
+
+    Attributes:
+        prompt: an input: the last message of the user, or a prompt as it is.
+        messages: an input: all messages as JSON.
+        text: an output: a piece of the answer in each packet.
+        end: an output whose first packet ends the answer.
+        usage: an output: how many tokens there were, as JSON.
+    """
+
+    text: str
+    prompt: str = ""
+    messages: str = ""
+    end: str = ""
+    usage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GraphConfig:
     """One graph file; the graph's own streams are in the order of the file.
 
     ``max_queue_size`` is the number of packets that an input stream may hold before whoever feeds it waits; -1 means
     no bound.  ``pool_size`` is the value of the ``OVMS_GRAPH_QUEUE_MAX_SIZE`` directive, 0 where there is none.
+    ``chat`` says which streams carry a chat, None if the graph answers none.
     """
 
     file: str
@@ -116,3 +136,4 @@ class GraphConfig:
     num_threads: int = 0
     report_deadlock: bool = False
     pool_size: int = 0
+    chat: ChatRoles | None = None

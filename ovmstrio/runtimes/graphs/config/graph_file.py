@@ -1,4 +1,4 @@
-"""Read a graph file, and the comment in it that asks for instances that are kept: ``# OVMS_GRAPH_QUEUE_MAX_SIZE: 4``.
+"""Read a graph file, and the comments in it that ask for instances that are kept or name the streams of a chat.
 
 ::
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from google.protobuf import text_format
@@ -22,6 +22,7 @@ from ovmstrio.config.located import InvalidSyntax, Located
 from ovmstrio.config.proto_fields import fit_message, parse_proto
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.protocol.descriptors import POOL, message_class
+from ovmstrio.runtimes.graphs.config.chat_roles import read_chat_roles
 from ovmstrio.runtimes.graphs.config.executors import check_executors
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, PolicyConfig
 from ovmstrio.runtimes.graphs.config.graph_messages import FILE_INVALID, INITIALIZATION
@@ -100,7 +101,9 @@ def _read(content: str, pool: PoolDirective, findings: Findings) -> GraphConfig 
     except text_format.ParseError as error:
         findings.refuse(Located(None, error.GetLine() or 1), f"{FILE_INVALID} - {error}")
         return None
-    return _build(message, root, pool, findings)
+    config = _build(message, root, pool, findings)
+    chat = read_chat_roles(content, config.inputs, config.outputs, config.nodes, findings)
+    return config if chat is None else replace(config, chat=chat)
 
 
 def _build(message: Any, root: Located, pool: PoolDirective, findings: Findings) -> GraphConfig:

@@ -1,0 +1,146 @@
+"""``ovms chat``: a conversation with a model that makes text, through the server's OpenAI API."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ovms_cli.console import ending_with, fail
+from ovms_cli.exits import EX_FAILED, EX_INTERRUPTED, EX_UNREACHABLE, EX_USAGE
+from ovms_cli.server_options import Ca, Cert, Key, open_tls
+from ovms_cli.tables import JsonOption, Output, chosen, print_csv
+
+if TYPE_CHECKING:
+    from ovms_cli.chat_answers import Conversation
+    from ovmstrio.client.chat import ChatClient
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(chat)
+
+
+def chat(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME|URL]",
+            help="Name of the model, or a server such as http://localhost:8000/v3; by default the first that makes "
+            "text, of this machine's.",
+            show_default=False,
+        ),
+    ] = "",
+    *,
+    once: Annotated[
+        str | None, typer.Option("--once", metavar="TEXT", help="One message for scripts; - is standard input, whole.")
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="Name of the model, where the argument is a URL.")] = "",
+    system: Annotated[str, typer.Option("--system", help="What the model is told before everything.")] = "",
+    max_tokens: Annotated[int | None, typer.Option("--max_tokens", min=1, help="Tokens of each answer.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0, max=2, help="0 takes the likeliest token each time.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top_p", min=0, max=1, help="Take from the likeliest tokens.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")] = None,
+    api_key: Annotated[
+        str, typer.Option("--api_key", envvar="OVMS_API_KEY", help="What the server asks for.", show_envvar=True)
+    ] = "",
+    output: Annotated[
+        Output,
+        typer.Option(
+            "--output", help="table: the answer as it comes; json: an object for each answer; csv: a row for each."
+        ),
+    ] = Output.TABLE,
+    as_json: JsonOption = False,
+    url: Annotated[str, typer.Option("--url", help="HOST:PORT of REST, or a URL; 127.0.0.1:8000 by default.")] = "",
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds for which nothing may come.")
+    ] = 600.0,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Talk to a model in the terminal: answers come as they are made, Ctrl-C stops one at once, /help lists commands.
+
+    From a pipe, each line is a message. Exits with 0 at the end, with 1 if a message was refused, with 2 if nobody
+    answers, with 64 if the command line is wrong, with 130 if it is interrupted.
+    """
+    from ovms_cli.chat_answers import Conversation
+    from ovmstrio.client.chat import ChatClient
+    from ovmstrio.core.errors import InvalidRequest, ServerError
+    from ovmstrio.protocol.status_errors import Unreachable
+
+    is_url = "://" in target
+    name, address = (model, target) if is_url else (target or model, url)
+    if target and (url if is_url else model):
+        fail("the server and the model are named once each: as the argument, or by --url and --model", EX_USAGE)
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    options = {field: value for field, value in given.items() if value is not None}
+    with ending_with(EX_USAGE, InvalidRequest):
+        client = ChatClient(address, api_key=api_key, timeout=timeout, tls=open_tls(address, ca, cert, key))
+    try:
+        talk = Conversation(client, name or _first(client), options, system)
+        went_well = _talk(talk, once, chosen(output, as_json=as_json))
+    except Unreachable as error:
+        fail(f"{error.message}; is the server running? --url says where to look", EX_UNREACHABLE)
+    except ServerError as error:
+        fail(error.message)
+    except KeyboardInterrupt:
+        raise typer.Exit(EX_INTERRUPTED) from None
+    if not went_well:
+        raise typer.Exit(EX_FAILED)
+
+
+def _first(client: ChatClient) -> str:
+    served = client.models()
+    if not served:
+        fail(f"{client.url} serves nothing")
+    return served[0]
+
+
+def _talk(talk: Conversation, once: str | None, form: Output) -> bool:
+    from ovms_cli.chat_terminal import answer_aloud, converse, show_piece
+
+    if form is Output.TABLE and once is None:
+        return converse(talk, answer_aloud)
+    printer = _Printer(form)
+
+    def tell(talk: Conversation, message: str) -> bool:
+        printer.show(talk.ask(message, lambda _: None).facts(talk.model))
+        return True
+
+    if once is None:
+        return converse(talk, tell)
+    message = sys.stdin.read() if once == "-" else once
+    if not message.strip():
+        fail("the message is empty", EX_USAGE)
+    if form is not Output.TABLE:
+        return tell(talk, message)
+    show, end = show_piece()
+    try:
+        talk.ask(message, show)
+    finally:
+        end()
+    return True
+
+
+class _Printer:
+    """Prints answers for programs: a line of JSON each, or a row each below the names of the columns."""
+
+    def __init__(self, form: Output) -> None:
+        self._form = form
+        self._is_begun = False
+
+    def show(self, facts: dict[str, Any]) -> None:
+        if self._form is Output.JSON:
+            typer.echo(json.dumps(facts))
+        else:
+            print_csv([*([] if self._is_begun else [list(facts)]), list(facts.values())])
+        self._is_begun = True

@@ -1,0 +1,148 @@
+"""A conversation line by line: from a terminal with prompts and colours, from a pipe without them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from ovms_cli.chat_answers import Conversation
+from ovms_cli.console import note
+from ovms_cli.stream_text import safe_for_terminals
+from ovmstrio.core.errors import ServerError
+from ovmstrio.protocol.status_errors import Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.client.chat import ChatPiece
+
+__all__ = ["answer_aloud", "converse", "show_piece"]
+
+_PROMPT: Final = "> "
+_MORE: Final = "... "
+_COMMANDS: Final = {
+    "/system": "TEXT  what the model is told before everything; without a text, shows it; - for nothing",
+    "/reset": "forget what was said; the system message stays",
+    "/help": "this list",
+    "/exit": "end, as Ctrl-D does; Ctrl-C stops an answer",
+}
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class _Shown:
+    """Writes an answer as it comes; reasoning is dim on a terminal, and left out elsewhere."""
+
+    def __init__(self) -> None:
+        self._is_dim = False
+        self._is_begun = False
+
+    def piece(self, piece: ChatPiece) -> None:
+        if piece.reasoning and sys.stdout.isatty():
+            self._write(piece.reasoning, is_dim=True)
+        self._write(piece.text + piece.calls, is_dim=False)
+
+    def end(self) -> None:
+        self._write("", is_dim=False)
+        if self._is_begun:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _write(self, text: str, *, is_dim: bool) -> None:
+        if is_dim != self._is_dim and (text or not is_dim):
+            sys.stdout.write(_DIM if is_dim else f"{_PLAIN}\n\n")
+            self._is_dim = is_dim
+        if text:
+            self._is_begun = True
+            sys.stdout.write(safe_for_terminals(text))
+            sys.stdout.flush()
+
+
+def show_piece() -> tuple[Callable[[ChatPiece], None], Callable[[], None]]:
+    """Give what shows an answer's pieces, and what ends it."""
+    shown = _Shown()
+    return shown.piece, shown.end
+
+
+def converse(talk: Conversation, tell: Callable[[Conversation, str], bool]) -> bool:
+    """Answer lines until there are no more; tells whether everything was answered.
+
+    ``tell`` answers one message, and gives whether that went well.
+
+    Raises:
+        Unreachable: nobody answers any more.
+    """
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401 - has input() edit lines and keep them
+
+        note(f"{talk.model} at {talk.client.url}; /help lists commands")
+    went_well = True
+    while (line := _next_message(is_terminal=is_terminal)) is not None:
+        message = line.strip()
+        if message in {"/exit", "/quit"}:
+            break
+        if message.startswith("/") and message.split()[0] in _COMMANDS:
+            _obey(talk, message)
+        elif message.startswith("/") and is_terminal:
+            note(f"there is no {message.split()[0]}; /help lists commands")
+        elif message:
+            went_well = tell(talk, message) and went_well
+    return went_well
+
+
+def answer_aloud(talk: Conversation, message: str) -> bool:
+    """Show an answer as it comes, with its figures; what the server refuses is told, and the conversation goes on."""
+    show, end = show_piece()
+    try:
+        answer = talk.ask(message, show)
+    except KeyboardInterrupt:
+        end()
+        if not sys.stdin.isatty():
+            raise
+        note("stopped")
+        return True
+    except Unreachable:
+        raise
+    except ServerError as error:
+        note(f"error: {safe_for_terminals(error.message)}", style="red")
+        return False
+    end()
+    note(answer.summary())
+    return True
+
+
+def _next_message(*, is_terminal: bool) -> str | None:
+    """Give the next line, joined with those that follow a backslash at its end; None where there is none."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = input((_MORE if lines else _PROMPT) if is_terminal else "")
+        except EOFError:
+            if is_terminal:
+                note("")
+            return "\n".join(lines) if lines else None
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            note("\n/exit or Ctrl-D ends")
+            lines.clear()
+            continue
+        if not line.endswith("\\"):
+            return "\n".join([*lines, line])
+        lines.append(line[:-1])
+
+
+def _obey(talk: Conversation, message: str) -> None:
+    command, _, text = message.partition(" ")
+    match command:
+        case "/system" if text.strip():
+            talk.system = "" if text.strip() == "-" else text.strip()
+            note("the model is told this from now on" if talk.system else "there is no system message any more")
+        case "/system":
+            note(talk.system or "there is no system message")
+        case "/reset":
+            talk.reset()
+            note("forgotten")
+        case _:
+            for name, meaning in _COMMANDS.items():
+                note(f"{name:8} {meaning}")

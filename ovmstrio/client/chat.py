@@ -1,0 +1,190 @@
+"""Chats over OpenAI's API, whose answers come in pieces; on httpx, in the thread that calls."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+
+from ovmstrio.client.rest_streams import split_events
+from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ServerError
+from ovmstrio.protocol.status_errors import Unreachable, error_of_http
+
+if TYPE_CHECKING:
+    from ovmstrio.client.tls import ClientTls
+
+__all__ = ["ChatClient", "ChatMessage", "ChatPiece", "ChatUsage"]
+
+ChatMessage = Mapping[str, str]
+"""``role`` and ``content``."""
+
+_DEFAULT_ADDRESS: Final = "127.0.0.1:8000"
+_DEFAULT_PATH: Final = "/v3"
+_CONNECT_SECONDS: Final = 10.0
+_END: Final = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatUsage:
+    """How many tokens the prompt and the answer have, and how many of the prompt's were computed before."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPiece:
+    """What has come of an answer since the last piece; ``finish`` and ``usage`` come near the end."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: str = ""
+    finish: str = ""
+    usage: ChatUsage | None = None
+
+
+class ChatClient:
+    """Asks one server, with a connection for each call, so that an interrupted one leaves nothing behind.
+
+    Args:
+        url: ``host:port``, with a scheme and the path of the API where they are not ``http`` and ``/v3``.
+        api_key: is sent as OpenAI's clients send it, unless it is empty.
+        timeout: for how many seconds nothing may come.
+        tls: speak TLS.
+
+    Raises:
+        InvalidRequest: the URL is none, or a file of ``tls`` cannot be used.
+    """
+
+    def __init__(
+        self, url: str = "", *, api_key: str = "", timeout: float = 600.0, tls: ClientTls | None = None
+    ) -> None:
+        self.url = _api_url(url, secure=tls is not None)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
+        self._verify = tls is None or tls.context()
+
+    def models(self) -> list[str]:
+        """List the names of what is served; what makes text comes first.
+
+        Raises:
+            Unreachable: nobody answers.
+            ServerError: the server refuses, or does not speak this API.
+        """
+        try:
+            with self._open() as http:
+                answer = http.get(f"{self.url}/models")
+        except httpx.RequestError as error:
+            raise self._unreachable(error) from None
+        if not answer.is_success:
+            raise error_of_http(answer.status_code, _reason(answer))
+        try:
+            return [str(each["id"]) for each in answer.json()["data"]]
+        except (ValueError, LookupError, TypeError):
+            raise self._foreign() from None
+
+    def stream(self, model: str, messages: Sequence[ChatMessage], options: Mapping[str, Any]) -> Generator[ChatPiece]:
+        """Ask, and give the answer as it comes; closing the iterator ends the answer on the server at once.
+
+        Args:
+            model: the name.
+            messages: the conversation; the last one is answered.
+            options: further fields of the request, such as ``temperature``.
+
+        Raises:
+            Unreachable: nobody answers, or the connection broke.
+            DeadlineExceeded: nothing came for too long.
+            ServerError: the server refuses, or failed midway.
+        """
+        asked = {"model": model, "messages": list(messages), "stream": True, **options}
+        body = orjson.dumps({**asked, "stream_options": {"include_usage": True}})
+        headers = {"Content-Type": "application/json"}
+        try:
+            with self._open() as http, http.stream(
+                "POST", f"{self.url}/chat/completions", content=body, headers=headers
+            ) as answer:  # fmt: skip
+                if not answer.is_success:
+                    answer.read()
+                    raise error_of_http(answer.status_code, _reason(answer))
+                for _, data in split_events(answer.iter_bytes()):
+                    if data == _END:
+                        break
+                    yield self._piece(data)
+        except httpx.ReadTimeout:
+            raise DeadlineExceeded(f"{self.url} sent nothing for {self._timeout.read:g} seconds") from None
+        except httpx.RequestError as error:
+            raise self._unreachable(error) from None
+
+    def _open(self) -> httpx.Client:
+        return httpx.Client(headers=self._headers, timeout=self._timeout, verify=self._verify)
+
+    def _piece(self, data: bytes) -> ChatPiece:
+        try:
+            document = orjson.loads(data)
+            if "error" in document:
+                raise ServerError(_text_of(document["error"]))
+            usage = document.get("usage")
+            told = None if usage is None else _usage(usage)
+            if not document.get("choices"):
+                return ChatPiece(usage=told)
+            choice = document["choices"][0]
+            delta = choice.get("delta") or {}
+            return ChatPiece(
+                text=delta.get("content") or "",
+                reasoning=delta.get("reasoning_content") or "",
+                calls="".join(_call(each) for each in delta.get("tool_calls") or ()),
+                finish=choice.get("finish_reason") or "",
+                usage=told,
+            )
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise self._foreign() from None
+
+    def _foreign(self) -> ServerError:
+        return ServerError(f"{self.url} does not answer as OpenAI's API does")
+
+    def _unreachable(self, error: httpx.RequestError) -> Unreachable:
+        return Unreachable(f"no server answers at {self.url}: {str(error) or type(error).__name__}")
+
+
+def _api_url(url: str, *, secure: bool) -> str:
+    whole = url if "://" in url else f"{'https' if secure else 'http'}://{url or _DEFAULT_ADDRESS}"
+    try:
+        parts = urlsplit(whole)
+        parts.port  # noqa: B018 - it is read when it is asked for
+    except ValueError as error:
+        raise InvalidRequest(f"{url} is no URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InvalidRequest(f"{url} is no HOST:PORT, and no URL such as http://{_DEFAULT_ADDRESS}{_DEFAULT_PATH}")
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or _DEFAULT_PATH}"
+
+
+def _usage(document: Mapping[str, Any]) -> ChatUsage:
+    details = document.get("prompt_tokens_details") or {}
+    return ChatUsage(
+        int(document["prompt_tokens"]),
+        int(document.get("completion_tokens", 0)),
+        int(details.get("cached_tokens") or 0),
+    )
+
+
+def _call(document: Mapping[str, Any]) -> str:
+    function = document.get("function") or {}
+    name = function.get("name")
+    return (f"\n{name} " if name else "") + (function.get("arguments") or "")
+
+
+def _reason(answer: httpx.Response) -> str:
+    try:
+        return _text_of(answer.json()["error"])
+    except (ValueError, LookupError, TypeError):
+        return answer.text or answer.reason_phrase
+
+
+def _text_of(error: Any) -> str:
+    """Give the text of an error, which is an object in OpenAI's form, and a text in OVMS's."""
+    return str(error["message"] if isinstance(error, dict) else error)

@@ -1,0 +1,120 @@
+"""Models of texts made to give one row of numbers a text, whatever they give a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as op
+
+from ovmstrio.core.errors import ConfigError, Problem
+
+__all__ = ["KNOWN_INPUTS", "Pooling", "pool_embeddings", "score_pairs"]
+
+Pooling = Literal["CLS", "LAST", "MEAN"]
+
+KNOWN_INPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
+_OF_TEXTS: Final = "sentence_embedding"
+_OF_TOKENS: Final = ("last_hidden_state", "token_embeddings")
+_SCORES: Final = "logits"
+_RANK_OF_TEXTS: Final = 2
+_RANK_OF_TOKENS: Final = 3
+_LEAST_LENGTH: Final = 1e-12
+_EXPECTED_INPUTS: Final = "input_ids, attention_mask and, if any, token_type_ids and position_ids"
+
+
+def pool_embeddings(model: ov.Model, pooling: Pooling, *, normalize: bool, file: str) -> ov.Model:
+    """Give the model with one output ``embeddings``, f32 [texts, numbers].
+
+    A model that has pooled its output itself, by Optimum's name ``sentence_embedding``, is left to that.
+
+    Args:
+        model: takes [texts, tokens], and gives numbers of tokens or texts.
+        pooling: which token's numbers stand for the text, or the mean of all that are no padding.
+        normalize: whether to give each text's numbers the length 1.
+        file: where it was read from, for messages.
+
+    Raises:
+        ConfigError: it is no such model.
+    """
+    inputs = _inputs(model, file)
+    outputs = _outputs(model)
+    pooled = outputs.get(_OF_TEXTS)
+    if pooled is None or pooled.get_partial_shape().rank != _RANK_OF_TEXTS:
+        pooled = _pooled(_of_tokens(outputs, file), inputs["attention_mask"], pooling)
+    result = op.convert(pooled, np.float32)
+    if normalize:
+        result = op.normalize_l2(result, _ints(1), _LEAST_LENGTH, "max")
+    return _named(model, result, "embeddings")
+
+
+def score_pairs(model: ov.Model, file: str) -> ov.Model:
+    """Give the model with one output ``scores``, f32 [texts], from 0 to 1.
+
+    One logit a text becomes that by the logistic function, of two it is the share of the second.
+
+    Raises:
+        ConfigError: it gives no logits of texts, or more than two.
+    """
+    _inputs(model, file)
+    logits = _outputs(model).get(_SCORES)
+    shape = None if logits is None else logits.get_partial_shape()
+    count = shape[1].get_length() if shape is not None and shape.rank == _RANK_OF_TEXTS and shape[1].is_static else 0
+    if logits is None or count not in (1, 2):
+        found = ", ".join(f"{name} {each.get_partial_shape()}" for name, each in _outputs(model).items())
+        message = "the model does not tell how well a document answers a query"
+        raise ConfigError([Problem(message, file=file, expected="an output logits [?,1] or [?,2]", found=found)])
+    wide = op.convert(logits, np.float32)
+    scores = op.sigmoid(wide) if count == 1 else op.softmax(wide, 1)
+    return _named(model, op.gather(scores, _scalar(count - 1), _scalar(1)), "scores")
+
+
+def _pooled(tokens: ov.Output, mask: ov.Output, pooling: Pooling) -> ov.Node:
+    """[texts, tokens, numbers] -> [texts, numbers]; padding is behind the tokens."""
+    if pooling == "CLS":
+        return op.gather(tokens, _scalar(0), _scalar(1))
+    counted = op.convert(mask, np.int64)
+    if pooling == "LAST":
+        last = op.subtract(op.reduce_sum(counted, _ints(1), keep_dims=False), _scalar(1))
+        picked = op.gather(tokens, op.unsqueeze(last, _ints(1)), _scalar(1), batch_dims=1)
+        return op.squeeze(picked, _ints(1))
+    wide = op.convert(tokens, np.float32)
+    present = op.unsqueeze(op.convert(counted, np.float32), _ints(2))
+    total = op.reduce_sum(op.multiply(wide, present), _ints(1), keep_dims=False)
+    return op.divide(total, op.reduce_sum(present, _ints(1), keep_dims=False))
+
+
+def _inputs(model: ov.Model, file: str) -> Mapping[str, ov.Output]:
+    found = {name: port for port in model.inputs for name in port.get_names() & KNOWN_INPUTS}
+    if len(found) == len(model.inputs) and {"input_ids", "attention_mask"} <= found.keys():
+        return found
+    names = ", ".join(sorted(name for port in model.inputs for name in port.get_names()))
+    raise ConfigError([Problem("the model takes no texts", file=file, expected=_EXPECTED_INPUTS, found=names)])
+
+
+def _outputs(model: ov.Model) -> dict[str, ov.Output]:
+    return {name: port.get_node().input_value(0) for port in model.outputs for name in port.get_names()}
+
+
+def _of_tokens(outputs: Mapping[str, ov.Output], file: str) -> ov.Output:
+    for name in (*_OF_TOKENS, *outputs):
+        if name in outputs and outputs[name].get_partial_shape().rank == _RANK_OF_TOKENS:
+            return outputs[name]
+    found = ", ".join(f"{name} {each.get_partial_shape()}" for name, each in outputs.items())
+    expected = f"an output {' or '.join(_OF_TOKENS)} [?,?,?], or {_OF_TEXTS} [?,?]"
+    raise ConfigError([Problem("the model gives no vectors of texts", file=file, expected=expected, found=found)])
+
+
+def _named(model: ov.Model, result: ov.Node, name: str) -> ov.Model:
+    result.output(0).set_names({name})
+    return ov.Model([op.result(result)], model.get_parameters(), model.get_friendly_name())
+
+
+def _ints(*values: int) -> ov.Node:
+    return op.constant(np.array(values, np.int64))
+
+
+def _scalar(value: int) -> ov.Node:
+    return op.constant(np.int64(value))

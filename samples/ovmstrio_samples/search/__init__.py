@@ -1,0 +1,1 @@
+"""Find the passage of a text that answers a question, by what it means."""

@@ -1,0 +1,63 @@
+"""Tiny models of embeddings and ranks, loaded as a server does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.generation import Task
+from ovmstrio.runtimes.generation.loading import load_task
+from ovmstrio.runtimes.kind import LoadContext, lease_nothing
+from tests.support.tiny_encoders import write_embedder, write_reranker
+
+Load = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+@pytest.fixture(scope="session")
+def embedder_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the model of embeddings."""
+    return write_embedder(tmp_path_factory.mktemp("embedder"))
+
+
+@pytest.fixture(scope="session")
+def reranker_folder(tmp_path_factory: pytest.TempPathFactory, embedder_folder: Path) -> Path:
+    """Write the model of ranks."""
+    return write_reranker(tmp_path_factory.mktemp("reranker"), embedder_folder)
+
+
+@asynccontextmanager
+async def _load(folder: Path, task: Task = Task.EMBEDDINGS, **settings: Any) -> AsyncIterator[Any]:
+    spec = TextModelSpec(name="tiny", base_path=folder, path=folder, task=task, **settings)
+    async with trio.open_nursery() as tasks:
+        service = await load_task(spec, LoadContext(lease_nothing, tasks))
+        try:
+            yield service
+        finally:
+            with trio.CancelScope(shield=True):
+                await service.aclose()
+
+
+@pytest.fixture
+def load() -> Load:
+    """Give what loads a folder for the length of a block."""
+    return _load
+
+
+async def problems_of(loading: AbstractAsyncContextManager[Any]) -> list[Problem]:
+    """Tell why a folder cannot be loaded."""
+    problems: list[Problem] = []
+    try:
+        async with loading:
+            pass
+    except* ConfigError as group:
+        problems += (
+            problem for error in group.exceptions if isinstance(error, ConfigError) for problem in error.problems
+        )
+    return problems

@@ -1,0 +1,109 @@
+"""A server that speaks OpenAI's chat API in a thread, for clients: it answers as told, and notes what it heard."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ChatServer", "chat_server"]
+
+
+@dataclass
+class ChatServer:
+    """What it says and has heard.
+
+    Attributes:
+        url: where it is, with the path of the API.
+        deltas: of each answer; ``None`` waits until the client is gone.
+        error: what is answered in place of a stream: a status and a document.
+        late_error: the text of an error that ends a stream.
+        asked: the documents of the requests.
+        keys: what came as ``Authorization``.
+        left: is set when a client has gone in the middle of an answer.
+    """
+
+    url: str = ""
+    deltas: list[dict[str, Any] | None] = field(default_factory=list)
+    error: tuple[int, Any] | None = None
+    late_error: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    left: threading.Event = field(default_factory=threading.Event)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self._answer(200, {"object": "list", "data": [{"id": "first"}, {"id": "second"}]})
+
+    def do_POST(self) -> None:
+        told = self.server.told
+        told.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        told.keys.append(self.headers.get("Authorization", ""))
+        if told.error is not None:
+            self._answer(*told.error)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        try:
+            self._stream(told)
+        except OSError:
+            told.left.set()
+
+    def _stream(self, told: ChatServer) -> None:
+        for delta in told.deltas:
+            if delta is None:
+                self.connection.settimeout(30)
+                if not self.connection.recv(1):
+                    told.left.set()
+                return
+            self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}], "usage": None})
+        if told.late_error:
+            self._event({"error": {"message": told.late_error, "type": "server_error"}})
+            return
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self._event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(told.deltas)}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, document: dict[str, Any]) -> None:
+        self.wfile.write(b"data: %b\n\n" % json.dumps(document).encode())
+        self.wfile.flush()
+
+    def _answer(self, status: int, document: Any) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.told = ChatServer(f"http://127.0.0.1:{self.server_port}/v3")
+
+
+@contextmanager
+def chat_server() -> Iterator[ChatServer]:
+    """Run one."""
+    with _Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server.told
+        finally:
+            server.shutdown()
+            thread.join()
