@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
-from ovmstrio.core.errors import NotSupported
+import trio
+
+from ovmstrio.core.errors import DeadlineExceeded, NotSupported
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from ovmstrio.core.events import Door
-    from ovmstrio.core.generation import GenerativeService, Task
+    from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Task, TextGenerator
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["call_generative"]
+__all__ = ["call_generative", "open_generation"]
 
 
 async def call_generative(
@@ -56,3 +61,22 @@ async def call_generative(
     wanted = "any of this" if task is None else task.value
     with call:
         raise NotSupported(f'the service "{name[:80]}" does no {wanted}; it {said}')
+
+
+@asynccontextmanager
+async def open_generation(call: ObservedCall, asked: GenerationRequest) -> AsyncIterator[Generation]:
+    """Have the service of a call, which makes text, answer a request until its deadline.
+
+    Raises:
+        DeadlineExceeded: on leaving, when the deadline has passed, waiting or generating.
+        ServerError: as ``TextGenerator.generate``.
+
+    Ownership: the request, until the block is left; leaving it before the end cancels it.
+    Cancellation: anywhere.
+    """
+    service = cast("TextGenerator", call.service)
+    with trio.CancelScope(deadline=asked.deadline) as scope:
+        async with service.generate(asked) as generation:
+            yield generation
+    if scope.cancelled_caught:
+        raise DeadlineExceeded("the answer was not ready in the time that the request allows")

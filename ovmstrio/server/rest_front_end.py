@@ -101,8 +101,8 @@ def make_router(
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
     rules = [
         *kserve_rules(plane, max_body_bytes),
-        # Of the paths that both have, OpenAI's come first: they are fewer.
-        *openai_rules(plane, max_body_bytes, openai_errors),
+        # Of the paths that both have, OpenAI's come first; a service at the root has no such API beside it.
+        *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
         *tensorflow_rules(plane, max_body_bytes, partial(told_with_state, plane)),
         *generate_rules(plane, max_body_bytes),
         *observation_rules(allows_remote=allows_remote_admin),

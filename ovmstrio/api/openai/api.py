@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from ovmstrio.api.doors import OPENAI_REST
+from ovmstrio.api.openai.fields import type_of
 from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.errors import InvalidField, MalformedJson, ServiceMissing
 from ovmstrio.core.texts import cut
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule, View
 
-__all__ = ["PREFIXES", "Body", "OpenAIApi", "model_of", "read_document", "type_of"]
+__all__ = ["PREFIXES", "Body", "OpenAIApi", "model_of", "read_document"]
 
 PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 """Where the API is: OVMS's path, OpenAI's, and one that OVMS has had in between."""
@@ -60,7 +61,7 @@ class OpenAIApi:
 
         With ``has_tasks`` a request's view has a nursery, for answers that are streams.
         """
-        options: dict[str, Any] = {"is_hot": not has_tasks, "has_tasks": has_tasks, "refuse": self.form.refuse}
+        options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
         return [rule(prefix + path, method, view, **options) for prefix in prefixes]
 
     async def body(self, request: HttpRequest) -> Body:
@@ -120,9 +121,9 @@ def read_document(body: bytes) -> dict[str, Any]:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise MalformedJson(f"The file is not valid json - {error}") from None
+        raise MalformedJson(f"Cannot parse JSON body: {error}") from None
     if not isinstance(document, dict):
-        raise MalformedJson(f"The file is not valid json - expected an object, got {type_of(document)}")
+        raise MalformedJson(f"JSON body must be an object: got {type_of(document)}")
     return document
 
 
@@ -134,23 +135,7 @@ def model_of(document: dict[str, Any]) -> str:
     """
     model = document.get("model")
     if model is None:
-        raise InvalidField("model missing in request", field="model", code="missing_required_parameter")
+        raise InvalidField("model field is missing in JSON body", field="model", code="missing_required_parameter")
     if not isinstance(model, str):
-        raise InvalidField("model is not a string", field="model", got=type_of(model))
+        raise InvalidField("model field is not a string", field="model", got=type_of(model))
     return model
-
-
-def type_of(value: Any) -> str:
-    """Say what a value of JSON is."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-    return "an object"

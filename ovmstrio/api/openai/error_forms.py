@@ -72,7 +72,7 @@ class OpenAIErrors(ErrorForm):
         if len(message) > _MOST_CHARACTERS:
             message = f"{message[:_MOST_CHARACTERS]}..."
         kind, code = _kind_and_code(error)
-        field = error.field if isinstance(error, InvalidField) else ""
+        field = error.field if isinstance(error, InvalidField) else "model" if isinstance(error, ServiceMissing) else ""
         return {"error": {"message": message, "type": kind, "param": field or None, "code": code or None}}
 
 
@@ -130,6 +130,8 @@ class OvmsErrors(ErrorForm):
         match error:
             case ServiceMissing():
                 return json_answer({"error": GRAPH_MISSING}, 404)
+            case MalformedJson():
+                return json_answer({"error": f"{_NOT_JSON} - {error.message.partition(':')[0]}"}, _PRECONDITION_FAILED)
             case InvalidField() if error.field in _READ_FIRST:
                 return json_answer({"error": f"{_NOT_JSON} - {error.plain}"}, _PRECONDITION_FAILED)
             case InvalidField():

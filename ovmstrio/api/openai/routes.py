@@ -12,6 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.openai.api import OpenAIApi
+from ovmstrio.api.openai.chat import chat_rules
+from ovmstrio.api.openai.completions import completion_rules
 from ovmstrio.api.openai.error_forms import FORMS
 from ovmstrio.api.openai.models import model_rules
 from ovmstrio.api.openai.refused_paths import image_rules, unknown_path_rules
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["openai_rules"]
 
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
+    chat_rules,
+    completion_rules,
     model_rules,
     image_rules,
 )

@@ -401,9 +401,23 @@ class FastLane:
 
         A stream of an answer ends with its client, as the call does that has not been answered.
         """
+        if not asked.route.has_tasks:
+            return await self._answer_within(None, asked, body)
+        broken = None
+        async with trio.open_nursery() as tasks:
+            try:
+                keeps = await self._answer_within(tasks, asked, body)
+            except trio.BrokenResourceError as error:
+                broken = error
+            tasks.cancel_scope.cancel()
+        if broken is not None:
+            raise broken
+        return keeps
+
+    async def _answer_within(self, tasks: trio.Nursery | None, asked: _Asked, body: bytes) -> bool:
         (method, target, headers, _, keep_alive), query, route, _ = asked
         self.is_finished = not keep_alive
-        request = HttpRequest(method, route.path, query, headers, body, self._client, target, route.mount)
+        request = HttpRequest(method, route.path, query, headers, body, self._client, target, route.mount, tasks)
         answer = None
         try:
             self._is_calling = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 import trio
 import trio.testing
 
+from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.kserve.rest import generate
 from ovmstrio.config.specs import GraphSpec
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.events import Door
+from ovmstrio.core.http import HttpRequest
 from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.observability.metrics import Metrics
@@ -351,7 +354,9 @@ async def test_a_stream_that_nobody_reads_any_more_is_cancelled(capsys: pytest.C
     plane: Any = _EndlessPlane()
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            receive = await nursery.start(generate._run, plane, InferRequest("m", ""))
+            request = HttpRequest("POST", "", tasks=nursery)
+            make = partial(generate._stream, plane, InferRequest("m", ""))
+            receive: Any = (await answer_with_events(request, make, generate.error_event)).body
             assert b"7" in await receive.receive()
             await trio.testing.wait_all_tasks_blocked()
             receive.close()

@@ -22,7 +22,7 @@ def _request(line: bytes, *headers: bytes, body: bytes = b"") -> bytes:
     ("line", "status", "text"),
     [
         (b"GET /index.html", 400, "Invalid request URL - GET /index.html"),
-        (b"GET /v3/models", 400, "Invalid request URL - GET /v3/models"),
+        (b"GET /v4/models", 400, "Invalid request URL - GET /v4/models"),
         (b"GET /v2//models", 400, "Invalid request URL"),
         (b"POST /v2/models//echo/infer", 400, "Invalid request URL"),
         (b"GET ?x", 400, "Invalid request URL"),

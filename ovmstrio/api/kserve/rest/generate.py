@@ -1,26 +1,19 @@
 """Triton's generate extension: ``/generate`` answers once, ``/generate_stream`` with server-sent events.
 
-::
-
-    request's own nursery
-      ├─ framework: view ──> body of the answer <──┐ one event at a time
-      └─ events task: DataPlane.open_stream ───────┘
-
-The stream lives in a task of its own, so that no scope of it is open in the framework's.  An answer begins with the
-first event; what fails before it has a status of its own.
+An answer begins with the first event; what fails before it has a status of its own.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
-import structlog
-import trio
 
 from ovmstrio.api.doors import KSERVE_REST
+from ovmstrio.api.event_streams import answer_with_events
 from ovmstrio.api.kserve.rest.infer_answer import check_version, json_values
 from ovmstrio.api.kserve.rest.infer_request import parse_document, read_contents, read_id
 from ovmstrio.api.kserve.rest.kserve_routes import model_paths
@@ -39,7 +32,8 @@ from ovmstrio.wire.http.router import rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ovmstrio.core.http import Headers, HttpRequest
+    from ovmstrio.api.event_streams import EventSink
+    from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.request import Buffer, InferResponse, StreamReply
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
@@ -248,15 +242,6 @@ def _text(tensor: RawTensor) -> str | None:
     return None if _CONTROL.search(text) else text
 
 
-log = structlog.get_logger(__name__)
-
-_EVENT_HEADERS: Final[Headers] = (
-    ("content-type", "text/event-stream; charset=utf-8"),
-    ("cache-control", "no-cache"),
-    ("x-accel-buffering", "no"),
-)
-
-
 def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     """Make the rules over one data plane."""
 
@@ -267,13 +252,15 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     async def generate_stream(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
         asked = await _read(plane, request, model, check_version(version), max_body_bytes, streamed=True)
-        tasks: trio.Nursery = request.tasks
-        return HttpAnswer(200, _EVENT_HEADERS, await tasks.start(_run, plane, asked))
+        return await answer_with_events(request, partial(_stream, plane, asked), error_event)
 
     admit = admits(plane, KSERVE_REST)
     return [
         *(rule(path, "POST", generate, admit=admit) for path in model_paths("/generate")),
-        *(rule(path, "POST", generate_stream, has_tasks=True, admit=admit) for path in model_paths("/generate_stream")),
+        *(
+            rule(path, "POST", generate_stream, is_hot=True, has_tasks=True, admit=admit)
+            for path in model_paths("/generate_stream")
+        ),
     ]
 
 
@@ -300,62 +287,11 @@ def _render(response: InferResponse) -> tuple[HttpAnswer, int]:
     return HttpAnswer(200, JSON_TYPE, body), len(body)
 
 
-async def _run(
-    plane: DataPlane,
-    asked: InferRequest,
-    *,
-    task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Write the replies of one stream into a channel, which is reported with the first or at the end of none.
-
-    Raises:
-        ServerError: before the first reply.
-
-    Ownership: the open stream.
-    Cancellation: at any checkpoint; the stream is stopped.
-    """
-    send, receive = trio.open_memory_channel[bytes](0)
-    begun = False
-    with trio.CancelScope() as scope:
-        # Nobody may read any more before the request's tasks are cancelled; that ends the stream in the same way.
-        answer = _Answer(send, scope)
-        try:
-            async with plane.open_stream(asked, KSERVE_REST) as stream:
-                stream.end()
-                async for reply in stream:
-                    data = _event(reply)
-                    if not begun:
-                        begun = True
-                        task_status.started(receive)
-                    await answer.send(data)
-            if not begun:
-                task_status.started(receive)
-        except ServerError as error:
-            if not begun:
-                raise
-            await answer.send(error_event(error))
-        except Exception as error:  # the border of one request, whose answer has begun
-            if not begun:
-                raise
-            log.exception("stream failed", model=asked.model_name)
-            await answer.send(error_event(error))
-        finally:
-            send.close()
-
-
-class _Answer:
-    """Takes the events of one stream to whoever reads them, and cancels a scope when nobody does."""
-
-    def __init__(self, channel: trio.MemorySendChannel[bytes], scope: trio.CancelScope) -> None:
-        self._channel = channel
-        self._scope = scope
-
-    async def send(self, data: bytes) -> None:
-        try:
-            await self._channel.send(data)
-        except trio.BrokenResourceError:
-            self._scope.cancel()
-            await trio.lowlevel.checkpoint()
+async def _stream(plane: DataPlane, asked: InferRequest, events: EventSink) -> None:
+    async with plane.open_stream(asked, KSERVE_REST) as stream:
+        stream.end()
+        async for reply in stream:
+            await events.send(_event(reply))
 
 
 def _event(reply: StreamReply) -> bytes:

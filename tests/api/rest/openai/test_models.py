@@ -57,7 +57,7 @@ async def test_a_model_that_is_not_there_is_refused_in_openais_form(serving: Ser
         "error": {
             "message": f"The model `{name}` does not exist; there are: chat, echo",
             "type": "invalid_request_error",
-            "param": None,
+            "param": "model",
             "code": "model_not_found",
         }
     }

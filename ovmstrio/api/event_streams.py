@@ -1,0 +1,114 @@
+"""Server-sent events of one request, made in a task of its own.
+
+::
+
+    request's own nursery
+      ├─ whoever sends the answer: view ──> body <──┐ one event at a time
+      └─ events task: what makes the events ────────┘
+
+What is open while events are made, such as cancel scopes, is open in that task and in no one else's.  An answer begins
+with its first event; what fails before it has a status of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.http import HttpAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ovmstrio.core.http import Headers, HttpRequest
+
+__all__ = ["EventSink", "answer_with_events"]
+
+log = structlog.get_logger(__name__)
+
+_EVENT_HEADERS: Final[Headers] = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+)
+
+
+class EventSink:
+    """Takes events to whoever reads them; nobody reading cancels what makes them."""
+
+    def __init__(self, scope: trio.CancelScope, task_status: trio.TaskStatus[trio.MemoryReceiveChannel[bytes]]) -> None:
+        self._send, self._receive = trio.open_memory_channel[bytes](0)
+        self._scope = scope
+        self._task_status = task_status
+        self.has_begun = False
+
+    async def send(self, data: bytes) -> None:
+        """Send one event, or several, as they are written.
+
+        Cancellation: while nobody takes them; then they are not sent.
+        """
+        self.begin()
+        try:
+            await self._send.send(data)
+        except trio.BrokenResourceError:
+            # Nobody may read any more before the request's tasks are cancelled; that ends the events in the same way.
+            self._scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+    def begin(self) -> None:
+        """Let the answer begin."""
+        if not self.has_begun:
+            self.has_begun = True
+            self._task_status.started(self._receive)
+
+    def close(self) -> None:
+        """Say that there are no more."""
+        self._send.close()
+
+
+async def answer_with_events(
+    request: HttpRequest, make: Callable[[EventSink], Awaitable[None]], write_error: Callable[[Exception], bytes]
+) -> HttpAnswer:
+    """Answer a request with the events that ``make`` sends.
+
+    Args:
+        request: one whose route has tasks.
+        make: sends events, and returns behind the last one.
+        write_error: writes what has ended them as one.
+
+    Raises:
+        ServerError: ``make`` did before its first event.
+
+    Ownership: the task that makes them is the request's.
+    Cancellation: before the first event; what makes them is cancelled with the request's tasks.
+    """
+    tasks: trio.Nursery = request.tasks
+    return HttpAnswer(200, _EVENT_HEADERS, await tasks.start(_run, request.path, make, write_error))
+
+
+async def _run(
+    path: str,
+    make: Callable[[EventSink], Awaitable[None]],
+    write_error: Callable[[Exception], bytes],
+    *,
+    task_status: trio.TaskStatus[trio.MemoryReceiveChannel[bytes]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    with trio.CancelScope() as scope:
+        events = EventSink(scope, task_status)
+        try:
+            await make(events)
+            events.begin()
+        except ServerError as error:
+            if not events.has_begun:
+                raise
+            await events.send(write_error(error))
+        except Exception as error:  # the border of one request, whose answer has begun
+            if not events.has_begun:
+                raise
+            log.exception("stream failed", path=path)
+            await events.send(write_error(error))
+        finally:
+            events.close()

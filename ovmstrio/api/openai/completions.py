@@ -1,0 +1,130 @@
+"""``/completions``: how texts go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.api.openai.completion_answers import CompletionEvents, WholeCompletion
+from ovmstrio.api.openai.fields import Fields, shown
+from ovmstrio.api.openai.messages import check_length
+from ovmstrio.api.openai.sampling import read_max_tokens
+from ovmstrio.api.openai.text_endpoint import Asked, text_rules
+from ovmstrio.api.openai.text_request import make_request, read_stream_options
+from ovmstrio.core.errors import ContextExceeded
+from ovmstrio.core.gathered import Gathered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ovmstrio.api.openai.api import Body, OpenAIApi
+    from ovmstrio.core.generation import GenerationLimits, TokenIds
+    from ovmstrio.wire.http.router import Rule
+
+__all__ = ["Completions", "completion_rules"]
+
+_MOST_PROMPTS: Final = 1024
+
+
+class Completions:
+    """The endpoint."""
+
+    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+        """Read a body: a prompt or many, as texts or as numbers of tokens, and how tokens are chosen."""
+        wrong = Gathered()
+        fields = Fields(document, wrong)
+        options = read_stream_options(fields, is_stream=is_stream)
+        echo = bool(fields.flag("echo"))
+        max_tokens = read_max_tokens(fields, limits, "max_tokens", least=0 if echo else 1)
+        prompts = _read_prompts(fields, limits, wrong)
+        if fields.get("suffix"):
+            fields.refuse("suffix", "suffix is not supported: the model only goes on", code="unsupported_parameter")
+        request = make_request(
+            fields,
+            limits,
+            "",
+            max_tokens=max_tokens,
+            is_stream=is_stream,
+            logprobs=_read_logprobs(fields),
+            echo=echo,
+            deadline=deadline,
+        )
+        wrong.tell()
+        requests = tuple(replace(request, prompt=prompt) for prompt in prompts)
+        return Asked(requests, options.tells_usage, options.counts_on)
+
+    def whole(self, body: Body, asked: Asked) -> WholeCompletion:
+        """Make what gathers an answer."""
+        first = asked.requests[0]
+        return WholeCompletion(body.model, len(asked.requests) * first.n, has_logprobs=first.logprobs)
+
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> CompletionEvents:
+        """Make what writes events."""
+        return CompletionEvents(body.model, asked, write_error)
+
+
+def completion_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules."""
+    return text_rules(api, "/completions", Completions())
+
+
+def _read_logprobs(fields: Fields) -> bool:
+    value = fields.get("logprobs")
+    if value is None or value is False:
+        return False
+    if value is True or (isinstance(value, int) and value in {0, 1}):
+        return True
+    if isinstance(value, int):
+        fields.refuse("logprobs", "accepted logprobs value is currently 1 only", got=str(value))
+    else:
+        fields.refuse("logprobs", "logprobs accepts integer values", got=shown(value))
+    return False
+
+
+def _read_prompts(fields: Fields, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        if not prompt:
+            fields.refuse("prompt", "prompt is missing", got="an empty text")
+        check_length([prompt], limits, "prompt", wrong)
+        return [prompt]
+    if prompt is None:
+        fields.refuse("prompt", "prompt is missing", code="missing_required_parameter")
+        return []
+    if not isinstance(prompt, list):
+        fields.refuse("prompt", "prompt is not a string", got=f"{shown(prompt)}; texts and tokens come in lists")
+        return []
+    if prompt and isinstance(prompt[0], int):
+        return _read_tokens(fields, prompt, "prompt", limits, wrong)
+    if not 0 < len(prompt) <= _MOST_PROMPTS:
+        fields.refuse("prompt", f"prompt: expected 1 to {_MOST_PROMPTS} texts", got=str(len(prompt)))
+        return []
+    return [found for at, each in enumerate(prompt) for found in _read_one(fields, each, at, limits, wrong)]
+
+
+def _read_one(fields: Fields, prompt: Any, at: int, limits: GenerationLimits, wrong: Gathered) -> list[str | TokenIds]:
+    """Read one of several prompts."""
+    name = f"prompt[{at}]"
+    if prompt and isinstance(prompt, str):
+        check_length([prompt], limits, name, wrong)
+        return [prompt]
+    if isinstance(prompt, list):
+        return _read_tokens(fields, prompt, name, limits, wrong)
+    fields.refuse(
+        name, f"{name} is neither a text nor a list of tokens", got="an empty text" if prompt == "" else shown(prompt)
+    )
+    return []
+
+
+def _read_tokens(
+    fields: Fields, prompt: list[Any], name: str, limits: GenerationLimits, wrong: Gathered
+) -> list[str | TokenIds]:
+    most = limits.vocabulary_size or 2**31
+    if not prompt or not all(type(each) is int and 0 <= each < most for each in prompt):
+        fields.refuse(name, f"{name}: expected at least one number of a token, from 0 to {most - 1}")
+        return []
+    if limits.context_length is not None and len(prompt) > limits.context_length:
+        told = f"Number of prompt tokens: {len(prompt)} exceeds model max length: {limits.context_length}"
+        wrong.add(ContextExceeded(told, field=name))
+        return []
+    return [tuple(prompt)]

@@ -1,0 +1,245 @@
+"""What chat, completions and responses have in common: a body is read, texts are generated, and they are written.
+
+::
+
+    body ─> TextEndpoint.read ─> Asked ─> generate ─┬─> Whole ─> one document
+                                                    └─> Streamed ─> events, as pieces come
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import trio
+
+from ovmstrio.api.deadlines import deadline_of
+from ovmstrio.api.event_streams import answer_with_events
+from ovmstrio.api.openai.fields import type_of
+from ovmstrio.core.errors import InvalidField, ServerError
+from ovmstrio.core.generation import Task
+from ovmstrio.dataplane.generation import open_generation
+from ovmstrio.wire.http.answers import json_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from ovmstrio.api.event_streams import EventSink
+    from ovmstrio.api.openai.api import Body, OpenAIApi
+    from ovmstrio.core.generation import GenerationLimits, GenerationRequest, Piece
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
+    from ovmstrio.dataplane.observed_call import ObservedCall
+    from ovmstrio.wire.http.router import Rule
+
+__all__ = ["Asked", "Streamed", "TextEndpoint", "Usage", "Whole", "text_rules"]
+
+_AT_ONCE: Final = 32
+"""How many prompts of one body are given to the service at a time."""
+
+
+class Asked(NamedTuple):
+    """What one body asks for: a request a prompt, and what is told of them while they are answered.
+
+    ``tells_usage`` asks for an account behind the last event, ``counts_on`` for one in each.
+    """
+
+    requests: tuple[GenerationRequest, ...]
+    tells_usage: bool = False
+    counts_on: bool = False
+
+
+@dataclass(slots=True)
+class Usage:
+    """How many tokens were read, found in a cache among them, and made."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """Tell it as chat and completions do."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+class Whole(Protocol):
+    """Takes the pieces of an answer that is given at once; ``index`` counts the texts of all prompts."""
+
+    def take(self, index: int, piece: Piece) -> None:
+        """Take one more piece."""
+        ...
+
+    def document(self, usage: Usage) -> Mapping[str, Any]:
+        """Give the answer."""
+        ...
+
+
+class Streamed(Protocol):
+    """Writes pieces as events, when they come."""
+
+    def begin(self) -> bytes:
+        """Write what comes first, once a prompt has been accepted; nothing leaves errors a status of their own."""
+        ...
+
+    def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
+        """Write one more piece; nothing where there is nothing to tell."""
+        ...
+
+    def end(self, usage: Usage) -> bytes:
+        """Write the end."""
+        ...
+
+    def fail(self, error: Exception) -> bytes:
+        """Write a failure, which is the end."""
+        ...
+
+
+class TextEndpoint(Protocol):
+    """A path that makes text, with the form of its bodies and answers."""
+
+    def read(self, document: Mapping[str, Any], limits: GenerationLimits, *, is_stream: bool, deadline: float) -> Asked:
+        """Read a body.
+
+        Raises:
+            InvalidField: it cannot be served; all that is wrong is told.
+        """
+        ...
+
+    def whole(self, body: Body, asked: Asked) -> Whole:
+        """Make what gathers an answer."""
+        ...
+
+    def streamed(self, body: Body, asked: Asked, write_error: Callable[[Exception], bytes]) -> Streamed:
+        """Make what writes events; ``write_error`` does in the form of the server's choice."""
+        ...
+
+
+def text_rules(api: OpenAIApi, path: str, endpoint: TextEndpoint) -> list[Rule]:
+    """Make the rules of one such path."""
+
+    async def answer(request: HttpRequest) -> HttpAnswer:
+        body = await api.body(request)
+        if _is_stream(body):
+            answering = _Answering(api, endpoint, request, body)
+            return await answer_with_events(request, answering.stream, answering.fail)
+        return await _answer_whole(api, endpoint, request, body)
+
+    return api.rules(path, "POST", answer, has_tasks=True)
+
+
+def _is_stream(body: Body) -> bool:
+    stream = body.document.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidField("stream field is not a boolean", field="stream", got=type_of(stream))
+    return bool(stream)
+
+
+async def _answer_whole(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
+    deadline = deadline_of(request)
+    with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
+        asked = endpoint.read(body.document, _limits(call), is_stream=False, deadline=deadline)
+        whole, usage = endpoint.whole(body, asked), Usage()
+
+        async def take(index: int, piece: Piece) -> None:
+            whole.take(index, piece)
+
+        await _generate(call, asked.requests, usage, take)
+        answer = json_answer(whole.document(usage))
+        call.event.sent = len(answer.content)
+        return answer
+
+
+class _Answering:
+    """Makes the events of one request."""
+
+    def __init__(self, api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> None:
+        self._api = api
+        self._endpoint = endpoint
+        self._request = request
+        self._body = body
+        self._streamed: Streamed | None = None
+
+    def fail(self, error: Exception) -> bytes:
+        """Write what has ended them."""
+        return self._api.form.event(error) if self._streamed is None else self._streamed.fail(error)
+
+    async def stream(self, events: EventSink) -> None:
+        """Send them."""
+        deadline = deadline_of(self._request)
+        with await self._api.call(self._request, self._body.model, Task.TEXT_GENERATION, is_stream=True) as call:
+            asked = self._endpoint.read(self._body.document, _limits(call), is_stream=True, deadline=deadline)
+            streamed = self._endpoint.streamed(self._body, asked, self._api.form.event)
+            self._streamed = streamed
+            usage = Usage()
+
+            async def send(data: bytes) -> None:
+                if data:
+                    call.event.sent += len(data)
+                    await events.send(data)
+
+            async def take(index: int, piece: Piece) -> None:
+                await send(streamed.write(index, piece, usage))
+
+            await _generate(call, asked.requests, usage, take, lambda: send(streamed.begin()))
+            await send(streamed.end(usage))
+
+
+def _limits(call: ObservedCall) -> GenerationLimits:
+    limits: GenerationLimits = call.service.limits  # type: ignore[attr-defined]  # it makes text
+    return limits
+
+
+async def _generate(
+    call: ObservedCall,
+    requests: Sequence[GenerationRequest],
+    usage: Usage,
+    take: Callable[[int, Piece], Awaitable[None]],
+    begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+) -> None:
+    """Give the pieces of all requests to ``take``, and count them in ``usage``.
+
+    Raises:
+        ServerError: the first failure; the other requests are cancelled.
+
+    Cancellation: all requests are.
+    """
+
+    async def run(position: int, asked: GenerationRequest) -> None:
+        async with open_generation(call, asked) as generation:
+            usage.prompt += generation.prompt_tokens
+            usage.cached += generation.cached_tokens
+            await begin()
+            async for piece in generation:
+                usage.completion += piece.tokens
+                await take(position * asked.n + piece.index, piece)
+
+    if len(requests) == 1:
+        await run(0, requests[0])
+        return
+    room = trio.CapacityLimiter(_AT_ONCE)
+
+    async def run_later(position: int, asked: GenerationRequest) -> None:
+        async with room:
+            await run(position, asked)
+
+    failed = None
+    try:
+        async with trio.open_nursery() as nursery:
+            for position, asked in enumerate(requests):
+                nursery.start_soon(partial(run_later, position, asked))
+    except* ServerError as group:
+        failed = _first(group)
+    if failed is not None:
+        raise failed
+
+
+def _first(error: BaseException) -> BaseException:
+    """Give the first of what went wrong side by side."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error.with_traceback(None)

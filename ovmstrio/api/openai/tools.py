@@ -1,0 +1,99 @@
+"""Tools that a model may call, and which of them it has to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ovmstrio.api.openai.fields import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.api.openai.fields import Fields
+
+__all__ = ["Tools", "read_tools"]
+
+_CHOICES: Final = frozenset({"none", "auto", "required"})
+_FUNCTION: Final = "function"
+
+
+class Tools(NamedTuple):
+    """Tools and the choice among them, as ``Conversation`` has them."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    choice: str
+    name: str
+
+
+def read_tools(fields: Fields) -> Tools:
+    """Read tools, of which none are left where none may be called."""
+    choice, name = _read_choice(fields)
+    tools = tuple(
+        _read_tool(tool) for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
+    )
+    if choice == "none":
+        return Tools((), choice, "")
+    if not tools and choice in {"required", _FUNCTION}:
+        fields.refuse("tool_choice", "tool_choice is only allowed when tools are specified")
+    elif name and name not in {tool[_FUNCTION]["name"] for tool in tools}:
+        fields.refuse("tool_choice", "tool_choice.function.name is not among the tools", got=shown(name))
+    return Tools(tools, choice, name)
+
+
+def _read_choice(fields: Fields) -> tuple[str, str]:
+    """Give the choice, and the one function that it may name."""
+    value = fields.get("tool_choice")
+    if value is None:
+        return "auto", ""
+    if isinstance(value, str):
+        if value in _CHOICES:
+            return value, ""
+        said = "tool_choice should be either 'none' or 'auto' or 'required'"
+        fields.refuse("tool_choice", said, got=shown(value))
+        return "auto", ""
+    chosen = fields.within("tool_choice", "tool_choice is not a valid JSON object or string")
+    if chosen is None:
+        return "auto", ""
+    # The Responses API has the name where chat has an object with it.
+    is_flat = chosen.get(_FUNCTION) is None and chosen.get("type") == _FUNCTION
+    named = chosen if is_flat else chosen.within(_FUNCTION, "tool_choice.function is not a valid JSON object")
+    if named is None:
+        if chosen.get(_FUNCTION) is None:
+            chosen.refuse(_FUNCTION, "tool_choice.function is not a valid JSON object")
+        return "auto", ""
+    name = named.get("name")
+    if not isinstance(name, str) or not name:
+        named.refuse("name", f"{named.path('name')} is not a valid string", got=shown(name))
+        return "auto", ""
+    return _FUNCTION, name
+
+
+def _read_tool(fields: Fields) -> Mapping[str, Any]:
+    """Read a tool in the form of chat, or of the Responses API, which has everything on one level."""
+    kind = fields.text("type")
+    if kind not in {None, _FUNCTION}:
+        fields.refuse("type", "Only function tools are supported", got=shown(kind), code="unsupported_parameter")
+        return {"type": _FUNCTION, _FUNCTION: {"name": ""}}
+    is_flat = fields.get(_FUNCTION) is None and fields.get("name") is not None
+    function = fields if is_flat else fields.within(_FUNCTION)
+    if function is None:
+        if fields.get(_FUNCTION) is None:
+            fields.refuse(_FUNCTION, f"{fields.path(_FUNCTION)} is missing")
+        return {"type": _FUNCTION, _FUNCTION: {"name": ""}}
+    return {"type": _FUNCTION, _FUNCTION: _read_function(function)}
+
+
+def _read_function(fields: Fields) -> Mapping[str, Any]:
+    name = fields.text("name")
+    if not name:
+        fields.refuse("name", f"{fields.path('name')} is missing")
+    function: dict[str, Any] = {"name": name or ""}
+    description = fields.text("description")
+    if description is not None:
+        function["description"] = description
+    # Templates ask for them without looking whether they are there.
+    function["parameters"] = fields.mapping("parameters") or {"type": "object", "properties": {}}
+    strict = fields.flag("strict")
+    if strict is not None:
+        function["strict"] = strict
+    return function
