@@ -1,6 +1,7 @@
-"""What Python nodes import: ``Tensor`` and the context of the run."""
+"""What Python nodes import: ``Tensor``, ``HttpPayload`` and the context of the run."""
 
 from pyovms.context import Context, Storage, current_context
+from pyovms.http_payload import HttpPayload
 from pyovms.tensor import Tensor
 
-__all__ = ["Context", "Storage", "Tensor", "current_context"]
+__all__ = ["Context", "HttpPayload", "Storage", "Tensor", "current_context"]

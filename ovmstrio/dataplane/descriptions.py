@@ -58,6 +58,7 @@ def otherwise(lease: Lease, untaken: str) -> str:
         Takes.HTTP: f"at /{lease.name}",
         Takes.GRPC: "by its own gRPC services",
         Takes.STREAMS: "by streams",
+        Takes.PAYLOADS: "below /v3",
         Takes.GENERATION: "by OpenAI's API below /v3",
     }
     named = " or ".join(way for takes, way in ways.items() if takes in lease.takes)

@@ -37,12 +37,13 @@ _T = TypeVar("_T")
 
 
 class Takes(Enum):
-    """What calls a service may take; a port of ``ovmstrio.core.servable`` or ``ovmstrio.core.generation`` each."""
+    """What calls a service may take; a port of ``ovmstrio.core.servable``, ``.generation`` or ``.payloads`` each."""
 
     TENSORS = "tensors"
     STREAMS = "streams"
     HTTP = "HTTP routes"
     GRPC = "gRPC services of its own"
+    PAYLOADS = "requests over HTTP as they are"
     GENERATION = "text to be made, or made into something"
 
     # Every call looks for one among those of its service; the hash of ``Enum`` is a function of Python's.

@@ -36,7 +36,7 @@ class GraphKind(Kind[GraphSpec]):
 
     name = GraphSpec.kind
     spec = GraphSpec
-    takes = frozenset({Takes.TENSORS, Takes.STREAMS, Takes.GENERATION})
+    takes = frozenset({Takes.TENSORS, Takes.STREAMS, Takes.GENERATION, Takes.PAYLOADS})
     section = GRAPHS
     occupied = "Given mediapipe graph name is already occupied"
 

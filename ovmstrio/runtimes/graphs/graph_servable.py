@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
@@ -23,16 +23,20 @@ from ovmstrio.runtimes.graphs.chat.said import SaidMaker
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
 from ovmstrio.runtimes.graphs.graph_stream import REPLIES_BUFFERED, GraphStream
+from ovmstrio.runtimes.graphs.packets import REQUEST_PAYLOAD
+from ovmstrio.runtimes.graphs.payload_stream import document_of, open_documents
 from ovmstrio.runtimes.graphs.sinks import GRAPH_VERSION, AllPackets, FirstPackets, Replies, ResponseMaker, to_output
 from ovmstrio.runtimes.graphs.timestamps import AutomaticTimestamps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from ovmstrio.core.generation import Generation, GenerationRequest
     from ovmstrio.core.hooks import GraphHooks
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.payloads import Documents
     from ovmstrio.core.request import InferRequest
     from ovmstrio.core.servable import InferStream
     from ovmstrio.runtimes.graphs.config.graph_config import StreamRef
@@ -157,13 +161,20 @@ class GraphServable:
 
         Cancellation: at any checkpoint; everything that runs for the stream is stopped before this returns.
         """
-        return self._open(first, ResponseMaker(self.name, self._plan.outputs), _NO_PARAMETERS)
+        return self._open(first, ResponseMaker(self.name, self._plan.outputs))
 
     @asynccontextmanager
     async def _open(
-        self, first: InferRequest, make: Callable[[int, Packet], _T], parameters: Mapping[str, ParameterValue]
+        self,
+        first: InferRequest,
+        make: Callable[[int, Packet], _T],
+        parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS,
+        packets: Iterable[tuple[str, Any]] | None = None,
     ) -> AsyncIterator[GraphStream[_T]]:
-        """Open a stream whose replies are made by ``make``; ``parameters`` are seen by user code alone."""
+        """Open a stream whose replies are made by ``make``.
+
+        User code sees ``parameters`` beside those of the first request; ``packets`` take the place of its inputs.
+        """
         send, receive = trio.open_memory_channel[_T | StreamProblem](REPLIES_BUFFERED)
         sink: Replies[_T] = Replies(make, send)
         problem: Exception | None = None
@@ -176,7 +187,7 @@ class GraphServable:
                         instance, sink, receive, reader=self._reader, timestamps=self._timestamps
                     )
                     if instance.failure is None:
-                        await stream.take(first, "partial deserialization of first request")
+                        await stream.take(first, "partial deserialization of first request", packets)
                         yield stream
                 except Exception as error:  # noqa: BLE001 - kept from becoming a group, and raised below
                     problem = error
@@ -213,7 +224,30 @@ class GraphServable:
         open_said = partial(self._open, make=SaidMaker(self.name, self._plan.outputs))
         return generate_text(self.name, roles, open_said, asked)
 
-    # Both
+    # Requests over HTTP
+
+    @property
+    def takes_payloads(self) -> bool:
+        """Whether an input is tagged ``HTTP_REQUEST_PAYLOAD``."""
+        return bool(self._plan.config.payload)
+
+    def open_payload(self, request: HttpRequest, deadline: float) -> AbstractAsyncContextManager[Documents]:
+        """Answer a request over HTTP; see :class:`ovmstrio.core.payloads.PayloadService`.
+
+        Raises:
+            NotSupported: the graph takes none.
+            ServerError: on entering, or where documents are received, as :meth:`open_stream`.
+
+        Cancellation: anywhere; everything that runs for the request is stopped before this returns.
+        """
+        name = self._plan.config.payload
+        if not name:
+            raise NotSupported(
+                f'the graph "{self.name}" takes no requests over HTTP; expected input_stream: "{REQUEST_PAYLOAD}:name"'
+            )
+        return open_documents(self.name, name, partial(self._open, make=document_of), request, deadline)
+
+    # All
 
     def _make_instance(
         self, request: InferRequest, sink: Sink, parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import trio
 
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import InvalidRequest, ServerError
 from ovmstrio.core.request import StreamProblem
 from ovmstrio.runtimes.graphs.graph_requests import timestamp_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ovmstrio.core.request import InferRequest
     from ovmstrio.runtimes.graphs.graph_instance import GraphInstance
     from ovmstrio.runtimes.graphs.graph_requests import RequestReader
@@ -47,10 +49,24 @@ class GraphStream(Generic[_T]):
         self._reader = reader
         self._timestamps = timestamps
 
-    @property
-    def failure(self) -> ServerError | None:
-        """Why the graph has ended early; leaving the block that opened the stream raises it."""
-        return self._instance.failure
+    async def receive(self) -> _T | None:
+        """Give the next reply; None behind the last one.
+
+        Raises:
+            InvalidRequest: a request of the stream cannot be read.
+            ServerError: the graph has failed; leaving the block that opened the stream raises it again.
+
+        Cancellation: while there is none; nothing is lost.
+        """
+        try:
+            reply = await self.replies.receive()
+        except trio.EndOfChannel:
+            if self._instance.failure is not None:
+                raise self._instance.failure from None
+            return None
+        if isinstance(reply, StreamProblem):
+            raise InvalidRequest(reply.message)
+        return reply
 
     async def send(self, request: InferRequest) -> None:
         """Take in one more request; what is wrong with it alone becomes a problem among the replies.
@@ -74,8 +90,10 @@ class GraphStream(Generic[_T]):
         self._instance.close_inputs()
         self._instance.dispatch()
 
-    async def take(self, request: InferRequest, context: str) -> None:
+    async def take(self, request: InferRequest, context: str, packets: Iterable[tuple[str, Any]] | None = None) -> None:
         """Take in a request of this graph; ``context`` ends what is told of one that is wrong.
+
+        With ``packets`` these come in, by the names of inputs, in the place of the request's own.
 
         Cancellation: as :meth:`send`.
         """
@@ -84,7 +102,7 @@ class GraphStream(Generic[_T]):
         try:
             given = timestamp_of(request)
             timestamp = self._timestamps.next() if given is None else given
-            for name, value in self._reader.packets(request):
+            for name, value in self._reader.packets(request) if packets is None else packets:
                 await instance.push(name, value, timestamp)
         except ServerError as error:
             instance.dispatch()

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.core.tensor import Array
-from pyovms import Tensor
+from pyovms import HttpPayload, Tensor
 
 if TYPE_CHECKING:
     from ovmstrio.core.datatypes import Datatype
 
 __all__ = [
     "PYTHON_TENSOR",
+    "REQUEST_PAYLOAD",
+    "RESPONSE_PAYLOAD",
     "TFLITE",
     "ImageFrame",
     "MediaPipeTensor",
@@ -73,6 +75,8 @@ class ImageFrame(TensorValue):
 
 PYTHON_TENSOR: Final = "OVMS_PY_TENSOR"
 TFLITE: Final = "TFLITE_TENSOR"
+REQUEST_PAYLOAD: Final = "HTTP_REQUEST_PAYLOAD"
+RESPONSE_PAYLOAD: Final = "HTTP_RESPONSE_PAYLOAD"
 
 _TYPES: Final[tuple[tuple[str, type], ...]] = (
     (PYTHON_TENSOR, Tensor),
@@ -82,10 +86,13 @@ _TYPES: Final[tuple[tuple[str, type], ...]] = (
     ("IMAGE", ImageFrame),
     ("REQUEST", InferRequest),
     ("RESPONSE", InferResponse),
+    (REQUEST_PAYLOAD, HttpPayload),
+    (RESPONSE_PAYLOAD, Tensor),
 )
 
 _NAMES: Final = {
     Tensor: "pyovms.Tensor",
+    HttpPayload: "pyovms.HttpPayload",
     OvTensor: "ov::Tensor",
     MediaPipeTensor: "mediapipe::Tensor",
     TfTensor: "tensorflow::Tensor",

@@ -12,7 +12,7 @@ from ovmstrio.runtimes.graphs.packets import (
     tag_for,
     type_name,
 )
-from pyovms import Tensor
+from pyovms import HttpPayload, Tensor
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,8 @@ from pyovms import Tensor
         ("IMAGE", ImageFrame),
         ("REQUEST", InferRequest),
         ("RESPONSE", InferResponse),
-        ("HTTP_REQUEST_PAYLOAD", OvTensor),
+        ("HTTP_REQUEST_PAYLOAD", HttpPayload),
+        ("HTTP_RESPONSE_PAYLOAD", Tensor),
         ("", OvTensor),
     ],
 )

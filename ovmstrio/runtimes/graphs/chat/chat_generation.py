@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import orjson
 import trio
 
-from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, InvalidRequest, ServerError
+from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, ServerError
 from ovmstrio.core.generation import Finish, Piece
-from ovmstrio.core.request import StreamProblem
 from ovmstrio.core.stop_strings import StopStrings
 from ovmstrio.runtimes.graphs.chat.chat_requests import chat_request, sampling_parameters
 
@@ -137,15 +136,7 @@ class GraphGeneration:
     async def _receive(self) -> Said | None:
         """Wait for what the graph says next; None behind the last."""
         with trio.CancelScope(deadline=self._deadline):
-            try:
-                said = await self._stream.replies.receive()
-            except trio.EndOfChannel:
-                if self._stream.failure is not None:
-                    raise self._stream.failure from None
-                return None
-            if isinstance(said, StreamProblem):
-                raise InvalidRequest(said.message)
-            return said
+            return await self._stream.receive()
         raise DeadlineExceeded(_LATE)
 
     def _piece(self, data: bytes) -> Piece:

@@ -9,6 +9,7 @@ from ovmstrio.config.findings import Findings
 from ovmstrio.config.located import Located
 from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, StreamRef
 from ovmstrio.runtimes.graphs.config.graph_messages import (
+    FILE_INVALID,
     INITIALIZATION,
     INTERNAL,
     NOT_IMPLEMENTED,
@@ -17,7 +18,7 @@ from ovmstrio.runtimes.graphs.config.graph_messages import (
     REQUEST_OUTPUTS,
     RESPONSE_MISSING,
 )
-from ovmstrio.runtimes.graphs.packets import TFLITE
+from ovmstrio.runtimes.graphs.packets import REQUEST_PAYLOAD, RESPONSE_PAYLOAD, TFLITE
 
 __all__ = ["check_borders", "check_cycles"]
 
@@ -39,6 +40,7 @@ def check_borders(graph: GraphConfig, findings: Findings) -> None:
                 message = f"{NOT_IMPLEMENTED} - streams tagged {ref.port.tag} are not supported"
                 findings.refuse(ref.at, message, suggestion=f'write "OVTENSOR:{ref.name}"')
     _check_messages(graph, findings)
+    _check_payloads(graph, findings)
 
 
 def _check_messages(graph: GraphConfig, findings: Findings) -> None:
@@ -60,6 +62,24 @@ def _check_messages(graph: GraphConfig, findings: Findings) -> None:
         found, message = str(len(graph.inputs)), f"{REQUEST_INPUTS} - a graph that takes REQUEST has one input"
         other = next(ref for ref in graph.inputs if ref is not request)
         findings.refuse(other.at, message, expected="1", found=found, suggestion=only_input)
+
+
+def _check_payloads(graph: GraphConfig, findings: Findings) -> None:
+    """Check a graph that takes requests over HTTP: it takes nothing else, and gives documents, and nothing else."""
+    request, response = _tagged(graph.inputs, REQUEST_PAYLOAD), _tagged(graph.outputs, RESPONSE_PAYLOAD)
+    if request is None and response is None:
+        return
+    for kind, tag, refs, found in (
+        ("input", REQUEST_PAYLOAD, graph.inputs, request),
+        ("output", RESPONSE_PAYLOAD, graph.outputs, response),
+    ):
+        if found is None or len(refs) > 1:
+            other = next((ref for ref in refs if ref is not found), None)
+            line = other.line if other is not None else (request or response or graph.inputs[0]).line
+            message = f"{FILE_INVALID} - a graph of requests over HTTP has one {kind}, tagged {tag}"
+            found_text = ", ".join(f"{ref.port}:{ref.name}" for ref in refs)
+            at = Located(None, line, f"{kind}_stream")
+            findings.refuse(at, message, expected=f"{tag}:name", found=found_text, suggestion=_alone(kind, tag))
 
 
 def _tagged(refs: tuple[StreamRef, ...], prefix: str) -> StreamRef | None:

@@ -137,3 +137,8 @@ class GraphConfig:
     report_deadlock: bool = False
     pool_size: int = 0
     chat: ChatRoles | None = None
+
+    @property
+    def payload(self) -> str:
+        """The name of the input that takes whole requests over HTTP; empty if there is none."""
+        return next((ref.name for ref in self.inputs if ref.port.tag.startswith("HTTP_REQUEST_PAYLOAD")), "")

@@ -161,7 +161,7 @@ def _check_outputs(graph: GraphConfig, producers: Producers, findings: Findings)
 
 
 def _differ(wanted: type, found: type) -> bool:
-    return wanted is not found and object not in {wanted, found}
+    return object not in {wanted, found} and not issubclass(found, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,12 @@ from functools import partial
 from typing import Any
 
 from ovmstrio.runtimes.graphs.calculators.python.node_model import HookPair, NodeModel, NodeOutline
-from ovmstrio.runtimes.graphs.calculators.python.python_outputs import routed, routed_yield, unexpected_result
+from ovmstrio.runtimes.graphs.calculators.python.python_outputs import (
+    as_tensors,
+    routed,
+    routed_yield,
+    unexpected_result,
+)
 from ovmstrio.runtimes.graphs.calculators.python.tensor_rows import tensor_of, tensor_row
 from ovmstrio.work.isolation.hosted import Hosted, Invocation
 from pyovms import Context
@@ -43,6 +48,7 @@ class _HostedNode:
         self._made = NodeModel(outline)
         self._names = {name: name for name in outline.outputs}
         self._has_loopback = outline.has_loopback
+        self._documents = outline.documents
         self._instances: dict[int, _Instance] = {}
 
     def invoke(self, method: str, value: Any) -> Invocation:
@@ -103,14 +109,13 @@ class _HostedNode:
         is_kept = bool(instance.context.storage or self._made.hooks)
         if not is_kept:
             self._instances.pop(number, None)
-        if result is None:
-            result = []
+        result = [] if result is None else as_tensors(result, self._documents)
         if not isinstance(result, list):
             raise unexpected_result(result)
         return [is_kept, [tensor_row(each) for _, each in routed(result, self._names, "execute returned a list")]]
 
     def _yielded(self, value: Any) -> list[Any]:
-        return [tensor_row(tensor) for _, tensor in routed_yield(value, self._names)]
+        return [tensor_row(tensor) for _, tensor in routed_yield(as_tensors(value, self._documents), self._names)]
 
     def forget(self, value: Any) -> None:
         self._instances.pop(value, None)

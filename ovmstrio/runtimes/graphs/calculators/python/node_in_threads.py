@@ -18,6 +18,7 @@ from ovmstrio.runtimes.graphs.calculators.python.node_model import HookPair, Nod
 from ovmstrio.runtimes.graphs.calculators.python.python_outputs import (
     Outputs,
     WrongOutputError,
+    as_tensors,
     routed,
     routed_yield,
     unexpected_result,
@@ -49,6 +50,7 @@ class NodeInThreads:
         self.ports = ports
         self.threads = threads
         self.has_loopback = outline.has_loopback
+        self.documents = outline.documents
 
     async def load(self) -> None:
         """Make the object and initialize it; see :class:`NodeCode`.
@@ -122,6 +124,7 @@ class _ThreadedInstance:
             # It fell off its end: nothing is sent, as with an empty list.
             return []
         try:
+            result = as_tensors(result, node.documents)
             if isinstance(result, list):
                 return routed(result, node.ports, "execute returned a list")
             return self._make_pump(result)
@@ -133,7 +136,10 @@ class _ThreadedInstance:
         is_async = inspect.isasyncgen(result)
         if not node.has_loopback or not (is_async or hasattr(result, "__next__")):
             raise unexpected_result(result)
-        convert = partial(routed_yield, ports=node.ports)
+
+        def convert(value: Any) -> Outputs:
+            return routed_yield(as_tensors(value, node.documents), node.ports)
+
         if is_async:
             around = partial(_node_context, self._variables)
             return AsyncPump(result, convert, node.threads.grace_seconds, around)

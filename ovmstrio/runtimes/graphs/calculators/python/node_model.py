@@ -28,6 +28,7 @@ class NodeOutline(NamedTuple):
         inputs: the names of the streams, in the order of the graph's file.
         outputs: the same.
         has_loopback: whether there is a cycle, as generators need it.
+        documents: the name of the output that takes documents as they are; empty if there is none.
     """
 
     node: str
@@ -35,6 +36,7 @@ class NodeOutline(NamedTuple):
     inputs: list[str]
     outputs: list[str]
     has_loopback: bool
+    documents: str = ""
 
 
 class HookPair:

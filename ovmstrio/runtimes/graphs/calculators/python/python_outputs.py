@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from ovmstrio.runtimes.graphs.config.graph_config import Port
 from pyovms import Tensor
 
-__all__ = ["NO_LOOPBACK", "Outputs", "WrongOutputError", "routed", "routed_yield", "unexpected_result"]
+__all__ = ["NO_LOOPBACK", "Outputs", "WrongOutputError", "as_tensors", "routed", "routed_yield", "unexpected_result"]
 
 NO_LOOPBACK = "Execute yielded, but LOOPBACK is not defined in the node"
 
@@ -21,6 +22,38 @@ Outputs = list[tuple[Port, Tensor]]
 
 class WrongOutputError(Exception):
     """User code gave back something that a Python node cannot send; the text says what was expected and found."""
+
+
+def as_tensors(value: Any, output: str) -> Any:
+    """Make tensors of documents among what user code gave back; what is no document is given as it is.
+
+    A ``dict`` is JSON, a ``str`` is text and ``bytes`` are bytes; the datatype of such a tensor is its type of content.
+    ``output`` is the name of the output that takes documents, empty if the node has none.
+
+    Raises:
+        WrongOutputError: JSON cannot say it.
+    """
+    if not output:
+        return value
+    if isinstance(value, _DOCUMENTS):
+        return [_document(value, output)]
+    if isinstance(value, list):
+        return [_document(each, output) if isinstance(each, _DOCUMENTS) else each for each in value]
+    return value
+
+
+_DOCUMENTS = (dict, str, bytes)
+
+
+def _document(value: dict[Any, Any] | str | bytes, output: str) -> Tensor:
+    if isinstance(value, bytes):
+        return Tensor(output, value, datatype="application/octet-stream")
+    if isinstance(value, str):
+        return Tensor(output, value.encode(errors="replace"), datatype="text/plain; charset=utf-8")
+    try:
+        return Tensor(output, json.dumps(value, allow_nan=False).encode(), datatype="application/json")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WrongOutputError(f"a dict cannot be written as JSON: {error}") from None
 
 
 def routed(values: Iterable[Any], ports: Mapping[str, _Port], what: str) -> list[tuple[_Port, Tensor]]:
