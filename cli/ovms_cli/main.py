@@ -19,6 +19,7 @@ from ovms_cli import (
     graph,
     health,
     infer,
+    keys,
     models,
     pipeline,
     prepare,
@@ -91,6 +92,7 @@ _COMMANDS = (
     prepare,
     run,
     trace,
+    keys,
 )
 for module in _COMMANDS:
     module.register(app)

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ovmstrio.api.refusals import OvmsRefusals
+from ovmstrio.core.callers import Need
 from ovmstrio.core.events import Door
 from ovmstrio.wire.http.answers import error_answer
 from ovmstrio.wire.http.router import Route
@@ -47,6 +48,10 @@ class MountKind(Protocol):
         """Tell whether a request has the service do something, rather than tell of itself."""
         ...
 
+    def need(self, method: str, path: str) -> Need:
+        """Tell what a request needs of its caller, where callers have to be known."""
+        ...
+
 
 class ServiceItself:
     """A kind whose services know their paths themselves, and whose errors have the server's form."""
@@ -67,6 +72,11 @@ class ServiceItself:
         """Take every request for a call."""
         del method, path
         return True
+
+    def need(self, method: str, path: str) -> Need:
+        """Have every request need what a call needs."""
+        del method, path
+        return Need.INFER
 
 
 class ServiceMounts:
@@ -93,19 +103,20 @@ class ServiceMounts:
         self._kind_of = {name: self._kinds[kind]() for kind, found in names.items() for name in found}
         self._routes = {key: known for key, known in self._routes.items() if key[0] in self._kind_of}
 
-    def find(self, path: str) -> Route | None:
-        """Find the service of a path; None if it is none's."""
+    def find(self, method: str, path: str) -> Route | None:
+        """Find the service of a path, and what the method needs of its caller; None if it is none's."""
         _, name, *rest = path.split("/", 2)
         if name in self._kind_of:
-            return self._route(name, f"/{rest[0]}" if rest else "", name)
-        return self._route_at_root(path)
+            return self._route(method, name, f"/{rest[0]}" if rest else "", name)
+        return self._route_at_root(method, path)
 
-    def _route_at_root(self, path: str) -> Route | None:
-        return self._route(self._root, path) if self._root in self._kind_of else None
+    def _route_at_root(self, method: str, path: str) -> Route | None:
+        return self._route(method, self._root, path) if self._root in self._kind_of else None
 
-    def _route(self, name: str, path: str, mount: str = "") -> Route:
-        refuse, admit = self._kind_of[name].refuse, partial(self._admit, name, path)
-        return Route(partial(self._answer, name), refuse, path, mount, is_hot=True, admit=admit)
+    def _route(self, method: str, name: str, path: str, mount: str = "") -> Route:
+        kind, admit = self._kind_of[name], partial(self._admit, name, path)
+        answer, need = partial(self._answer, name), kind.need(method, path)
+        return Route(answer, kind.refuse, path, mount, is_hot=True, admit=admit, need=need, service=name)
 
     async def _admit(self, name: str, path: str, method: str) -> Place | None:
         kind = self._kind_of.get(name)
@@ -128,7 +139,7 @@ class ServiceMounts:
     async def _answer_elsewhere(self, request: HttpRequest) -> HttpAnswer:
         """Answer for a path that a service does not have; if it is below a name, the root may have it."""
         path = f"/{request.mount}{request.path}" if request.mount else request.path
-        route = self._route_at_root(path) if request.mount else None
+        route = self._route_at_root(request.method, path) if request.mount else None
         if route is None:
             return self._refusals.no_path(request.method, path)
         return await route.view(request._replace(path=path, mount=""))

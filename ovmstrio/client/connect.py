@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import InvalidRequest
@@ -19,10 +20,16 @@ _GRPC_TARGETS: Final = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
 _GRPC_ADDRESS: Final = "127.0.0.1:9000"
 _REST_ADDRESS: Final = "127.0.0.1:8000"
 _LARGEST_PORT: Final = 65_535
+_KEY: Final = "OVMS_API_KEY"
 
 
 def open_client(
-    url: str = "", *, rest: bool = False, timeout: float = DEFAULT_TIMEOUT_SECONDS, tls: ClientTls | None = None
+    url: str = "",
+    *,
+    rest: bool = False,
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    tls: ClientTls | None = None,
+    api_key: str = "",
 ) -> Client:
     """Open a client of a server, for use in a ``with`` statement.
 
@@ -31,18 +38,22 @@ def open_client(
         rest: speak REST instead of gRPC.
         timeout: seconds that each call may take.
         tls: speak TLS.
+        api_key: a key or token that says who calls; that of the variable OVMS_API_KEY unless given.
 
     Raises:
-        InvalidRequest: the URL is none, or a file of ``tls`` cannot be used.
+        InvalidRequest: the URL is none, the key cannot be sent, or a file of ``tls`` cannot be used.
     """
     address = _address(url, rest=rest)
+    api_key = api_key or os.environ.get(_KEY, "")
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequest("the API key has characters that no header can have")
     if rest:
         from ovmstrio.client.rest_client import RestClient  # noqa: PLC0415 - only one protocol's library is imported
 
-        return RestClient(address or _REST_ADDRESS, timeout=timeout, tls=tls)
+        return RestClient(address or _REST_ADDRESS, timeout=timeout, tls=tls, api_key=api_key)
     from ovmstrio.client.grpc_client import GrpcClient  # noqa: PLC0415 - as above
 
-    return GrpcClient(address or _GRPC_ADDRESS, timeout=timeout, tls=tls)
+    return GrpcClient(address or _GRPC_ADDRESS, timeout=timeout, tls=tls, api_key=api_key)
 
 
 def _address(url: str, *, rest: bool) -> str:

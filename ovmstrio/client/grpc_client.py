@@ -33,9 +33,10 @@ _UNLIMITED: Final = [("grpc.max_receive_message_length", -1), ("grpc.max_send_me
 class GrpcClient(Client):
     """One connection to ``host:port`` or ``unix:/path``; see ``Client`` for its calls."""
 
-    def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
+    def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None, api_key: str = "") -> None:
         self._address = address
         self._timeout = timeout
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         if tls is None:
             self._channel = grpc.insecure_channel(address, options=_UNLIMITED)
         else:
@@ -62,7 +63,7 @@ class GrpcClient(Client):
     ) -> Generator[StreamReply]:
         """Stream to a graph; closing the iterator cancels the stream at once."""
         messages = Messages(model, requests)
-        call = open_stream(self._channel, messages, timeout)
+        call = open_stream(self._channel, messages, timeout, self._metadata)
         try:
             while (message := next_message(call)) is not None:
                 with reading(self._address):
@@ -124,7 +125,7 @@ class GrpcClient(Client):
             response_deserializer=message_class(f"inference.{method}Response").FromString,
         )
         try:
-            return call(request, timeout=self._timeout)
+            return call(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as failure:
             raise self._error(failure) from None
 

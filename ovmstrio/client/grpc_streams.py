@@ -40,7 +40,9 @@ class Messages:
             raise
 
 
-def open_stream(channel: grpc.Channel, messages: Messages, timeout: float | None) -> Any:
+def open_stream(
+    channel: grpc.Channel, messages: Messages, timeout: float | None, metadata: Sequence[tuple[str, str]] = ()
+) -> Any:
     """Open a stream, which may take so many seconds, and give grpcio's call.
 
     Messages are taken as they come, in a thread of the library.
@@ -50,7 +52,7 @@ def open_stream(channel: grpc.Channel, messages: Messages, timeout: float | None
         request_serializer=message_class("inference.ModelInferRequest").SerializeToString,
         response_deserializer=message_class("inference.ModelStreamInferResponse").FromString,
     )
-    return call(iter(messages), timeout=timeout)
+    return call(iter(messages), timeout=timeout, metadata=metadata)
 
 
 def _message(model: str, request: StreamRequest) -> Any:

@@ -37,11 +37,13 @@ _UNTOLD: Final[dict[int, str]] = {HTTPStatus.NO_CONTENT: "a demultiplexer of the
 class RestClient(Client):
     """One connection to ``host:port``; see ``Client`` for its calls."""
 
-    def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None) -> None:
+    def __init__(self, address: str, *, timeout: float, tls: ClientTls | None = None, api_key: str = "") -> None:
         scheme = "http" if tls is None else "https"
         self._url = f"{scheme}://{address}"
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        verify = tls is None or tls.context()
         try:
-            self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=tls is None or tls.context())
+            self._http = httpx.Client(base_url=self._url, timeout=timeout, verify=verify, headers=headers)
         except httpx.InvalidURL as error:
             raise InvalidRequest(f"{address} is no HOST:PORT: {error}") from None
 

@@ -26,8 +26,11 @@
     │   ├── StorageFailure                     a storage of models cannot be read or written now
     │   └── TooManySequences                   no sequence can be started before another one ends
     ├── Overloaded                             a queue or pool is full; try again later
-    │   └── TooManyRequests                    as many requests as a handler may have are in flight
+    │   ├── TooManyRequests                    as many requests as a handler may have are in flight
+    │   └── CallerLimited                      the caller asks for more than it may
+    ├── Unauthenticated                        who asks has not shown who it is
     ├── PermissionDenied (PermissionError)     who asks may not do that from where it is
+    │   └── MissingScope                       the caller has no scope for it
     ├── DeadlineExceeded (TimeoutError)        the caller's deadline passed first
     ├── NotSupported (NotImplementedError)     the servable has no such operation
     ├── ModelFailure (RuntimeError)            the model or the runtime failed on a valid request
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyExists",
+    "CallerLimited",
     "ConfigError",
     "ContextExceeded",
     "CustomNodeFailure",
@@ -67,6 +71,7 @@ __all__ = [
     "MalformedJson",
     "MalformedPayload",
     "MethodNotAllowed",
+    "MissingScope",
     "ModelFailure",
     "NotFound",
     "NotReady",
@@ -87,6 +92,7 @@ __all__ = [
     "StorageFailure",
     "TooManyRequests",
     "TooManySequences",
+    "Unauthenticated",
     "UserCodeError",
     "VersionLoading",
     "VersionMissing",
@@ -273,8 +279,28 @@ class QueueTimeout(Overloaded):
         )
 
 
+class CallerLimited(Overloaded):
+    """The caller has as many requests under way, or made as many lately, as it may."""
+
+
+class Unauthenticated(ServerError):
+    """Who asks has not shown who it is; ``is_wrong`` tells that it tried."""
+
+    def __init__(self, message: str, *, is_wrong: bool = False) -> None:
+        super().__init__(message)
+        self.is_wrong = is_wrong
+
+
 class PermissionDenied(ServerError, PermissionError):
     """Who asks may not do that, or not from there."""
+
+
+class MissingScope(PermissionDenied):
+    """Who asks is known and has no ``scope`` for it."""
+
+    def __init__(self, caller: str, scope: str) -> None:
+        super().__init__(f"{caller!r} may not do that: it needs the scope {scope}")
+        self.scope = scope
 
 
 class DeadlineExceeded(ServerError, TimeoutError):

@@ -67,6 +67,7 @@ class CallEvent:
         door: how the call came.
         method: as the door's API calls it.
         request_id: that the caller gave, or was given.
+        caller: whose call it is; empty where nobody had to be known.
         received: bytes of the call's body, or messages.
         sent: bytes of its answer's.
         queue_seconds: how long it waited, as far as the service knows.
@@ -93,6 +94,7 @@ class CallEvent:
     seconds: float = 0.0
     code: str = ""
     error: BaseException | None = None
+    caller: str = ""
 
 
 class CallObserver(Protocol):

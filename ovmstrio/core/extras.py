@@ -32,6 +32,7 @@ class Extra(StrEnum):
     QUANTIZE = "quantize"
     S3 = "s3"
     SAMPLES = "samples"
+    TOKENS = "tokens"
     TORCH = "torch"
     VISION = "vision"
 

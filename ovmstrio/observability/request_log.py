@@ -52,7 +52,9 @@ def _is_failure(event: CallEvent) -> bool:
 
 
 def _facts(event: CallEvent) -> dict[str, object]:
+    whose = {"caller": event.caller} if event.caller else {}
     return {
+        **whose,
         "model": event.name,
         "version": event.version,
         "kind": event.kind,

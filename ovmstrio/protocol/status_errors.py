@@ -23,6 +23,7 @@ _GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
     "RESOURCE_EXHAUSTED": errors.Overloaded,
     "NOT_FOUND": errors.NotFound,
     "ALREADY_EXISTS": errors.AlreadyExists,
+    "UNAUTHENTICATED": errors.Unauthenticated,
     "PERMISSION_DENIED": errors.PermissionDenied,
     "UNAVAILABLE": errors.NotReady,
     "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
@@ -34,6 +35,7 @@ _GRPC: Final[Mapping[str, type[errors.ServerError]]] = {
 _HTTP: Final[Mapping[int, type[errors.ServerError]]] = {
     204: errors.NothingToGather,
     400: errors.InvalidRequest,
+    401: errors.Unauthenticated,
     403: errors.PermissionDenied,
     404: errors.NotFound,
     406: errors.MethodNotAllowed,

@@ -14,6 +14,7 @@ from ovmstrio.wire.http.http_server import HttpFrontEnd
 from ovmstrio.wire.http.router import Router
 
 if TYPE_CHECKING:
+    from ovmstrio.access.gate import Gate
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.server.plan import Plan
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["grpc_front_end", "metrics_front_end", "probe_front_end", "rest_front_end"]
 
 
-def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> GrpcFrontEnd:
+def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None) -> GrpcFrontEnd:
     """Make what speaks gRPC."""
     size = plan.settings.max_message_size
     limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
     remote = plan.settings.allow_remote_admin
-    return GrpcFrontEnd(plane, limits=limits, pending=pending, root=plan.root, allows_remote_admin=remote)
+    return GrpcFrontEnd(plane, limits=limits, pending=pending, root=plan.root, allows_remote_admin=remote, gate=gate)
 
 
-def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> RestFrontEnd:
+def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None) -> RestFrontEnd:
     """Make what speaks HTTP."""
     settings = plan.settings
     return RestFrontEnd(
@@ -40,17 +41,18 @@ def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers) -> Res
         cors=_cors(settings),
         shows_details=settings.debug,
         allows_remote_admin=settings.allow_remote_admin,
+        gate=gate,
         pending=pending,
         root=plan.root,
         openai_errors=settings.openai_errors,
     )
 
 
-def metrics_front_end(plane: DataPlane) -> HttpFrontEnd:
+def metrics_front_end(plane: DataPlane, gate: Gate | None) -> HttpFrontEnd:
     """Make what answers scrapers at a port of their own."""
     from ovmstrio.api.paddle.http.pipeline_routes import metrics_router  # noqa: PLC0415 - for pipelines of Ops alone
 
-    return HttpFrontEnd((), metrics_router(plane))
+    return HttpFrontEnd((), metrics_router(plane, gate))
 
 
 def probe_front_end(plane: DataPlane) -> HttpFrontEnd:

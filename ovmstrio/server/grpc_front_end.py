@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.api.access.grpc_gate import GuardedRoutes, GuardedService
+from ovmstrio.api.admin.changes import Changes
 from ovmstrio.api.grpc_codec import Codec
 from ovmstrio.api.grpc_standard.health import EndlessCalls, HealthService, PlaneHealth
 from ovmstrio.api.grpc_standard.hosted_services import HostedServices
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+    from ovmstrio.access.gate import Gate
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.wire.grpc.connection import Routes
     from ovmstrio.wire.grpc.limits import TransportLimits
     from ovmstrio.wire.grpc.server import Service
     from ovmstrio.wire.listeners import Listener
@@ -39,7 +43,8 @@ class GrpcFrontEnd:
         limits: what peers may do.
         pending: counts what waits for clients; of no bound for the server unless given.
         root: the entry that answers where no name is given; empty for none.
-        allows_remote_admin: whether other machines may change the server.
+        allows_remote_admin: whether those whom nobody knows may change the server from other machines.
+        gate: asks who calls; None where nobody has to be known.
     """
 
     def __init__(
@@ -52,20 +57,25 @@ class GrpcFrontEnd:
         pending: PendingAnswers | None = None,
         root: str = "",
         allows_remote_admin: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         self._addresses = addresses
         self._tls = tls
         self._endless = EndlessCalls()
         hosted = HostedServices(plane, root)
         services: list[Service] = [
-            InferenceService(plane, allows_remote=allows_remote_admin),
+            InferenceService(plane, Changes(allows_remote=allows_remote_admin)),
             PredictionService(plane),
             ModelService(plane),
             HealthService(PlaneHealth(plane, hosted), self._endless),
         ]
         services.append(ReflectionService(services, hosted, self._endless))
+        further: Routes = hosted
+        if gate is not None and gate.guards_everything:
+            services = [GuardedService(service, gate) for service in services]
+            further = GuardedRoutes(hosted, gate)
         self._server = GrpcServer(
-            services, Codec(), further=hosted, limits=limits, pending=pending, map_error=map_error
+            services, Codec(), further=further, limits=limits, pending=pending, map_error=map_error
         )
 
     @property

@@ -5,7 +5,8 @@
     serve ── log writer          a thread that writes lines, flushed at the end
           ├─ signals             the first drains, the second stops at once
           └─ server
-             ├─ trials           a process each, of models that were never seen to run
+             ├─ callers          their files are watched
+          ├─ trials           a process each, of models that were never seen to run
              ├─ registry         loads, retirements, the watcher
              │  └─ services      what each runs besides its calls; outlives them
              ├─ pending answers  clients that take none are looked for
@@ -23,7 +24,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
@@ -33,6 +34,7 @@ from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.dataplane.admission import Admission
+from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.observability.log_writer import WRITER
@@ -41,12 +43,14 @@ from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import ModelControl, Registry
 from ovmstrio.registry.source import ApplySpecs, ConfigSource, reload_versions
+from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.runtimes.models.sequences.cleaner import clean_sequences
 from ovmstrio.runtimes.models.sequences.store import SequenceStore
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.table import KINDS, Kinds
+from ovmstrio.server.access import Access, open_access
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
 from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
 from ovmstrio.server.memory_limit import pending_answers
@@ -68,6 +72,9 @@ if TYPE_CHECKING:
 __all__ = ["FrontEnd", "Hosting", "serve", "serve_plan"]
 
 log = structlog.get_logger(__name__)
+
+_POLL_SECONDS: Final = 1.0
+"""How often the files of callers are looked at where no others are."""
 
 
 class FrontEnd(Protocol):
@@ -162,7 +169,7 @@ async def serve_plan(
     Raises:
         ConfigError: what has its paths at the root cannot be loaded, or as :func:`serve`.
     """
-    server = _Server(plan, hosting or Hosting())
+    server = _Server(plan, hosting or Hosting(), await open_access(plan.settings))
     async with WRITER.in_thread(), trio.open_nursery() as nursery:
         if handle_signals:
             end = partial(server.end, nursery.cancel_scope)
@@ -185,13 +192,14 @@ class _Server:
             served did.
     """
 
-    def __init__(self, plan: Plan, hosting: Hosting) -> None:
+    def __init__(self, plan: Plan, hosting: Hosting, access: Access | None) -> None:
         self._plan = plan
         self._settings = plan.settings
         self._hosting = hosting
         self._started = perf_counter()
         self.ended_gently = False
         self._drained = trio.Event()
+        self._access = access
         self._metrics = _metrics_of(plan)
         self._registry = self._make_registry()
         limit = Limit(plan.settings.max_concurrency, plan.settings.max_queue)
@@ -199,10 +207,12 @@ class _Server:
         self._control = self._make_control()
         self._source = self._make_source()
         reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self._registry)
-        self._plane = DataPlane(
+        gate = None if access is None else access.gate
+        guards_calls = gate is not None and gate.guards_everything
+        self._plane = (GuardedPlane if guards_calls else DataPlane)(
             self._registry,
             reload=reload if self._source is None else self._source.reload,
-            observers=(*hosting.observers, RequestLog()),
+            observers=(*((CallerNames(),) if gate is not None else ()), *hosting.observers, RequestLog()),
             metrics=self._metrics,
             obstacle=hosting.obstacle,
             most_answer_bytes=plan.settings.max_message_size,
@@ -269,14 +279,14 @@ class _Server:
     async def _make_front_ends(self) -> dict[str, FrontEnd]:
         """Make the front end of each protocol that has an address, which needs much that loading does without."""
         made = await import_aside("ovmstrio.server.front_ends")
-        plan, plane = self._plan, self._plane
+        plan, plane, gate = self._plan, self._plane, None if self._access is None else self._access.gate
         front_ends: dict[str, FrontEnd] = {}
         if plan.grpc:
-            front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending)
+            front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate)
         if plan.rest:
-            front_ends["REST"] = made.rest_front_end(plane, plan, self._pending)
+            front_ends["REST"] = made.rest_front_end(plane, plan, self._pending, gate)
         if plan.metrics:
-            front_ends["metrics"] = made.metrics_front_end(plane)
+            front_ends["metrics"] = made.metrics_front_end(plane, gate)
         if self._settings.probe_port and self._hosting.listeners is None:
             front_ends["probes"] = made.probe_front_end(plane)
         return front_ends
@@ -318,6 +328,9 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
+            if self._access is not None:
+                pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
+                nursery.start_soon(FileWatcher(self._access.look, pause).run)
             async with AsyncExitStack() as opened:
                 listeners = await self._listen(opened)
                 if not self._plan.root:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.api.admin.changes import Changes
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
 from ovmstrio.api.describing.routes import describing_rules
 from ovmstrio.api.kserve.rest.generate import generate_rules
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Sequence
 
+    from ovmstrio.access.gate import Gate
     from ovmstrio.api.mounts import MountKind
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
@@ -48,7 +50,8 @@ class RestFrontEnd(HttpFrontEnd):
         receive_seconds: what a request may take from its first byte to its last.
         cors: what browsers of other origins may do, None for nothing.
         shows_details: whether callers of handlers may see what their code raised.
-        allows_remote_admin: whether other machines may change the server.
+        allows_remote_admin: whether those whom nobody knows may change the server from other machines.
+        gate: asks who calls; None where nobody has to be known.
         pending: counts what waits for clients; of no bound for the server unless given.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
         openai_errors: the form of errors of OpenAI's API, ``openai`` or ``ovms``.
@@ -65,6 +68,7 @@ class RestFrontEnd(HttpFrontEnd):
         cors: Cors | None = None,
         shows_details: bool = False,
         allows_remote_admin: bool = False,
+        gate: Gate | None = None,
         pending: PendingAnswers | None = None,
         root: str = "",
         openai_errors: str = "openai",
@@ -75,6 +79,7 @@ class RestFrontEnd(HttpFrontEnd):
             cors,
             shows_details=shows_details,
             allows_remote_admin=allows_remote_admin,
+            gate=gate,
             root=root,
             openai_errors=openai_errors,
         )
@@ -95,20 +100,22 @@ def make_router(
     *,
     shows_details: bool = False,
     allows_remote_admin: bool = False,
+    gate: Gate | None = None,
     root: str = "",
     openai_errors: str = "openai",
 ) -> Router:
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
+    changes = Changes(allows_remote=allows_remote_admin)
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # Of the paths that both have, OpenAI's come first; a service at the root has no such API beside it.
         *(() if root else openai_rules(plane, max_body_bytes, openai_errors)),
         *tensorflow_rules(plane, max_body_bytes, partial(told_with_state, plane)),
         *generate_rules(plane, max_body_bytes),
-        *observation_rules(allows_remote=allows_remote_admin),
-        *repository_rules(plane, allows_remote=allows_remote_admin),
-        *shared_memory_rules(plane, allows_remote=allows_remote_admin),
-        *admin_rules(plane, allows_remote=allows_remote_admin),
+        *observation_rules(changes),
+        *repository_rules(plane, changes),
+        *shared_memory_rules(plane, changes),
+        *admin_rules(plane, changes),
         *describing_rules(plane, has_root=bool(root)),
     ]
     if not root or plane.render_metrics() is not None:
@@ -119,7 +126,9 @@ def make_router(
         HandlerSpec.kind: partial(_handlers, shows_details=shows_details),
         OpPipelineSpec.kind: partial(_pipelines_of_ops, plane, max_body_bytes),
     }
-    router = Router(rules, OvmsRefusals(), ServiceMounts(plane, kinds, root), cors, has_limits=plane.has_limits)
+    router = Router(
+        rules, OvmsRefusals(), ServiceMounts(plane, kinds, root), cors, has_limits=plane.has_limits, gate=gate
+    )
     plane.registry.subscribe(lambda _: router.forget())
     return router
 

@@ -31,7 +31,6 @@ IGNORED: Final = {
     "grpc_channel_arguments": "they are settings of another implementation of gRPC",
     "cpu_extension": "custom operations are not loaded by this version",
     "custom_node_resources_cleaner_interval_seconds": "a custom node is given back as soon as nothing holds it",
-    "api_key_file": "it guards generative endpoints only, which are not served by this version",
 }
 """OVMS's options that have no meaning here, with the reason; giving one is warned about."""
 
@@ -223,6 +222,27 @@ class ServerSettings(BaseModel):
     tls_cert: Path | None = _setting(None, SECURITY, "Certificate chain (PEM) of both protocols.")
     tls_key: Path | None = _setting(None, SECURITY, "Private key (PEM) of the certificate.")
     client_ca: Path | None = _setting(None, SECURITY, "Clients must show a certificate of this CA (PEM).")
+    api_key_file: Path | None = _setting(
+        None,
+        SECURITY,
+        "File with the one key that endpoints of text generation ask for, also the variable API_KEY; other endpoints "
+        "ask for none unless --keys_file or tokens guard them.",
+    )
+    keys_file: Path | None = _setting(
+        None,
+        SECURITY,
+        "File of callers (ovms keys): everything but health then needs a key, a client certificate or a token.",
+    )
+    jwks_file: Path | None = _setting(
+        None, SECURITY, "Public keys (JWKS) whose JSON Web Tokens name callers; everything but health needs one then."
+    )
+    oidc_issuer: str | None = _setting(
+        None, SECURITY, "Issuer that tokens must be of; without --jwks_file its keys are fetched from there."
+    )
+    jwt_audience: str | None = _setting(None, SECURITY, "Audience that tokens must be for.")
+    jwt_leeway_seconds: Annotated[int, Field(ge=0, le=3600)] = _setting(
+        60, SECURITY, "By how much the clocks of token issuers may differ."
+    )
     probe_port: Port = _setting(
         0,
         SECURITY,
@@ -232,7 +252,7 @@ class ServerSettings(BaseModel):
         False,
         SECURITY,
         "Let other machines change the server (reloads, loads and unloads, regions of shared memory, what is logged); "
-        "otherwise only this one may.",
+        "otherwise only this one may. Where callers have to be known, those with the scope admin may, and nobody else.",
     )
     allow_shared_memory: bool = _setting(
         False,
@@ -287,4 +307,3 @@ class ServerSettings(BaseModel):
     grpc_channel_arguments: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
     cpu_extension: str | None = _setting(None, IGNORED_GROUP, "Accepted.")
     custom_node_resources_cleaner_interval_seconds: int | None = _setting(None, IGNORED_GROUP, "Accepted.")
-    api_key_file: str | None = _setting(None, IGNORED_GROUP, "Accepted.")

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import trio
 
+from ovmstrio.access.gate import Gate
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.dataplane.guarded_plane import GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.server.grpc_front_end import GrpcFrontEnd
@@ -57,13 +59,13 @@ class BothDoors:
 
 @asynccontextmanager
 async def serving_both(
-    specs: Sequence[ModelSpec], *, allows_remote_admin: bool = False, **options: Any
+    specs: Sequence[ModelSpec], *, allows_remote_admin: bool = False, gate: Gate | None = None, **options: Any
 ) -> AsyncIterator[BothDoors]:
     """Serve as long as the block lasts; ``options`` are those of the data plane."""
     registry = registry_of(load_model, poll_seconds=0)
-    plane = DataPlane(registry, **options)
-    grpc = GrpcFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin)
-    rest = RestFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin)
+    plane = (DataPlane if gate is None else GuardedPlane)(registry, **options)
+    grpc = GrpcFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)
+    rest = RestFrontEnd(plane, ["127.0.0.1:0"], allows_remote_admin=allows_remote_admin, gate=gate)
     async with trio.open_nursery() as nursery:
         await nursery.start(registry.run)
         assert not (await registry.apply(specs)).failures

@@ -9,8 +9,9 @@ from urllib.parse import parse_qs
 
 import trio
 
-from ovmstrio.api.admin.locality import check_is_local
+from ovmstrio.api.admin.changes import Changes
 from ovmstrio.api.refusals import INVALID_URL, status_document
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE
@@ -30,25 +31,27 @@ _FILE_FAILED: Final = "Reloading config file failed. Check server logs for more 
 _VERSIONS_FAILED: Final = "Reloading models versions failed. Check server logs for more info"
 
 
-def admin_rules(plane: DataPlane, *, allows_remote: bool = False) -> list[Rule]:
-    """Make the rules over one data plane; what changes the server is for this machine unless others may, too."""
+def admin_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+    """Make the rules over one data plane."""
 
     async def config(_: HttpRequest) -> HttpAnswer:
         return json_answer(_statuses(plane))
 
     async def reload(request: HttpRequest) -> HttpAnswer:
-        if not allows_remote:
-            check_is_local(request.client)
+        with changes.making("reload", request.client):
+            changed = await reload_config()
+        return json_answer(_statuses(plane), 201 if changed else 200)
+
+    async def reload_config() -> bool:
         try:
-            changed = await plane.reload_config()
+            return await plane.reload_config()
         except ConfigError as error:
             raise type(error)([replace(error.problems[0], message=_FILE_MISSING, file="")]) from error
         except (FailedPrecondition, ModelFailure) as error:
             text = _VERSIONS_FAILED if isinstance(error, VersionsFailure) else _FILE_FAILED
             raise type(error)(f"{text}: {error.message}") from error
-        return json_answer(_statuses(plane), 201 if changed else 200)
 
-    return [rule("/v1/config", "GET", config, is_hot=True), rule("/v1/config/reload", "POST", reload)]
+    return [rule("/v1/config", "GET", config, is_hot=True, need=Need.READ), rule("/v1/config/reload", "POST", reload)]
 
 
 def metrics_rules(plane: DataPlane) -> list[Rule]:
@@ -65,7 +68,7 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
         headers = (("content-type", CONTENT_TYPE), *((("content-encoding", "gzip"),) if packs else ()))
         return HttpAnswer(200, headers, text)
 
-    return [rule("/metrics", "GET", metrics, is_hot=True)]
+    return [rule("/metrics", "GET", metrics, is_hot=True, need=Need.METRICS)]
 
 
 def _printed(plane: DataPlane, families: list[str], packs: bool) -> bytes | None:

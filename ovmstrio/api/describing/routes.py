@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.describing.openapi import openapi_document
 from ovmstrio.api.kserve.repository_index import server_version
+from ovmstrio.core.callers import Need
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
@@ -49,8 +50,8 @@ def describing_rules(plane: DataPlane, *, has_root: bool) -> list[Rule]:
             return HttpAnswer(302, (("location", _PAGE),))
         return json_answer(_overview(plane))
 
-    rules = [rule(_DOCUMENT, "GET", document), rule(_PAGE, "GET", page)]
-    return rules if has_root else [*rules, rule("/", "GET", here)]
+    rules = [rule(_DOCUMENT, "GET", document, need=Need.READ), rule(_PAGE, "GET", page, need=Need.READ)]
+    return rules if has_root else [*rules, rule("/", "GET", here, need=Need.READ)]
 
 
 @cache

@@ -11,6 +11,7 @@ import orjson
 from ovmstrio.api.doors import OPENAI_REST
 from ovmstrio.api.openai.fields import type_of
 from ovmstrio.api.refusals import inflated_body
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidField, MalformedJson, ServiceMissing
 from ovmstrio.core.texts import cut
 from ovmstrio.dataplane.generation import call_generative
@@ -59,9 +60,11 @@ class OpenAIApi:
     ) -> list[Rule]:
         """Make the rules of one path, such as ``/chat/completions``, below all prefixes or those given.
 
-        With ``has_tasks`` a request's view has a nursery, for answers that are streams.
+        With ``has_tasks`` a request's view has a nursery, for answers that are streams.  All of them ask for an API
+        key, where there is one.
         """
         options: dict[str, Any] = {"is_hot": True, "has_tasks": has_tasks, "refuse": self.form.refuse}
+        options["need"] = Need.GENERATE
         return [rule(prefix + path, method, view, **options) for prefix in prefixes]
 
     async def body(self, request: HttpRequest) -> Body:

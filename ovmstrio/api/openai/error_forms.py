@@ -21,6 +21,7 @@ from ovmstrio.core.errors import (
     PermissionDenied,
     ServerError,
     ServiceMissing,
+    Unauthenticated,
 )
 from ovmstrio.wire.http.answers import error_answer, json_answer, retry_after
 from ovmstrio.wire.statuses import status_of
@@ -98,6 +99,7 @@ _WORDS: Final[tuple[tuple[type[Exception], str, str], ...]] = (
     (NotSupported, _CALLERS_FAULT, "unsupported"),
     (InvalidRequest, _CALLERS_FAULT, ""),
     (NotFound, _CALLERS_FAULT, ""),
+    (Unauthenticated, _CALLERS_FAULT, "invalid_api_key"),
     (PermissionDenied, "permission_error", ""),
     (Overloaded, "rate_limit_error", "rate_limit_exceeded"),
     (NotReady, _SERVERS_FAULT, "service_unavailable"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -12,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from ovmstrio.core.errors import Overloaded, PayloadTooLarge, RequestTooSlow, ServerError
+from ovmstrio.core.errors import (
+    MissingScope,
+    Overloaded,
+    PayloadTooLarge,
+    RequestTooSlow,
+    ServerError,
+    Unauthenticated,
+)
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.statuses import status_of
 
@@ -26,6 +34,7 @@ __all__ = [
     "JSON_TYPE",
     "Cors",
     "answer_head",
+    "challenge",
     "error_answer",
     "has_bare_line_feed",
     "json_answer",
@@ -102,6 +111,19 @@ def retry_after(error: ServerError) -> Headers:
     if not isinstance(error, Overloaded):
         return ()
     return (("retry-after", str(max(1, round(error.retry_after_seconds)))),)
+
+
+def challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
+    """Give the refusal of a caller with what it would have to show (RFC 6750); any other refusal as it is."""
+    if isinstance(error, Unauthenticated):
+        wanted = 'Bearer realm="ovmstrio"' + (', error="invalid_token"' if error.is_wrong else "")
+    elif isinstance(error, MissingScope):
+        # A scope may name what the caller asked for, which may have any characters.
+        scope = re.sub(r"[^!#-\[\]-~]", "?", error.scope)
+        wanted = f'Bearer realm="ovmstrio", error="insufficient_scope", scope="{scope}"'
+    else:
+        return answer
+    return answer.with_headers((("www-authenticate", wanted),))
 
 
 def slowness_refusal(seconds: float) -> RequestTooSlow:

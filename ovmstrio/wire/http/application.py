@@ -9,6 +9,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
+from ovmstrio.core.callers import current_caller
 from ovmstrio.core.http import BODILESS, HttpAnswer, HttpRequest
 from ovmstrio.core.limits import current_place
 from ovmstrio.wire.http.answers import size_refusal, slowness_refusal
@@ -23,6 +24,7 @@ __all__ = ["serve_application"]
 _ANSWER: Final = "ovmstrio.answer"
 _TASKS: Final = "ovmstrio.tasks"
 _PLACE: Final = "ovmstrio.place"
+_CALLER: Final = "ovmstrio.caller"
 
 
 def serve_application(router: Router, ending: Ending, max_body_bytes: int, receive_seconds: float) -> ApplicationServer:
@@ -61,6 +63,8 @@ class _Application(QuartTrio):
             await _finish(scope)
             if (place := scope.pop(_PLACE, None)) is not None:
                 place.release()
+            if (caller := scope.pop(_CALLER, None)) is not None:
+                caller.leave()
 
     def create_url_adapter(self, _request: Any) -> None:
         """Look for no route of the framework's: there are none, and it fails on names of hosts that cannot be."""
@@ -75,13 +79,14 @@ class _Application(QuartTrio):
         client = scope["client"][0] if scope["client"] else ""
         asked = HttpRequest(scope["method"], "", query, headers, b"", client, f"{target}?{query}" if query else target)
         if isinstance(route, HttpAnswer):
-            return _respond(self.router.shared(route, asked.header("origin") or ""))
+            return _respond(await self.router.refuse(route, asked))
         return _respond(await self._answer(route, asked._replace(path=route.path, mount=route.mount)))
 
     async def _answer(self, route: Route, asked: HttpRequest) -> HttpAnswer:
         state: Any = request.scope["state"]
         request.body_timeout = max(0, state[RECEIVE_UNTIL] - trio.current_time())
         refusal = await self.router.admit(route, asked)
+        request.scope[_CALLER] = current_caller.get()  # type: ignore[typeddict-unknown-key]
         if refusal is not None:
             return refusal
         request.scope[_PLACE] = current_place.get()  # type: ignore[typeddict-unknown-key]

@@ -35,6 +35,7 @@ from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, slownes
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
+from ovmstrio.wire.http.router import leave_caller
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
@@ -297,7 +298,7 @@ class FastLane:
             asked = self._asked = await self._head()
             if asked is None:
                 return True
-            if asked.route.admit is not None and self._router.has_limits():
+            if self._router.lets_in(asked.route):
                 keeps = await self._answer_admitted(asked)
             else:
                 keeps = await self._answer_at_once(asked)
@@ -349,6 +350,7 @@ class FastLane:
         finally:
             self._is_calling = False
             leave_place()
+            leave_caller()
 
     async def _refuse(self, head: Head, refusal: HttpAnswer) -> bool:
         """Refuse a request; what follows of a small body is passed over, and a large one ends the connection."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
+from ovmstrio.core.callers import current_certificate
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
@@ -176,6 +177,8 @@ class HttpFrontEnd:
                 return
             if isinstance(stream, trio.SSLStream) and not await self._shake_hands(stream):
                 return
+            if isinstance(stream, trio.SSLStream):
+                current_certificate.set(peer_of(stream).certificate)
             self._open[stream] = lane
             left = await lane.run()
             if left is not None:

@@ -21,18 +21,20 @@ from urllib.parse import unquote
 
 import structlog
 
+from ovmstrio.core.callers import Need, current_caller, current_certificate
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.limits import Place, current_place
-from ovmstrio.wire.http.answers import error_answer
+from ovmstrio.wire.http.answers import challenge, error_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ovmstrio.access.gate import Gate
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.answers import Cors
 
-__all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
+__all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "leave_caller", "rule"]
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +63,7 @@ class Rule(NamedTuple):
     has_tasks: bool
     admit: Admit | None
     refuse: Callable[[Exception], HttpAnswer]
+    need: Need
 
 
 class Route(NamedTuple):
@@ -75,6 +78,8 @@ class Route(NamedTuple):
         is_hot: whether the fast lane answers it.
         has_tasks: whether its view starts tasks that end with the answer.
         admit: takes a place for a request, before its body is read; None where there is no need.
+        need: what a request needs of its caller.
+        service: which one a request is about; empty where only its body tells.
     """
 
     view: Callable[[HttpRequest], Awaitable[HttpAnswer]]
@@ -85,13 +90,15 @@ class Route(NamedTuple):
     is_hot: bool = False
     has_tasks: bool = False
     admit: Admit | None = None
+    need: Need = Need.ADMIN
+    service: str = ""
 
 
 class Mounts(Protocol):
     """Services that have HTTP paths of their own."""
 
-    def find(self, path: str) -> Route | None:
-        """Find the service of a path; None if it is none's."""
+    def find(self, method: str, path: str) -> Route | None:
+        """Find the service of a path, and what the method needs of its caller; None if it is none's."""
         ...
 
 
@@ -115,11 +122,13 @@ def rule(
     is_hot: bool = False,
     has_tasks: bool = False,
     admit: Admit | None = None,
+    need: Need = Need.ADMIN,
     refuse: Callable[[Exception], HttpAnswer] = error_answer,
 ) -> Rule:
     """Make a rule of a path such as ``/v2/models/<model>``; a final slash does not matter, but behind a verb.
 
-    ``<number:name>`` stands for digits, and ``<path:name>`` for all that follows; a verb is ``:`` and a word.
+    ``<number:name>`` stands for digits, and ``<path:name>`` for all that follows; a verb is ``:`` and a word.  A rule
+    that does not say what its requests need of their callers is for administrators, where callers have to be known.
     ``refuse`` answers for errors, in the form of whose path it is.
     """
     parts = _PLACE.split(template)
@@ -129,7 +138,7 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, admit, refuse)
+    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, admit, refuse, need)
 
 
 class Router:
@@ -141,6 +150,7 @@ class Router:
         mounts: services with paths of their own; call :meth:`forget` when they change.
         cors: what browsers of other origins may do, None for nothing.
         has_limits: tells whether requests may have to be let in, as routes say.
+        gate: asks who calls; None where nobody has to be known.
     """
 
     def __init__(
@@ -151,13 +161,15 @@ class Router:
         cors: Cors | None = None,
         *,
         has_limits: Callable[[], bool] = bool,
+        gate: Gate | None = None,
     ) -> None:
         self._rules = rules
         self._own = frozenset(each.first for each in rules)
         self._refusals = refusals
         self._mounts = mounts
         self._cors = cors
-        self.has_limits = has_limits
+        self._has_limits = has_limits
+        self._gate = gate
         self._known: dict[tuple[str, str], Route | HttpAnswer] = {}
 
     def forget(self) -> None:
@@ -177,17 +189,34 @@ class Router:
     async def admit(self, route: Route, request: HttpRequest) -> HttpAnswer | None:
         """Let a request in before its body is read; gives the refusal of one that is not.
 
-        The place that it has then is the task's ``current_place``, and the caller's to give back when it is answered.
+        The place that it has then is the task's ``current_place``, and who makes it the ``current_caller``; both are
+        the caller's to let go when it is answered.
 
-        Cancellation: while it waits; nothing is held then.
+        Cancellation: while it waits; nothing is held then but what the caller lets go.
         """
-        if route.admit is None or not self.has_limits():
-            return None
         try:
-            current_place.set(await route.admit(request.method))
+            if self._gate is not None:
+                await self._gate.let_in(route.need, route.service, request.headers, current_certificate.get())
+            if route.admit is not None and self._has_limits():
+                current_place.set(await route.admit(request.method))
         except ServerError as error:
-            return self.shared(route.refuse(error), request.header("origin") or "")
+            return self.shared(challenge(route.refuse(error), error), request.header("origin") or "")
         return None
+
+    def lets_in(self, route: Route) -> bool:
+        """Tell whether requests of a route have to be let in by :meth:`admit`."""
+        return self._gate is not None or (route.admit is not None and self._has_limits())
+
+    async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
+        """Refuse a request that nothing answers; what there is is told only to those who are known.
+
+        Cancellation: as :meth:`admit`.
+        """
+        is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
+        unknown = Route(_unanswered, error_answer, "", need=Need.CALLER)
+        told = await self.admit(unknown, request) if is_guarded else None
+        leave_caller()
+        return told or self.shared(refusal, request.header("origin") or "")
 
     async def answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         """Answer a request.
@@ -217,7 +246,7 @@ class Router:
         path = _AUTHORITY.sub("", unquote(target), count=1)
         path = path if path.startswith("/") else f"/{path}"
         if self._mounts is not None and path.split("/", 2)[1] not in self._own:
-            found = self._mounts.find(path)
+            found = self._mounts.find(method, path)
             if found is not None:
                 return found
         if method not in _METHODS:
@@ -243,8 +272,21 @@ class Router:
             view = partial(each.view, **places) if places else each.view
             options = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
             admit = partial(each.admit, **places) if each.admit is not None else None
-            return Route(view, each.refuse, path, "", places, **options, admit=admit)
+            about = places.get("model") or ""
+            return Route(view, each.refuse, path, "", places, **options, admit=admit, need=each.need, service=about)
         return self._refusals.no_method(method, path) if is_known else self._refusals.no_path(method, path)
+
+
+async def _unanswered(_: HttpRequest) -> HttpAnswer:
+    raise NotImplementedError
+
+
+def leave_caller() -> None:
+    """End the request of the running task's caller, if it has one."""
+    caller = current_caller.get()
+    if caller is not None:
+        current_caller.set(None)
+        caller.leave()
 
 
 def _told(error: Exception, request: HttpRequest, places: Mapping[str, Any]) -> Exception:

@@ -462,8 +462,8 @@ async def test_other_machines_register_nothing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("ovmstrio.api.admin.locality._is_loopback", lambda _: False)
     texts = {}
     for allowed in (False, True):
-        plane_options = {"regions": ClientRegions(is_allowed=True, folder=tmp_path)}
-        async with serving_both([], allows_remote_admin=allowed, **plane_options) as both:
+        regions = ClientRegions(is_allowed=True, folder=tmp_path)
+        async with serving_both([], allows_remote_admin=allowed, regions=regions) as both:
             for door in DOORS:
 
                 def work(client: Any, _: Any) -> str:

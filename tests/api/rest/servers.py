@@ -162,11 +162,16 @@ def infer_post(body: bytes = BODY, *extra: str, model: str = "echo", suffix: str
 
 @asynccontextmanager
 async def stack(
-    repository: Path, *, models: tuple[ModelSpec, ...] = (), loader: Any = load_pass_through, **options: Any
+    repository: Path,
+    *,
+    models: tuple[ModelSpec, ...] = (),
+    loader: Any = load_pass_through,
+    plane_class: type[DataPlane] = DataPlane,
+    **options: Any,
 ) -> AsyncIterator[tuple[DataPlane, Registry, list[ModelSpec]]]:
     """Run a registry with ``echo`` in versions 1 and 2, and ``models``; ``options`` are those of the data plane."""
     registry = registry_of(loader, poll_seconds=0)
-    plane = DataPlane(registry, **options)
+    plane = plane_class(registry, **options)
     base = repository / "echo"
     for version in ("1", "2"):
         (base / version).mkdir(parents=True, exist_ok=True)

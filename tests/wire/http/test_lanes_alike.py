@@ -14,9 +14,12 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ovmstrio.dataplane.guarded_plane import GuardedPlane
+from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.wire.http.answers import Cors
 from tests.api.rest.handlers.servers import serving_handler
 from tests.api.rest.servers import BODY, serving_rest
+from tests.support.callers import gate_of
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 
 HANDLER: Final = """
@@ -87,8 +90,8 @@ async def _assert_alike(address: Address, verb: str, target: str, lines: tuple[s
 
 
 @asynccontextmanager
-async def _models(folder: Path, **options: Any) -> AsyncIterator[Address]:
-    async with serving_rest(folder, front_end=options) as serving:
+async def _models(folder: Path, *, plane_class: type[DataPlane] = DataPlane, **options: Any) -> AsyncIterator[Address]:
+    async with serving_rest(folder, front_end=options, plane_class=plane_class) as serving:
         yield serving.address
 
 
@@ -108,6 +111,7 @@ async def _ops(folder: Path) -> AsyncIterator[Address]:
 SERVERS: Final[dict[str, Callable[[Path], Any]]] = {
     "models": _models,
     "models for pages": partial(_models, cors=Cors("http://a, http://b", credentials=True)),
+    "models of known callers": partial(_models, plane_class=GuardedPlane, gate=gate_of({"good": "infer:echo read"})),
     "a handler": _handler,
     "Ops": _ops,
 }
@@ -137,6 +141,8 @@ LINES: Final = [
         "Connection: keep-alive",
         "Inference-Header-Content-Length: 3",
         "X-Empty:",
+        "Authorization: Bearer good",
+        "X-Api-Key: good",
         "accept: text/*",
     ),
 ]

@@ -15,6 +15,7 @@ import trio
 
 from ovmstrio.api.doors import HANDLERS_HTTP
 from ovmstrio.api.handlers.http.held_stream import HeldStream
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.runtimes.handlers.batches import current_request_id, in_log, request_id_for
@@ -253,6 +254,12 @@ class HandlerMountKind:
     def is_call(self, method: str, path: str) -> bool:
         """Take what has one of the handler's methods run for a call."""
         return path in {"", "/"} and method != _OPTIONS
+
+    def need(self, method: str, path: str) -> Need:
+        """Have calls need what calls need; browsers ask what they may do before they can say who they are."""
+        if self.is_call(method, path):
+            return Need.INFER
+        return Need.NOTHING if method == _OPTIONS else Need.ABOUT
 
 
 class _CalledOverGrpc:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.api.admin.locality import check_is_local
+from ovmstrio.api.admin.changes import Changes
 from ovmstrio.protocol.generated import inference as pb
 from ovmstrio.wire.grpc.stream import current_call
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ovmstrio.dataplane.plane import DataPlane
 
 __all__ = ["AdministeredService"]
 
 
 class AdministeredService(pb.GrpcInferenceServiceBase):
-    """A service over a data plane, which only clients on this machine may change unless others may, too."""
+    """A service over a data plane, which is changed by those who may."""
 
-    def __init__(self, plane: DataPlane, *, allows_remote: bool = False) -> None:
+    def __init__(self, plane: DataPlane, changes: Changes | None = None) -> None:
         self._plane = plane
-        self._allows_remote = allows_remote
+        self._changes = changes or Changes()
 
-    def _check_may_change(self) -> None:
-        """Let pass who may change the server.
+    def _making(self, change: str, **facts: object) -> AbstractContextManager[None]:
+        """Make a change within the block.
 
         Raises:
-            PermissionDenied: who asks is, or may be, on another machine.
+            PermissionDenied: who asks may not.
         """
-        if not self._allows_remote:
-            check_is_local(current_call().peer.host)
+        return self._changes.making(change, current_call().peer.host, **facts)

@@ -118,7 +118,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
 
     Args:
         plane: what is served.
-        allows_remote: whether other machines may change the server.
+        changes: says who may change the server; those on this machine unless given.
     """
 
     def __mapping__(self) -> dict[str, Handler]:

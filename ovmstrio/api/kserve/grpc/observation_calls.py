@@ -34,14 +34,15 @@ class ObservationCalls(AdministeredService):
         """Change what is logged, as far as the message says anything of it, and tell what is.  Does not block.
 
         Raises:
-            PermissionDenied: it is to be changed, and who asks is on another machine.
+            PermissionDenied: it is to be changed, and who asks may not.
             FailedPrecondition: the log is that of the program which the server is a part of.
             InvalidRequest: a setting is unknown or of another type, or two contradict each other.
             NotSupported: a setting is chosen when the server starts.
         """
         if message.settings:
-            self._check_may_change()
-            change_log_settings({name: _plain(value) for name, value in message.settings.items()})
+            settings = {name: _plain(value) for name, value in message.settings.items()}
+            with self._making("log settings", settings=settings):
+                change_log_settings(settings)
         return pb.LogSettingsResponse({name: _setting(value) for name, value in log_settings().items()})
 
 

@@ -38,17 +38,17 @@ class RepositoryCalls(AdministeredService):
         """Load a model.
 
         Raises:
-            PermissionDenied: who asks is on another machine.
+            PermissionDenied: who asks may not.
             FailedPrecondition: the server follows its configuration.
             InvalidRequest: a parameter is unknown, or one of several repositories is named.
             ModelFailure: it cannot be loaded.
 
         Cancellation: at once; the load goes on.
         """
-        self._check_may_change()
-        _check_repository(message.repository_name)
-        config, files = load_parameters(_plain(message.parameters))
-        await control_of(self._plane).load(message.model_name, config, files)
+        with self._making("load", model=message.model_name):
+            _check_repository(message.repository_name)
+            config, files = load_parameters(_plain(message.parameters))
+            await control_of(self._plane).load(message.model_name, config, files)
         return pb.RepositoryModelLoadResponse()
 
     async def repository_model_unload(
@@ -57,17 +57,17 @@ class RepositoryCalls(AdministeredService):
         """Unload a model.
 
         Raises:
-            PermissionDenied: who asks is on another machine.
+            PermissionDenied: who asks may not.
             FailedPrecondition: the server follows its configuration.
             InvalidRequest: a parameter is unknown, or one of several repositories is named.
             NotFound: nothing of that name could be loaded.
 
         Cancellation: at once; it goes on.
         """
-        self._check_may_change()
-        _check_repository(message.repository_name)
-        with_callees = unload_parameters(_plain(message.parameters))
-        await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
+        with self._making("unload", model=message.model_name):
+            _check_repository(message.repository_name)
+            with_callees = unload_parameters(_plain(message.parameters))
+            await control_of(self._plane).unload(message.model_name, with_callees=with_callees)
         return pb.RepositoryModelUnloadResponse()
 
 

@@ -35,11 +35,11 @@ class SharedMemoryCalls(AdministeredService):
         """Make a region known.  Does not block.
 
         Raises:
-            PermissionDenied: who asks is on another machine, or the object is not the server's to use.
+            PermissionDenied: who asks may not, or the object is not the server's to use.
             ServerError: as :meth:`ClientRegions.register`.
         """
-        self._check_may_change()
-        self._plane.regions.register(message.name, message.key, message.offset, message.byte_size)
+        with self._making("shared memory registered", region=message.name):
+            self._plane.regions.register(message.name, message.key, message.offset, message.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_shared_memory_unregister(
@@ -48,10 +48,10 @@ class SharedMemoryCalls(AdministeredService):
         """Forget one region, or all.  Does not block.
 
         Raises:
-            PermissionDenied: who asks is on another machine.
+            PermissionDenied: who asks may not.
         """
-        self._check_may_change()
-        self._plane.regions.unregister(message.name)
+        with self._making("shared memory unregistered", region=message.name):
+            self._plane.regions.unregister(message.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:

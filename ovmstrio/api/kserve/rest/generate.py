@@ -19,6 +19,7 @@ from ovmstrio.api.kserve.rest.infer_request import parse_document, read_contents
 from ovmstrio.api.kserve.rest.kserve_routes import model_paths
 from ovmstrio.api.raw_contents import raw_contents
 from ovmstrio.api.refusals import admits, body_of_call
+from ovmstrio.core.callers import Need
 from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID
 from ovmstrio.core.errors import InvalidRequest, NotFound, ServerError
 from ovmstrio.core.gathered import Gathered
@@ -256,9 +257,9 @@ def generate_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
 
     admit = admits(plane, KSERVE_REST)
     return [
-        *(rule(path, "POST", generate, admit=admit) for path in model_paths("/generate")),
+        *(rule(path, "POST", generate, admit=admit, need=Need.INFER) for path in model_paths("/generate")),
         *(
-            rule(path, "POST", generate_stream, is_hot=True, has_tasks=True, admit=admit)
+            rule(path, "POST", generate_stream, is_hot=True, has_tasks=True, admit=admit, need=Need.INFER)
             for path in model_paths("/generate_stream")
         ),
     ]

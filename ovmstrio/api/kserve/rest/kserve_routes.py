@@ -11,6 +11,7 @@ from ovmstrio.api.kserve.model_statistics import statistics_document
 from ovmstrio.api.kserve.repository_index import extensions_of, server_version
 from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, answer_infer, check_version
 from ovmstrio.api.refusals import admits, body_of_call
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import NotReady, VersionLoading
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
@@ -35,7 +36,7 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
         return await answer_infer(plane, model, version, body, _combined(request, HEAD_LENGTH))
 
     admit = admits(plane, KSERVE_REST)
-    calls = [rule(path, "POST", infer, is_hot=True, admit=admit) for path in model_paths("/infer")]
+    calls = [rule(path, "POST", infer, is_hot=True, admit=admit, need=Need.INFER) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 
 
@@ -61,9 +62,9 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
         return _statistics(plane, "", "")
 
     return [
-        rule("/v2", "GET", metadata, is_hot=True),
+        rule("/v2", "GET", metadata, is_hot=True, need=Need.CALLER),
         *health_rules(plane),
-        rule("/v2/models/stats", "GET", statistics, is_hot=True),
+        rule("/v2/models/stats", "GET", statistics, is_hot=True, need=Need.READ),
     ]
 
 
@@ -82,8 +83,8 @@ def health_rules(plane: DataPlane) -> list[Rule]:
         return _healthy(request, "ready")
 
     return [
-        rule("/v2/health/live", "GET", live, is_hot=True),
-        rule("/v2/health/ready", "GET", ready, is_hot=True),
+        rule("/v2/health/live", "GET", live, is_hot=True, need=Need.NOTHING),
+        rule("/v2/health/ready", "GET", ready, is_hot=True, need=Need.NOTHING),
     ]
 
 
@@ -117,7 +118,9 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
         ("/stats", statistics),
         ("/sequences", sequences),
     )
-    return [rule(path, "GET", view, is_hot=True) for suffix, view in views for path in model_paths(suffix)]
+    return [
+        rule(path, "GET", view, is_hot=True, need=Need.ABOUT) for suffix, view in views for path in model_paths(suffix)
+    ]
 
 
 def _healthy(request: HttpRequest, state: str) -> HttpAnswer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.api.admin.locality import check_is_local
 from ovmstrio.api.kserve.observation_settings import (
     TRACE_SETTINGS,
     change_log_settings,
@@ -12,11 +11,13 @@ from ovmstrio.api.kserve.observation_settings import (
     log_settings,
 )
 from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.core.callers import Need
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
+    from ovmstrio.api.admin.changes import Changes
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.router import Rule
 
@@ -25,8 +26,8 @@ __all__ = ["observation_rules"]
 _TRACES = ("/v2/trace/setting", "/v2/models/<model>/trace/setting")
 
 
-def observation_rules(*, allows_remote: bool = False) -> list[Rule]:
-    """Make the rules; what is logged is changed from this machine unless others may, too."""
+def observation_rules(changes: Changes) -> list[Rule]:
+    """Make the rules."""
 
     async def traces(_: HttpRequest, model: str = "") -> HttpAnswer:  # noqa: ARG001 - the same for all
         return json_answer(TRACE_SETTINGS)
@@ -42,15 +43,14 @@ def observation_rules(*, allows_remote: bool = False) -> list[Rule]:
         return json_answer(log_settings())
 
     async def set_logs(request: HttpRequest) -> HttpAnswer:
-        if not allows_remote:
-            check_is_local(request.client)
-        if request.body:
-            change_log_settings(parse_document(request.body))
+        with changes.making("log settings", request.client):
+            if request.body:
+                change_log_settings(parse_document(request.body))
         return json_answer(log_settings())
 
     return [
-        *(rule(path, "GET", traces) for path in _TRACES),
-        *(rule(path, "POST", set_traces) for path in _TRACES),
-        rule("/v2/logging", "GET", logs),
+        *(rule(path, "GET", traces, need=Need.READ) for path in _TRACES),
+        *(rule(path, "POST", set_traces, need=Need.READ) for path in _TRACES),
+        rule("/v2/logging", "GET", logs, need=Need.READ),
         rule("/v2/logging", "POST", set_logs),
     ]

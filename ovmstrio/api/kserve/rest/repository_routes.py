@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.api.admin.locality import check_is_local
 from ovmstrio.api.kserve.repository_index import repository_index
 from ovmstrio.api.kserve.repository_requests import control_of, load_parameters, unload_parameters
 from ovmstrio.api.kserve.rest.infer_request import parse_document
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
+    from ovmstrio.api.admin.changes import Changes
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["repository_rules"]
 
 
-def repository_rules(plane: DataPlane, *, allows_remote: bool = False) -> list[Rule]:
-    """Make the rules over one data plane; what changes the server is for this machine unless others may, too."""
+def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+    """Make the rules over one data plane."""
 
     async def index(request: HttpRequest) -> HttpAnswer:
         only_ready = _asked(request).get("ready") is True
@@ -32,23 +33,19 @@ def repository_rules(plane: DataPlane, *, allows_remote: bool = False) -> list[R
         return json_answer({"models": _index(plane, only_ready=False)})
 
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
-        _check_may_change(request)
-        config, files = load_parameters(_parameters(request))
-        await control_of(plane).load(model, config, files)
+        with changes.making("load", request.client, model=model):
+            config, files = load_parameters(_parameters(request))
+            await control_of(plane).load(model, config, files)
         return HttpAnswer(200)
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
-        _check_may_change(request)
-        await control_of(plane).unload(model, with_callees=unload_parameters(_parameters(request)))
+        with changes.making("unload", request.client, model=model):
+            await control_of(plane).unload(model, with_callees=unload_parameters(_parameters(request)))
         return HttpAnswer(200)
 
-    def _check_may_change(request: HttpRequest) -> None:
-        if not allows_remote:
-            check_is_local(request.client)
-
     return [
-        rule("/v2/models", "GET", models, is_hot=True),
-        rule("/v2/repository/index", "POST", index, is_hot=True),
+        rule("/v2/models", "GET", models, is_hot=True, need=Need.READ),
+        rule("/v2/repository/index", "POST", index, is_hot=True, need=Need.READ),
         rule("/v2/repository/models/<model>/load", "POST", load),
         rule("/v2/repository/models/<model>/unload", "POST", unload),
     ]

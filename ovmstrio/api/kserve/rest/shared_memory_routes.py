@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.api.admin.locality import check_is_local
 from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.api.kserve.shared_memory import NO_CUDA
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
+    from ovmstrio.api.admin.changes import Changes
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
@@ -23,8 +24,8 @@ _SYSTEM = "/v2/systemsharedmemory"
 _CUDA = "/v2/cudasharedmemory"
 
 
-def shared_memory_rules(plane: DataPlane, *, allows_remote: bool = False) -> list[Rule]:
-    """Make the rules over one data plane; regions are for clients on this machine unless others may, too."""
+def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
+    """Make the rules over one data plane."""
 
     async def status(_: HttpRequest, region: str = "") -> HttpAnswer:
         return json_answer(
@@ -35,25 +36,21 @@ def shared_memory_rules(plane: DataPlane, *, allows_remote: bool = False) -> lis
         )
 
     async def register(request: HttpRequest, region: str) -> HttpAnswer:
-        _check_may_change(request)
-        asked = parse_document(request.body)
-        key = asked.get("key")
-        if not isinstance(key, str):
-            raise InvalidRequest('key: expected the name of a shared memory object such as "/my_region"')
-        plane.regions.register(region, key, _number(asked, "offset", 0), _number(asked, "byte_size"))
+        with changes.making("shared memory registered", request.client, region=region):
+            asked = parse_document(request.body)
+            key = asked.get("key")
+            if not isinstance(key, str):
+                raise InvalidRequest('key: expected the name of a shared memory object such as "/my_region"')
+            plane.regions.register(region, key, _number(asked, "offset", 0), _number(asked, "byte_size"))
         return HttpAnswer(200)
 
     async def unregister(request: HttpRequest, region: str = "") -> HttpAnswer:
-        _check_may_change(request)
-        plane.regions.unregister(region)
+        with changes.making("shared memory unregistered", request.client, region=region):
+            plane.regions.unregister(region)
         return HttpAnswer(200)
 
-    def _check_may_change(request: HttpRequest) -> None:
-        if not allows_remote:
-            check_is_local(request.client)
-
     return [
-        *(rule(f"{_SYSTEM}{path}/status", "GET", status) for path in ("", "/region/<region>")),
+        *(rule(f"{_SYSTEM}{path}/status", "GET", status, need=Need.READ) for path in ("", "/region/<region>")),
         rule(f"{_SYSTEM}/region/<region>/register", "POST", register),
         *(rule(f"{_SYSTEM}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
         *_cuda_rules(),
@@ -71,7 +68,7 @@ def _cuda_rules() -> list[Rule]:
         return HttpAnswer(200)
 
     return [
-        *(rule(f"{_CUDA}{path}/status", "GET", status) for path in ("", "/region/<region>")),
+        *(rule(f"{_CUDA}{path}/status", "GET", status, need=Need.READ) for path in ("", "/region/<region>")),
         rule(f"{_CUDA}/region/<region>/register", "POST", register),
         *(rule(f"{_CUDA}{path}/unregister", "POST", unregister) for path in ("", "/region/<region>")),
     ]

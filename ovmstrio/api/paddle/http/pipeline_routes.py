@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.api.doors import PADDLE_HTTP
 from ovmstrio.api.paddle.http.pipeline_json import error_answer, read_request, render, status_of_code, text_answer
 from ovmstrio.api.refusals import inflated_body
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import Overloaded, PayloadTooLarge, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE
@@ -30,6 +31,7 @@ from ovmstrio.wire.statuses import status_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ovmstrio.access.gate import Gate
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.core.servable import HttpRoutes
     from ovmstrio.dataplane.plane import DataPlane
@@ -74,6 +76,12 @@ class OpsMountKind:
         """Take requests of the pipeline for calls, and no questions about it."""
         del path
         return method == "POST"
+
+    def need(self, method: str, path: str) -> Need:
+        """Leave health to everybody, and metrics to who scrapes."""
+        if self.is_call(method, path):
+            return Need.INFER
+        return {"health": Need.NOTHING, "metrics": Need.METRICS}.get(path.strip("/"), Need.ABOUT)
 
 
 class _PipelineRoutes:
@@ -142,8 +150,8 @@ def _refused(method: str, parts: list[str]) -> HttpAnswer:
     return text_answer(405, "Method Not Allowed")
 
 
-def metrics_router(plane: DataPlane) -> Router:
-    """Make what answers at a port for scrapers alone: ``/metrics`` and ``/health``."""
+def metrics_router(plane: DataPlane, gate: Gate | None = None) -> Router:
+    """Make what answers at a port for scrapers alone: ``/metrics``, to those whom a gate lets in, and ``/health``."""
 
     async def health(_: HttpRequest) -> HttpAnswer:
         return _health(plane)
@@ -151,7 +159,11 @@ def metrics_router(plane: DataPlane) -> Router:
     async def metrics(_: HttpRequest) -> HttpAnswer:
         return _metrics(plane.render_metrics)
 
-    return Router([rule("/health", "GET", health), rule("/metrics", "GET", metrics)], _Refusals())
+    rules = [
+        rule("/health", "GET", health, need=Need.NOTHING),
+        rule("/metrics", "GET", metrics, need=Need.METRICS),
+    ]
+    return Router(rules, _Refusals(), gate=gate)
 
 
 class _Refusals:

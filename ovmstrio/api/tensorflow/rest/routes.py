@@ -12,6 +12,7 @@ from ovmstrio.api.refusals import INVALID_URL, UNSUPPORTED_METHOD, admits, body_
 from ovmstrio.api.tensorflow.rest.predict_answer import render_predict_answer
 from ovmstrio.api.tensorflow.rest.predict_request import read_predict_body
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE
+from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, NotFound, ServerError
 from ovmstrio.core.request import InferRequest
 from ovmstrio.wire.http.answers import json_answer
@@ -155,10 +156,17 @@ def tensorflow_rules(
 
     admit = admits(plane, TENSORFLOW_REST)
     return [
-        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit),
-        rule("/v1/models/<model>/versions/<number:version>:predict", "POST", predict, is_hot=True, admit=admit),
-        rule("/v1/models/<path:path>", "GET", answer, is_hot=True),
-        rule("/v1/models/<path:path>", "POST", answer),
+        rule("/v1/models/<model>:predict", "POST", predict, is_hot=True, admit=admit, need=Need.INFER),
+        rule(
+            "/v1/models/<model>/versions/<number:version>:predict",
+            "POST",
+            predict,
+            is_hot=True,
+            admit=admit,
+            need=Need.INFER,
+        ),
+        rule("/v1/models/<path:path>", "GET", answer, is_hot=True, need=Need.ABOUT),
+        rule("/v1/models/<path:path>", "POST", answer, need=Need.INFER),
     ]
 
 

@@ -1,0 +1,138 @@
+"""``ovms keys``: the file of callers that ``ovms serve --keys_file`` reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ovms_cli.console import data_table, ending_with, fail, note
+from ovms_cli.exits import EX_USAGE
+from ovms_cli.tables import JsonOption, Output, OutputOption, show_data
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ovmstrio.access.key_file import CallerEntry
+
+__all__ = ["register"]
+
+_DEFAULT: Final = Path("keys.json")
+
+_Name = Annotated[str, typer.Argument(help="Name of the caller, as logs tell it.", show_default=False)]
+_File = Annotated[Path, typer.Option("--file", help="The file of callers.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    group = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of callers.")
+    group.command()(new)
+    group.command(name="list")(list_keys)
+    group.command()(revoke)
+    app.add_typer(group, name="keys")
+
+
+def new(
+    name: _Name,
+    *,
+    file: _File = _DEFAULT,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option("--scope", help="read, metrics, admin or infer:PATTERN; may be repeated.", show_default="infer:*"),
+    ] = None,
+    requests_per_second: Annotated[float, typer.Option(min=0, help="On average; 0 for any number.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=0, help="Requests under way at once; 0 for any number.")] = 0,
+    expires: Annotated[str, typer.Option(help="First day (YYYY-MM-DD, UTC) on which it is not valid.")] = "",
+    certificate: Annotated[
+        str, typer.Option(help="No key: the caller is who has a client certificate with this name.")
+    ] = "",
+    subject: Annotated[str, typer.Option(help="No key: the caller is whom tokens with this subject are about.")] = "",
+) -> None:
+    """Add a caller to the file and print its key, which is shown this once and kept as a hash.
+
+    A running server takes the file over within a second. Exits with 1 if there is such a caller already, or the file
+    cannot be used.
+    """
+    from datetime import UTC, datetime
+
+    from ovmstrio.access.key_file import CallerEntry, digest_of, new_key
+    from ovmstrio.core.callers import Scopes
+
+    with ending_with(EX_USAGE, ValueError):
+        scopes = Scopes.parse(scope or ["infer:*"])
+    if certificate and subject:
+        fail("--certificate and --subject exclude each other", EX_USAGE)
+    key = "" if certificate or subject else new_key()
+    entry = CallerEntry(
+        name,
+        scopes,
+        digest_of(key) if key else "",
+        certificate,
+        subject,
+        requests_per_second,
+        concurrency,
+        f"{datetime.now(UTC):%Y-%m-%d}",
+        expires,
+    )
+    entries = _read(file) if file.exists() else []
+    if any(each.name == name for each in entries):
+        fail(f"{file}: there is a caller {name!r} already; ovms keys revoke {name} removes it")
+    _write(file, [*entries, entry])
+    if key:
+        note(f"{name!r} may {', '.join(scopes.texts())}. Its key, which is not shown again:")
+        typer.echo(key)
+
+
+def list_keys(*, file: _File = _DEFAULT, output: OutputOption = Output.TABLE, as_json: JsonOption = False) -> None:
+    """List the callers of the file; of keys only how their hashes begin."""
+    entries = [replace(each, sha256=each.sha256[:8]) for each in _read(file)]
+    show_data(_table(entries), [each.document() for each in entries], output, as_json=as_json)
+
+
+def revoke(name: _Name, *, file: _File = _DEFAULT) -> None:
+    """Remove a caller from the file; a running server refuses it within a second.
+
+    Exits with 1 if there is no such caller, or the file cannot be used.
+    """
+    entries = _read(file)
+    kept = [each for each in entries if each.name != name]
+    if len(kept) == len(entries):
+        fail(f"{file}: there is no caller {name!r}; ovms keys list tells who there is")
+    _write(file, kept)
+
+
+def _read(file: Path) -> list[CallerEntry]:
+    from ovmstrio.access.key_file import read_key_file
+    from ovmstrio.core.errors import ConfigError
+
+    try:
+        return read_key_file(file)
+    except ConfigError as error:
+        fail(error.message)
+
+
+def _write(file: Path, entries: list[CallerEntry]) -> None:
+    """Write the file, once what it will hold has been seen to be usable."""
+    import json
+
+    from ovmstrio.access.key_file import read_callers, write_key_file
+    from ovmstrio.core.errors import ConfigError
+
+    try:
+        read_callers(json.dumps({"callers": [each.document() for each in entries]}).encode(), str(file))
+        write_key_file(file, entries)
+    except ConfigError as error:
+        fail(error.message)
+    except OSError as error:
+        fail(f"{file}: {error.strerror or error}")
+
+
+def _table(entries: list[CallerEntry]) -> Table:
+    table = data_table("name", "by", "scopes", "requests/s", "at once", "created", "expires")
+    for each in entries:
+        by = f"key {each.sha256}..." if each.sha256 else f"{each.proof} {each.certificate or each.subject}"
+        limits = (f"{limit:g}" if limit else "any" for limit in (each.requests_per_second, each.concurrency))
+        table.add_row(each.name, by, ", ".join(each.scopes.texts()), *limits, each.created, each.expires or "never")
+    return table

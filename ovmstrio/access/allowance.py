@@ -1,0 +1,82 @@
+"""How much a caller may ask for: requests a second, and requests at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ovmstrio.core.errors import CallerLimited
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CallerAllowance", "TokenBucket"]
+
+
+class TokenBucket:
+    """Lets so many pass a second on average, and as many as it holds at once.
+
+    Args:
+        rate: how many a second.
+        burst: how many it holds; those of a second, but one at least, unless given.
+        clock: gives seconds; trio's unless given.
+    """
+
+    __slots__ = ("_burst", "_clock", "_filled_at", "_rate", "_tokens")
+
+    def __init__(self, rate: float, burst: float = 0, clock: Callable[[], float] = trio.current_time) -> None:
+        self._rate = rate
+        self._burst = burst or max(1.0, rate)
+        self._clock = clock
+        self._tokens = self._burst
+        self._filled_at: float | None = None
+
+    def take(self) -> float:
+        """Take one; gives 0, or the seconds after which there will be one where there is none."""
+        now = self._clock()
+        if self._filled_at is not None:
+            self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        # Sums of parts are not exact: what should be one may be a little less.
+        if self._tokens >= 1 - 1e-9:
+            self._tokens -= 1
+            return 0.0
+        return (1 - self._tokens) / self._rate
+
+
+class CallerAllowance:
+    """The limits of one caller, whichever way its requests come.
+
+    Args:
+        name: of the caller, for refusals.
+        requests_per_second: on average; 0 for any number.
+        concurrency: requests under way at once; 0 for any number.
+    """
+
+    __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "under_way")
+
+    def __init__(self, name: str, requests_per_second: float = 0, concurrency: int = 0) -> None:
+        self._name = name
+        self._rate = requests_per_second
+        self._bucket = TokenBucket(requests_per_second) if requests_per_second else None
+        self._concurrency = concurrency
+        self.under_way = 0
+
+    def take(self) -> None:
+        """Count one more request.
+
+        Raises:
+            CallerLimited: it is one too many; the message says of what, and when to come again.
+        """
+        if self._concurrency and self.under_way >= self._concurrency:
+            raise CallerLimited(f"{self._name!r} has {self.under_way} requests under way, which is all that it may")
+        seconds = self._bucket.take() if self._bucket is not None else 0.0
+        if seconds:
+            text = f"{self._name!r} may make {self._rate:g} requests a second; try again in {seconds:.2g} s"
+            raise CallerLimited(text, retry_after_seconds=seconds)
+        self.under_way += 1
+
+    def give_back(self) -> None:
+        """Count one less under way."""
+        self.under_way -= 1

@@ -1,0 +1,55 @@
+"""Where every request shows who makes it, before its body is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ovmstrio.core.callers import Caller, Need, current_caller
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ovmstrio.access.authentication import Authentication
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """Lets requests in.
+
+    Args:
+        authentication: tells who calls.
+        guards_everything: whether all but health is guarded, and not only what generates.
+    """
+
+    def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
+        self._authentication = authentication
+        self.guards_everything = guards_everything
+
+    async def let_in(
+        self, need: Need, service: str, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
+    ) -> Caller | None:
+        """Let a request in, whose caller is the task's ``current_caller`` from then on.
+
+        Args:
+            need: what it needs.
+            service: which one it is about; empty where only its body tells.
+            headers: in small letters.
+            certificate: of the client, verified.
+
+        Raises:
+            Unauthenticated: it is not known who calls.
+            MissingScope: the caller may not do that.
+            CallerLimited: it does too much of it.
+
+        Ownership: the caller of this must have the caller given leave; None if nobody had to be known.
+        Cancellation: while a token's keys are fetched; nothing is held then.
+        """
+        current_caller.set(None)
+        if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
+            return None
+        caller = await self._authentication.identify(headers, certificate)
+        caller.demand(need, service)
+        caller.enter()
+        current_caller.set(caller)
+        return caller

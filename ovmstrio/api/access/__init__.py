@@ -1,0 +1,1 @@
+"""What the operations of each protocol need of who asks for them."""

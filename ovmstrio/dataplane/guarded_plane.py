@@ -1,0 +1,136 @@
+"""The data plane of a server whose callers have to be known: each call is one that its caller may make.
+
+Doors ask for what a request needs before its body is read.  Which service it calls is in the body as a rule, and so
+the data plane asks once more, when that is known, and before it looks the service up: what a caller may not call it
+cannot tell from what there is not.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ovmstrio.core.callers import Need, current_caller, demand_of_caller
+from ovmstrio.dataplane.plane import DataPlane
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from ovmstrio.core.arrivals import Arrival
+    from ovmstrio.core.events import CallEvent, Door, Step
+    from ovmstrio.core.limits import Place
+    from ovmstrio.core.request import InferRequest, InferResponse
+    from ovmstrio.core.servable import SequenceInfo
+    from ovmstrio.dataplane.descriptions import Description, ModelMetadata
+    from ovmstrio.dataplane.observed_call import ObservedCall
+    from ovmstrio.dataplane.open_stream import OpenStream
+    from ovmstrio.observability.call_statistics import VersionStatistics
+    from ovmstrio.registry import VersionStatus
+
+__all__ = ["CallerNames", "GuardedPlane"]
+
+
+class CallerNames:
+    """Observes calls first, and notes in each whose it is."""
+
+    def call_started(self, event: CallEvent) -> None:
+        """Note the caller."""
+        caller = current_caller.get()
+        if caller is not None:
+            event.caller = caller.name
+
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """Nothing changes."""
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Note the caller of a question, whose end is all that is told of it."""
+        if not event.caller:
+            self.call_started(event)
+
+
+class GuardedPlane(DataPlane):
+    """A data plane that asks for a scope wherever a service is named.
+
+    Raises: of every method that names a service also ``Unauthenticated`` and ``MissingScope``.
+    """
+
+    def statuses(self) -> dict[str, list[VersionStatus]]:
+        """Tell the states of what the caller may ask about; all of them where nobody had to be known, as for health."""
+        every, caller = super().statuses(), current_caller.get()
+        if caller is None or caller.scopes.read or caller.scopes.admin:
+            return every
+        return {name: versions for name, versions in every.items() if caller.may_infer(name)}
+
+    def model_ready(self, name: str, version: str, door: Door) -> bool:
+        """Tell whether it can be called."""
+        demand_of_caller(Need.ABOUT, name)
+        return super().model_ready(name, version, door)
+
+    def model_status(self, name: str, version: int, door: Door) -> list[VersionStatus]:
+        """Tell its states."""
+        demand_of_caller(Need.ABOUT, name)
+        return super().model_status(name, version, door)
+
+    def model_metadata(self, name: str, version: str, door: Door) -> ModelMetadata:
+        """Tell its inputs and outputs."""
+        demand_of_caller(Need.ABOUT, name)
+        return super().model_metadata(name, version, door)
+
+    def statistics(self, name: str, version: str, door: Door) -> list[tuple[str, str, VersionStatistics]]:
+        """Tell what was counted of its calls, or of all."""
+        demand_of_caller(Need.ABOUT if name else Need.READ, name)
+        return super().statistics(name, version, door)
+
+    def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
+        """List its sequences."""
+        demand_of_caller(Need.ABOUT, name)
+        return super().sequences(name, version, door)
+
+    async def describe(self, name: str, version: str, door: Door) -> Description:
+        """Tell what it is called with."""
+        demand_of_caller(Need.ABOUT, name)
+        return await super().describe(name, version, door)
+
+    async def takes_streams(self, name: str) -> bool:
+        """Tell whether a stream to it is to be opened."""
+        demand_of_caller(Need.INFER, name)
+        return await super().takes_streams(name)
+
+    async def admit(
+        self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
+    ) -> Place | None:
+        """Take a place for a call of it."""
+        demand_of_caller(Need.INFER, name)
+        return await super().admit(name, version, door, method, arrival)
+
+    async def infer(
+        self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
+    ) -> Any:
+        """Answer one inference."""
+        demand_of_caller(Need.INFER, request.model_name)
+        return await (super().infer(request, door) if render is None else super().infer(request, door, render))
+
+    async def call(
+        self,
+        name: str,
+        door: Door,
+        method: str,
+        *,
+        request_id: str = "",
+        received: int = 0,
+        is_stream: bool = False,
+        is_free: bool = False,
+    ) -> ObservedCall:
+        """Lease it for a call; for one that is free, as health is, the door has asked for what it needs."""
+        if not is_free:
+            demand_of_caller(Need.INFER, name)
+        return await super().call(
+            name, door, method, request_id=request_id, received=received, is_stream=is_stream, is_free=is_free
+        )
+
+    @asynccontextmanager
+    async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
+        """Open a stream to it."""
+        demand_of_caller(Need.INFER, first.model_name)
+        async with super().open_stream(first, door) as stream:
+            yield stream

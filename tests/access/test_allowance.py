@@ -1,0 +1,73 @@
+"""How much a caller may ask for, by a clock that the test sets."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.access.allowance import CallerAllowance, TokenBucket
+from ovmstrio.core.errors import CallerLimited
+
+
+async def test_a_second_has_as_many_requests_as_it_may_and_the_refusal_says_when(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """Four at once, none before a quarter of a second is over, and then one."""
+    allowance = CallerAllowance("shop", requests_per_second=4)
+    for _ in range(4):
+        allowance.take()
+    with pytest.raises(CallerLimited, match=r"'shop' may make 4 requests a second; try again in 0.25 s") as caught:
+        allowance.take()
+    assert caught.value.retry_after_seconds == pytest.approx(0.25)
+    mock_clock.jump(0.25)
+    allowance.take()
+    with pytest.raises(CallerLimited):
+        allowance.take()
+    assert allowance.under_way == 5
+
+
+async def test_a_slow_rate_lets_one_pass_at_once(mock_clock: trio.testing.MockClock) -> None:
+    """Less than one a second is one, and the next when its time has come."""
+    allowance = CallerAllowance("shop", requests_per_second=0.1)
+    allowance.take()
+    mock_clock.jump(9.9)
+    with pytest.raises(CallerLimited) as caught:
+        allowance.take()
+    assert caught.value.retry_after_seconds == pytest.approx(0.1)
+    mock_clock.jump(0.1)
+    allowance.take()
+
+
+async def test_requests_under_way_are_counted_until_they_end() -> None:
+    """One that is refused is none of them, and takes nothing of the rate."""
+    allowance = CallerAllowance("shop", concurrency=2)
+    allowance.take()
+    allowance.take()
+    with pytest.raises(CallerLimited, match="'shop' has 2 requests under way"):
+        allowance.take()
+    allowance.give_back()
+    allowance.take()
+    assert allowance.under_way == 2
+
+
+@given(st.floats(0.1, 50), st.lists(st.floats(0, 3), max_size=60))
+def test_no_stretch_of_time_has_more_than_rate_and_burst(rate: float, pauses: list[float]) -> None:
+    """However requests come: between any two of those that passed lie at most as many as the rate and the burst."""
+    now = 0.0
+    bucket = TokenBucket(rate, clock=lambda: now)
+    passed: list[float] = []
+    for pause in pauses:
+        now += pause
+        wait = bucket.take()
+        if wait == 0:
+            passed.append(now)
+        else:
+            now += wait
+            assert bucket.take() == 0, "when it says so, there is one"
+            passed.append(now)
+    burst = max(1.0, rate)
+    for first, start in enumerate(passed):
+        for last in range(first, len(passed)):
+            assert last - first + 1 <= burst + (passed[last] - start) * rate + 1e-3
