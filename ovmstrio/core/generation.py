@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ovmstrio.core.servable import Service
 
@@ -273,6 +273,7 @@ class TextGenerator(GenerativeService, Protocol):
         ...
 
 
+@runtime_checkable
 class Tokenizer(GenerativeService, Protocol):
     """Knows the tokens of its model."""
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.api.openai.api import OpenAIApi
 from ovmstrio.api.openai.chat import chat_rules
 from ovmstrio.api.openai.completions import completion_rules
+from ovmstrio.api.openai.embeddings import embedding_rules
 from ovmstrio.api.openai.error_forms import FORMS
 from ovmstrio.api.openai.models import model_rules
 from ovmstrio.api.openai.refused_paths import image_rules, unknown_path_rules
+from ovmstrio.api.openai.rerank import rerank_rules
+from ovmstrio.api.openai.tokenize import tokenize_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +32,9 @@ __all__ = ["openai_rules"]
 _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     chat_rules,
     completion_rules,
+    embedding_rules,
+    rerank_rules,
+    tokenize_rules,
     model_rules,
     image_rules,
 )
