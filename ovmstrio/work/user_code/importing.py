@@ -92,7 +92,7 @@ class HandlerPackage:
     def unload(self) -> None:
         """Forget all modules of the package."""
         _packages.pop(self.name, None)
-        for name in [each for each in sys.modules if each == self.name or each.startswith(f"{self.name}.")]:
+        for name in [each for each in list(sys.modules) if each == self.name or each.startswith(f"{self.name}.")]:
             del sys.modules[name]
         for name, module in self._public.items():
             if sys.modules.get(name) is module:
