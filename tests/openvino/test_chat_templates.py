@@ -1,0 +1,289 @@
+# ruff: noqa: E501 -- templates are written as models have them
+"""Chat templates make the prompts that Hugging Face's tokenizers make, in bounds, and tell what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from ovmstrio.openvino.engine.templates import ChatTemplate, TemplateFailure, read_template
+from tests.support.tiny_llm import CHAT_TEMPLATE, write_tiny_folder
+
+_WEATHER: Final = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+_TALK: Final = (
+    {"role": "system", "content": "Be <short> & 'kind'."},
+    {"role": "user", "content": "Was kostet das? \u20ac"},
+    {"role": "assistant", "content": "Nichts.\n"},
+    {"role": "user", "content": "Ok"},
+)
+_LLAMA: Final = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
+    "{{ message['content'] | trim }}{{ '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+_ZEPHYR: Final = (
+    "{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'system' %}\n{{ '<|system|>\\n' + message['content'] + eos_token }}\n"
+    "{% elif message['role'] == 'assistant' %}\n{{ '<|assistant|>\\n'  + message['content'] + eos_token }}\n{% endif %}\n"
+    "{% if loop.last and add_generation_prompt %}\n{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}"
+)
+_GEMMA: Final = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\\n\\n' %}"
+    "{% set loop_messages = messages[1:] %}{% else %}{% set first = '' %}{% set loop_messages = messages %}{% endif %}"
+    "{% for message in loop_messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<start_of_turn>' + role + '\\n' + (first if loop.first else '') + message['content'] | trim + '<end_of_turn>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
+)
+_QWEN: Final = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- "# Tools\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if message.role == "user" %}
+        {%- set ns.last = index %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>assistant\\n' + message.content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {{- '\\n<tool_call>\\n{"name": "' ~ tool_call.function.name ~ '", "arguments": ' }}
+            {{- tool_call.function.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+_CALLED: Final = (
+    {"role": "user", "content": "Paris?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "abcdefghi", "content": "rain"},
+)
+
+_COMPARE: Final = """
+import json, sys
+import openvino_genai as genai
+tokenizer = genai.Tokenizer(sys.argv[1])
+answers = []
+for template, messages, bos, options in json.load(sys.stdin):
+    context = {"bos_token": "<s>", "eos_token": "</s>", **options}
+    answers.append(tokenizer.apply_chat_template(messages, bos, template, extra_context=context))
+json.dump(answers, sys.stdout)
+"""
+
+
+def test_a_template_makes_what_the_librarys_own_makes(tmp_path: Path) -> None:
+    """Of templates that both read alike."""
+    folder = write_tiny_folder(tmp_path / "tiny")
+    asked: list[tuple[str, list[dict[str, Any]], bool, dict[str, Any]]] = [
+        (template, [dict(message) for message in _TALK], begins, options)
+        for template in (CHAT_TEMPLATE, _LLAMA, _ZEPHYR, _GEMMA, _QWEN)
+        for begins in (True, False)
+        for options in ({}, {"enable_thinking": False})
+    ]
+    told = subprocess.run(
+        [sys.executable, "-c", _COMPARE, str(folder)],
+        input=json.dumps(asked).encode(),
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    ours = [
+        ChatTemplate(template, bos_token="<s>", eos_token="</s>").render(messages, (), begins, options)
+        for template, messages, begins, options in asked
+    ]
+    assert ours == json.loads(told.stdout)
+    assert len(set(ours)) == 9
+
+
+def test_arguments_of_calls_are_objects_for_the_template() -> None:
+    """OpenAI's form has them as a text; content that is null is empty."""
+    made = ChatTemplate(_QWEN).render(_CALLED)
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>' in made
+    assert "None" not in made
+    assert made.endswith("<tool_response>\nrain\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_tools_are_written_as_json_of_all_letters() -> None:
+    """In the order of their keys, and nothing escaped that HTML would."""
+    tool = {"type": "function", "function": {"name": "f", "description": "<gr\u00f6\u00dfer> & 'kleiner'"}}
+    assert f"\n{json.dumps(tool, ensure_ascii=False)}\n</tools>" in ChatTemplate(_QWEN).render(_TALK, (tool,))
+
+
+def test_a_template_that_knows_no_tools_gets_a_message_that_explains_them() -> None:
+    """Behind the system's own words, and results come as the user's."""
+    template = ChatTemplate(CHAT_TEMPLATE)
+    made = template.render([{"role": "system", "content": "Be kind."}, *_CALLED], (_WEATHER,))
+    system, *_ = made.split("<|im_end|>")
+    assert system.startswith("<|im_start|>system\nBe kind.\n\n")
+    assert '{"name": "weather", "parameters"' in system
+    assert '{"tool_calls": [{"name": "<name>"' in system
+    assert '{"tool_calls": [{"name": "weather", "arguments": {"city": "Paris"}}]}' in made
+    assert "<|im_start|>user\nResult of abcdefghi:\nrain<|im_end|>" in made
+    assert template.render(_TALK, (_WEATHER,)) != template.render(_TALK)
+
+
+def test_the_template_for_tools_is_taken_with_tools(tmp_path: Path) -> None:
+    """Of a list of named templates."""
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools | length }} tools"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    template = read_template(tmp_path)
+    assert template is not None
+    assert template.render(_TALK) == "plain"
+    assert template.render(_TALK, (_WEATHER,)) == "1 tools"
+
+
+def test_a_template_and_its_tokens_are_read_from_the_models_folder(tmp_path: Path) -> None:
+    """The file of its own wins, and tokens may be objects."""
+    assert read_template(tmp_path) is None
+    given = read_template(tmp_path, "given")
+    assert given is not None
+    assert given.render(_TALK) == "given"
+    settings = {"chat_template": "settings {{ bos_token }}", "bos_token": {"content": "<s>"}, "eos_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    found = read_template(tmp_path, "given")
+    assert found is not None
+    assert found.render(_TALK) == "settings <s>"
+    (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "<p>"}')
+    (tmp_path / "chat_template.jinja").write_text("file {{ bos_token }}{{ eos_token }}{{ pad_token }}")
+    found = read_template(tmp_path)
+    assert found is not None
+    assert found.render(_TALK) == "file <s><p>"
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TemplateFailure, match=r"tokenizer_config\.json"):
+        read_template(tmp_path)
+
+
+def test_names_and_tags_of_chat_templates_are_known() -> None:
+    """The time, training's marks, loops that are left, undefined names."""
+    source = (
+        "{% generation %}{{ strftime_now('%d %b %Y') }}{% endgeneration %}"
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}[{{ m.role }}{{ m.nobody }}]{% endfor %}"
+        "{{ tools is none }}{{ documents is none }}{{ {'b': 1, 'a': [true]} | tojson(indent=1) }}"
+    )
+    template = ChatTemplate(source + "{% if tools %}{% endif %}", now=lambda: datetime(2026, 7, 4, tzinfo=UTC))
+    assert template.render(_TALK) == '04 Jul 2026[system]TrueTrue{\n "b": 1,\n "a": [\n  true\n ]\n}'
+
+
+def test_options_are_variables_that_cannot_be_messages() -> None:
+    """But the begin of the answer can be left out by them."""
+    made = ChatTemplate(CHAT_TEMPLATE).render(_TALK[1:2], (), True, {"messages": [], "add_generation_prompt": False})
+    assert made == "<|im_start|>user\nWas kostet das? \u20ac<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "line"),
+    [
+        ("{{ raise_exception('only pairs') }}", "only pairs", 1),
+        ("a\n{% if %}", "Expected an expression", 2),
+        ("a\n\n{{ messages[0]['content'].nobody.more }}", "has no attribute 'nobody'", 3),
+        ("\n{{ messages[0].content + 1 }}", "TypeError: can only concatenate str", 2),
+        ("{{ messages | nobody }}", "No filter named 'nobody'", 1),
+        ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe", 1),
+        ("{{ messages.append(1) }}", "access to attribute 'append' of 'list' object is unsafe", 1),
+        ("{% include 'x' %}", "no loader", 1),
+    ],
+)
+def test_what_a_template_fails_of_is_told_with_its_line(source: str, text: str, line: int) -> None:
+    """Whether it is no template, or refuses the conversation."""
+    with pytest.raises(TemplateFailure, match=text) as failed:
+        ChatTemplate(source).render(_TALK)
+    assert failed.value.line == line
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = 1 %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ 1000000000 * 'a' }}",
+        "{{ ([0] * 1000000000) | length }}",
+        "{{ 9 ** 9 ** 9 ** 9 ** 9 }}",
+        "{{ 'a' | center(1000000000) }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 1000000000) }}",
+        "{{ 'a' | format }}{{ '%1000000000d' | format(1) }}",
+        "{{ range(1000000000) | list }}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x.replace('a', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x | replace('a', ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x.join(ns.x) %}{% endfor %}",
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+        "{% for i in range(9000) %}" + "a" * 1000 + "{% endfor %}",
+        "{% set x %}{% for i in range(9000) %}" + "a" * 1000 + "{% endfor %}{% endset %}",
+        "{% call(x) nobody() %}{% endcall %}",
+        "{{ " + "(" * 5000 + ")" * 5000 + " }}",
+        "{% if a %}" * 5000,
+    ],
+)
+def test_a_template_that_would_not_end_or_fill_memory_is_ended(source: str) -> None:
+    """By what it does, however fast the machine is."""
+    with pytest.raises(TemplateFailure) as failed:
+        ChatTemplate(source).render(_TALK)
+    assert len(failed.value.text) < 300
+
+
+def test_bounds_grow_with_the_conversation() -> None:
+    """Thousands of messages and megabytes of text are nothing that a template is ended for."""
+    messages = [{"role": role, "content": "x" * 2000} for role in ("user", "assistant")] * 2500
+    for source in (CHAT_TEMPLATE, _LLAMA, _ZEPHYR, _GEMMA, _QWEN):
+        assert len(ChatTemplate(source).render(messages)) > 10_000_000
+    tools = [_WEATHER] * 1000
+    assert ChatTemplate(_QWEN).render(_TALK, tools).count('"weather"') == 1000
+
+
+def test_a_rendering_leaves_nothing_for_the_next() -> None:
+    """Neither variables nor work that was counted."""
+    template = ChatTemplate("{% for i in range(15000) %}{% endfor %}{{ x }}{% set x = 1 %}")
+    assert [template.render(_TALK, (), True, {"x": 5}), template.render(_TALK)] == ["5", ""]
