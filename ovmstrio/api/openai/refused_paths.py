@@ -1,9 +1,11 @@
-"""Paths of OpenAI's API that nothing answers: those of images, and what is no path of the API at all."""
+"""Paths of OpenAI's API that nothing answers, those of images, and what is no path of the API at all."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.api.openai.payload_paths import answer_payload
 from ovmstrio.core.errors import InvalidField, MethodNotAllowed, NotFound
 
 if TYPE_CHECKING:
@@ -28,16 +30,22 @@ def image_rules(api: OpenAIApi) -> list[Rule]:
 
 
 def unknown_path_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:
-    """Make the rules of all other paths below ``/v3``; those below ``/v1`` are other APIs' as well.
+    """Make the rules of all other paths below ``/v3``, which services may answer.
+
+    Those below ``/v1`` are other APIs' as well.
 
     ``known`` are the rules that come before.
     """
 
-    async def refuse(request: HttpRequest, path: str) -> HttpAnswer:
+    async def answer(request: HttpRequest, path: str) -> HttpAnswer:
         asked = f"{request.method} {request.path}"
         methods = {method for rule in known if rule.pattern.fullmatch(request.path) for method in rule.methods}
         if methods:
             raise MethodNotAllowed(f"{asked}: use {' or '.join(sorted(methods - {'HEAD'}))}")
+        answered = await answer_payload(api, request, path.removeprefix("v1/"))
+        if answered is not None:
+            return answered
         raise NotFound(f"{asked}: there is no {path!r:.80} in this API; /openapi.json has all paths")
 
-    return [rule for method in ("GET", "POST") for rule in api.rules("/<path:path>", method, refuse, prefixes=("/v3",))]
+    made = partial(api.rules, "/<path:path>", view=answer, has_tasks=True, prefixes=("/v3",))
+    return [rule for method in ("GET", "POST") for rule in made(method=method)]

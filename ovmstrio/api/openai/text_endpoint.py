@@ -211,12 +211,16 @@ async def _generate(
 
     async def run(position: int, asked: GenerationRequest) -> None:
         async with open_generation(call, asked) as generation:
-            usage.prompt += generation.prompt_tokens
-            usage.cached += generation.cached_tokens
+            prompt, cached = generation.prompt_tokens, generation.cached_tokens
+            usage.prompt += prompt
+            usage.cached += cached
             await begin()
             async for piece in generation:
                 usage.completion += piece.tokens
                 await take(position * asked.n + piece.index, piece)
+            # Code of users tells at its end what it has read.
+            usage.prompt += generation.prompt_tokens - prompt
+            usage.cached += generation.cached_tokens - cached
 
     if len(requests) == 1:
         await run(0, requests[0])

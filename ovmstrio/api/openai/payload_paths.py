@@ -1,0 +1,177 @@
+"""Paths below ``/v3`` that are no part of the API: those of services that take whole requests over HTTP.
+
+::
+
+    /v3/anything ─> service named by "model" of a JSON body, else by the path ─> documents ─> one answer, or events
+
+The request asks for events by ``"stream": true`` of a JSON body, or by its header ``Accept``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import orjson
+
+from ovmstrio.api.deadlines import deadline_of
+from ovmstrio.api.doors import OPENAI_REST
+from ovmstrio.api.event_streams import answer_with_events
+from ovmstrio.api.refusals import inflated_body
+from ovmstrio.core.errors import GraphFailure, PayloadTooLarge, ServerError, ServiceMissing, VersionLoading
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.runtimes.kind import Takes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.api.event_streams import EventSink
+    from ovmstrio.api.openai.api import OpenAIApi
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.payloads import Document, PayloadService
+    from ovmstrio.dataplane.observed_call import ObservedCall
+    from ovmstrio.dataplane.plane import DataPlane
+
+__all__ = ["answer_payload"]
+
+_EVENTS: Final = "text/event-stream"
+_JSON: Final = "application/json"
+_CHANGED: Final = frozenset({"content-encoding", "content-length"})
+
+
+async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> HttpAnswer | None:
+    """Have the service answer that a request of a path below ``/v3`` is for; None if there is none.
+
+    Args:
+        api: has the services.
+        request: one whose route has tasks.
+        path: behind the prefix.
+
+    Raises:
+        PayloadTooLarge: the body, or the answer, is larger than it may be.
+        ServerError: the service failed before its first event.
+
+    Cancellation: anywhere; what makes the answer is stopped.
+    """
+    body = await inflated_body(request, api.max_body_bytes)
+    document = _document_of(body)
+    name = _taker(api.plane, (document.get("model"), path, path.partition("/")[0]))
+    if not name:
+        return None
+    headers = tuple(line for line in request.headers if line[0] not in _CHANGED)
+    answering = _Answering(api, name, request._replace(body=body, headers=headers))
+    try:
+        if document.get("stream") is True or _EVENTS in (request.header("accept") or ""):
+            return await answer_with_events(request, answering.stream, api.form.event)
+        return await answering.answer_whole()
+    except ServiceMissing:
+        return None
+
+
+def _document_of(body: bytes) -> dict[str, Any]:
+    """Give the members of a JSON object; none of any other body."""
+    try:
+        document = orjson.loads(body) if body[:1] in b"{ \t\r\n" else None
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _taker(plane: DataPlane, names: Sequence[Any]) -> str:
+    """Give the first name of a service that takes payloads, or may do so once it is loaded; empty if none does."""
+    for name in names:
+        if not isinstance(name, str) or not name:
+            continue
+        try:
+            takes, service = plane.registry.takes_of(name), plane.registry.peek(name)
+        except VersionLoading:
+            return name
+        except ServerError:
+            continue
+        if Takes.PAYLOADS in takes and cast("PayloadService", service).takes_payloads:
+            return name
+    return ""
+
+
+class _Answering:
+    """Has a service answer one request."""
+
+    def __init__(self, api: OpenAIApi, name: str, request: HttpRequest) -> None:
+        self._api = api
+        self._name = name
+        self._request = request
+
+    async def _call(self, *, is_stream: bool) -> tuple[ObservedCall, PayloadService]:
+        """Lease the service.
+
+        Raises:
+            ServiceMissing: it takes no such requests.
+            ServerError: as ``DataPlane.call``.
+        """
+        request = self._request
+        method = "Stream" if is_stream else "Unary"
+        sent_id, size = request.header("x-request-id") or "", len(request.body)
+        call = await self._api.plane.call(
+            self._name, OPENAI_REST, method, request_id=sent_id, received=size, is_stream=is_stream
+        )
+        service = cast("PayloadService", call.service)
+        if Takes.PAYLOADS in call.takes and service.takes_payloads:
+            return call, service
+        with call:
+            raise ServiceMissing(f'"{self._name}" takes no requests over HTTP')
+
+    async def answer_whole(self) -> HttpAnswer:
+        """Answer with all that the service says."""
+        deadline = deadline_of(self._request)
+        call, service = await self._call(is_stream=False)
+        with call:
+            found: list[Document] = []
+            size = 0
+            async with service.open_payload(self._request, deadline) as documents:
+                while (document := await documents.receive()) is not None:
+                    found.append(document)
+                    size += len(document.data)
+                    if size > self._api.max_body_bytes:
+                        raise PayloadTooLarge.of_outputs(size, self._api.max_body_bytes)
+            answer = _joined(found)
+            call.event.sent = len(answer.content)
+            return answer
+
+    async def stream(self, events: EventSink) -> None:
+        """Send an event for each document."""
+        deadline = deadline_of(self._request)
+        call, service = await self._call(is_stream=True)
+        with call:
+            async with service.open_payload(self._request, deadline) as documents:
+                while (document := await documents.receive()) is not None:
+                    data = _event(document)
+                    call.event.sent += len(data)
+                    await events.send(data)
+
+
+def _joined(documents: Sequence[Document]) -> HttpAnswer:
+    """Make one answer: of several documents of JSON a list, of other pieces what they are together.
+
+    Raises:
+        GraphFailure: they are of several types.
+    """
+    if not documents:
+        return HttpAnswer(204)
+    types = list(dict.fromkeys(document.media_type for document in documents))
+    if len(types) > 1:
+        raise GraphFailure(
+            f"the answer has documents of several types: {', '.join(types)}; they go to requests for a stream alone "
+            '("stream": true)'
+        )
+    if len(documents) == 1 or types[0] != _JSON:
+        data = b"".join(document.data for document in documents)
+    else:
+        data = b"[%b]" % b",".join(document.data for document in documents)
+    return HttpAnswer(200, (("content-type", types[0]),), data)
+
+
+def _event(document: Document) -> bytes:
+    """Write a document as an event; bytes are taken for events that have been written."""
+    if document.media_type != _JSON and not document.media_type.startswith("text/"):
+        return document.data
+    lines = document.data.splitlines() or [b""]
+    return b"".join(b"data: %b\n" % line for line in lines) + b"\n"

@@ -1,0 +1,279 @@
+"""Graphs of user code as chats of OpenAI's own client, and as answers to paths that nobody else has."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from tests.support.graphs import LOOPBACK, graph_text, python_node
+from tests.support.served_in_thread import PATIENCE_SECONDS, serving_in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.served_in_thread import ServedInThread
+
+SPEAKER = """
+import pathlib
+from pyovms import Tensor, current_context
+
+class OvmsPythonModel:
+    def initialize(self, kwargs):
+        self.folder = pathlib.Path(kwargs["base_path"])
+
+    def execute(self, inputs):
+        said = bytes(inputs[0]).decode()
+        limit = current_context().parameters.get("max_new_tokens", 3)
+        try:
+            if said == "raise":
+                yield [Tensor("text", b"so far")]
+                raise ValueError("no further")
+            if said == "raise at once":
+                raise ValueError("not at all")
+            number = 0
+            while said == "on and on" or number < limit:
+                number += 1
+                yield [Tensor("text", f"{said} {number}. ".encode())]
+            yield [Tensor("end", b"")]
+        finally:
+            if said == "on and on" and (self.folder / "closed").exists():
+                (self.folder / "closed").write_text("closed")
+"""
+
+ANSWERER = """
+class OvmsPythonModel:
+    def execute(self, inputs):
+        asked, = inputs
+        if asked.json is None:
+            yield asked.uri
+        elif asked.json.get("fail") == "late":
+            yield {"so": "far"}
+            raise ValueError("no further")
+        elif asked.json.get("fail"):
+            raise ValueError("not at all")
+        else:
+            yield []
+            for number in range(asked.json.get("count", 1)):
+                yield {"number": number, "path": asked.uri}
+            if asked.json.get("stream"):
+                yield "[DONE]"
+"""
+
+TEXTS = {"inputs": ["OVMS_PY_TENSOR:prompt"], "outputs": ["OVMS_PY_TENSOR:text", "OVMS_PY_TENSOR_END:end"]}
+PAYLOADS = {"inputs": ["HTTP_REQUEST_PAYLOAD:asked"], "outputs": ["HTTP_RESPONSE_PAYLOAD:answer"]}
+
+
+def _write(folder: Path, name: str, source: str, node: str, streams: dict[str, Any]) -> dict[str, Any]:
+    (folder / name).mkdir()
+    (folder / name / "handler.py").write_text(source)
+    (folder / name / "graph.pbtxt").write_text(graph_text(node, **streams))
+    return {"name": name, "base_path": str(folder / name)}
+
+
+@pytest.fixture(scope="module", params=["none", "process"])
+def served(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[ServedInThread, Path]]:
+    """Serve ``speaker``, ``answers`` and ``plain``, which makes no text, in threads and in processes."""
+    folder = tmp_path_factory.mktemp("chats")
+    speaker = python_node("handler.py", ["IN:prompt"], ["TEXT:text", "END:end"], more=LOOPBACK)
+    answers = python_node("handler.py", PAYLOADS["inputs"], PAYLOADS["outputs"], more=LOOPBACK)
+    graphs = [
+        _write(folder, "speaker", SPEAKER, speaker, TEXTS),
+        _write(folder, "answers", ANSWERER, answers, PAYLOADS),
+        _write(folder, "plain", SPEAKER, python_node("handler.py", ["IN:prompt"], ["TEXT:text", "END:end"]), TEXTS),
+    ]
+    config = folder / "config.json"
+    entries = [{**graph, "python_isolation": request.param} for graph in graphs]
+    config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": entries}))
+    with serving_in_thread(config_path=config) as server:
+        yield server, folder / "speaker"
+
+
+def _client(server: ServedInThread) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://{server.http}/v3", api_key="none", max_retries=0, timeout=PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def closings(served: tuple[ServedInThread, Path]) -> Iterator[int]:
+    """Give a descriptor from which it can be read that an endless generator has been closed."""
+    path = served[1] / "closed"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def _is_told(descriptor: int, seconds: float = PATIENCE_SECONDS) -> bool:
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def _ask(client: openai.OpenAI, said: str, **more: Any) -> Any:
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": said}]
+    return client.chat.completions.create(model="speaker", messages=messages, **more)
+
+
+def test_a_graph_is_a_chat_whole_and_as_a_stream(served: tuple[ServedInThread, Path]) -> None:
+    """With the accounts that OpenAI's clients read."""
+    with _client(served[0]) as client:
+        whole = _ask(client, "hello")
+        chunks = list(_ask(client, "hello", stream=True, stream_options={"include_usage": True}))
+        plain = client.completions.create(model="speaker", prompt="as it is", max_tokens=2)
+    assert whole.choices[0].message.content == "hello 1. hello 2. hello 3. "
+    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("stop", 3)
+    assert "".join(each.choices[0].delta.content or "" for each in chunks[:-1]) == whole.choices[0].message.content
+    assert [each.choices[0].finish_reason for each in chunks[:-1]][-2:] == [None, "stop"]
+    assert chunks[-1].usage.completion_tokens == 3
+    assert plain.choices[0].text == "as it is 1. as it is 2. "
+    assert plain.choices[0].finish_reason == "length"
+
+
+def test_an_endless_generator_ends_with_enough_tokens_or_a_stop_string(served: tuple[ServedInThread, Path]) -> None:
+    """What OpenAI's clients ask for is done by the server, whatever the node knows of it."""
+    with _client(served[0]) as client:
+        long = _ask(client, "on and on", max_tokens=40)
+        stopped = _ask(client, "on and on", stop=[" 12. "], stream=True)
+        text = "".join(each.choices[0].delta.content or "" for each in stopped)
+    assert long.choices[0].message.content.endswith("on and on 40. ")
+    assert (long.choices[0].finish_reason, long.usage.completion_tokens) == ("length", 40)
+    assert text.endswith("on and on 11. on and on")
+
+
+def test_what_user_code_raises_is_an_error_of_openais_form_before_and_within_a_stream(
+    served: tuple[ServedInThread, Path],
+) -> None:
+    """With file and line; what was said before it has been told."""
+    with _client(served[0]) as client:
+        with pytest.raises(openai.BadRequestError, match=r"ValueError: not at all .*handler.py:17"):
+            _ask(client, "raise at once")
+        with pytest.raises(openai.BadRequestError, match="not at all"):
+            _ask(client, "raise at once", stream=True)
+        chunks = iter(_ask(client, "raise", stream=True))
+        told = [next(chunks).choices[0].delta.content for _ in range(2)]
+        with pytest.raises(openai.APIError, match=r"ValueError: no further .*handler.py:15"):
+            list(chunks)
+    assert told == ["", "so far"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("logprobs", True),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        ("response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_no_graph_can_do_names_the_field(served: tuple[ServedInThread, Path], field: str, value: Any) -> None:
+    """Nothing is done in half."""
+    with _client(served[0]) as client, pytest.raises(openai.BadRequestError, match="graph of user code") as caught:
+        _ask(client, "hello", **{field: value})
+    assert caught.value.param == field
+
+
+def test_a_graph_that_makes_no_text_is_refused(served: tuple[ServedInThread, Path]) -> None:
+    """It is listed behind those that do."""
+    with _client(served[0]) as client:
+        with pytest.raises(openai.BadRequestError, match="does no text_generation"):
+            client.chat.completions.create(model="plain", messages=[{"role": "user", "content": "x"}])
+        assert [each.id for each in client.models.list()] == ["speaker", "answers", "plain"]
+
+
+def test_a_client_that_leaves_closes_the_generator(served: tuple[ServedInThread, Path], closings: int) -> None:
+    """Another one, under way meanwhile, notices nothing of it, nor that the first does not read."""
+    with _client(served[0]) as client:
+        with _ask(client, "on and on", stream=True) as stream:
+            next(iter(stream))
+            assert _ask(client, "hello").choices[0].message.content.startswith("hello 1. ")
+            assert not _is_told(closings, 0)
+        assert _is_told(closings)
+
+
+def test_many_at_once_get_each_their_own_text(served: tuple[ServedInThread, Path]) -> None:
+    """Streams and whole answers side by side."""
+    server, _ = served
+    started = threading.Barrier(8, timeout=PATIENCE_SECONDS)
+
+    def talk(number: int) -> str:
+        with _client(server) as client:
+            started.wait()
+            if number % 2:
+                chunks = _ask(client, f"n{number}", stream=True, max_tokens=200)
+                return "".join(each.choices[0].delta.content or "" for each in chunks)
+            return str(_ask(client, f"n{number}", max_tokens=200).choices[0].message.content)
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(talk, range(8)))
+    assert texts == ["".join(f"n{number} {count}. " for count in range(1, 201)) for number in range(8)]
+
+
+# Paths that nobody else has
+
+
+def test_a_graph_of_whole_requests_answers_paths_that_nobody_has(served: tuple[ServedInThread, Path]) -> None:
+    """It is named by the body, or else by the path."""
+    server, _ = served
+    named = server.ask("POST", "/v3/summaries/long?x=1", json={"model": "answers"})
+    several = server.ask("POST", "/v3/v1/summaries", json={"model": "answers", "count": 2})
+    by_path = server.ask("GET", "/v3/answers/more?y=2")
+    nothing = server.ask("POST", "/v3/summaries", json={"model": "answers", "count": 0})
+    assert (named.status_code, named.json()) == (200, {"number": 0, "path": "/v3/summaries/long?x=1"})
+    assert named.headers["content-type"] == "application/json"
+    assert [each["number"] for each in several.json()] == [0, 1]
+    assert (by_path.text, by_path.headers["content-type"]) == ("/v3/answers/more?y=2", "text/plain; charset=utf-8")
+    assert (nothing.status_code, nothing.content) == (204, b"")
+
+
+@pytest.mark.parametrize("by", ["body", "header"])
+def test_it_answers_with_events_where_they_are_asked_for(served: tuple[ServedInThread, Path], by: str) -> None:
+    """Each document is one."""
+    body = {"model": "answers", "count": 2, "stream": True} if by == "body" else {"model": "answers", "count": 2}
+    headers = {} if by == "body" else {"Accept": "text/event-stream"}
+    answer = served[0].ask("POST", "/v3/any", json=body, headers=headers)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert [json.loads(event)["number"] for event in events[:2]] == [0, 1]
+    assert events[2:] == (["[DONE]"] if by == "body" else [])
+
+
+def test_its_errors_have_openais_form(served: tuple[ServedInThread, Path]) -> None:
+    """Before the first event they have a status, later they are the last event."""
+    server, _ = served
+    at_once = server.ask("POST", "/v3/any", json={"model": "answers", "fail": True, "stream": True})
+    late = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late", "stream": True})
+    whole = server.ask("POST", "/v3/any", json={"model": "answers", "fail": "late"})
+    assert (at_once.status_code, late.status_code, whole.status_code) == (400, 200, 400)
+    assert "ValueError: not at all" in at_once.json()["error"]["message"]
+    first, last = (json.loads(line.removeprefix("data: ")) for line in late.text.split("\n\n") if line)
+    assert first == {"so": "far"}
+    assert "ValueError: no further" in last["error"]["message"]
+    assert "ValueError: no further" in whole.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v3/nowhere", {"model": "speaker"}, 404),
+        ("/v3/nowhere", {"model": "nobody"}, 404),
+        ("/v3/nowhere", {"model": ["answers"]}, 404),
+        ("/v3/speaker", {}, 404),
+        ("/v3/models", {"model": "answers"}, 405),
+        ("/v1/anything", {"model": "answers"}, 400),
+    ],
+)
+def test_other_paths_are_refused_as_before(
+    served: tuple[ServedInThread, Path], path: str, body: dict[str, Any], status: int
+) -> None:
+    """A graph that takes tensors takes no requests, and paths below ``/v1`` are other APIs' as well."""
+    assert served[0].ask("POST", path, json=body).status_code == status
