@@ -64,16 +64,18 @@ class Subconfigs:
         entries.read(top["model_config_list"].value if "model_config_list" in top else ())
         if findings.fatal:
             return by_line([*findings.fatal, *findings.problems])
-        self._refuse_graphs(entries)
+        self._refuse_others(entries)
         self.known |= entries.known
         self.problems += by_line(findings.problems)
         return ()
 
-    def _refuse_graphs(self, entries: ModelEntries) -> None:
-        for node in entries.graphs:
-            message = "a graph cannot be configured beside another graph, so this one is not served"
-            problem = Problem(message, suggestion="move it to the main configuration file")
-            entries.findings.problems.append(entries.findings.place(node, problem))
+    def _refuse_others(self, entries: ModelEntries) -> None:
+        """Note that what is no model of this server's is configured with the others, and not with a graph."""
+        for what, nodes in (("a graph", entries.graphs), ("a model of another server", entries.remotes)):
+            for node in nodes:
+                message = f"{what} cannot be configured beside another graph, so this one is not served"
+                problem = Problem(message, suggestion="move it to the main configuration file")
+                entries.findings.problems.append(entries.findings.place(node, problem))
 
 
 def with_article(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""The entries of a ``model_config_list``, each of which configures a model or, newer, a graph."""
+"""The entries of a ``model_config_list``, each of which configures a model, a graph or a model of another server."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class ModelEntries:
         cache_dir: where models keep what was compiled.
         known: the models so far, by name, whatever file they are in; those that are read are added.
         graphs: the settings of those entries that are graphs.
+        remotes: the entries, unread, of models that other servers have.
     """
 
     section: ClassVar[str] = "model_config_list"
@@ -84,6 +85,7 @@ class ModelEntries:
     cache_dir: Path | None
     known: dict[str, KnownModel]
     graphs: list[Located] = field(default_factory=list)
+    remotes: list[Located] = field(default_factory=list)
 
     def read(self, entries: Iterable[Located]) -> None:
         """Read entries in their order; of two with one name the first counts."""
@@ -93,6 +95,9 @@ class ModelEntries:
                 self._read_config(members["config"])
 
     def _read_config(self, config: Located) -> None:
+        if "remote" in config.members:
+            self.remotes.append(config)
+            return
         good = check_members(config, _Model, self.findings)
         given = {key: node.plain() for key, node in good.items()}
         if is_graph(given, self.directory):

@@ -11,6 +11,7 @@ from ovmstrio.runtimes.kind import Kind
 from ovmstrio.runtimes.models.model_kind import ModelKind
 from ovmstrio.runtimes.ops.op_kind import OpPipelineKind
 from ovmstrio.runtimes.pipelines.pipeline_kind import PipelineKind
+from ovmstrio.runtimes.remote.remote_kind import RemoteKind
 
 __all__ = ["KINDS", "Kinds", "table_of"]
 
@@ -30,5 +31,6 @@ KINDS: Final = table_of(
     HandlerKind(),
     OpPipelineKind(),
     TextModelKind(),
+    RemoteKind(),
 )
 """The kinds that the server brings with it."""

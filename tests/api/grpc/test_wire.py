@@ -4,7 +4,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, UInt64Value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ovmstrio.api.kserve.grpc.response_encoding import delimited, encode_varint, write_varint
+from ovmstrio.protocol.split_messages import delimited, encode_varint, write_varint
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -20,6 +20,7 @@ from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.protocol.split_messages import split_raw_contents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,11 +64,8 @@ _Request: Final = message_class("inference.ModelInferRequest")
 _VIEWED_FROM_BYTES: Final = 32 * 1024
 """Size of a message from which on finding its tensors costs less than copying them."""
 
-_MAX_FIELDS: Final = 16_384
-"""Fields that a large message may have: a field takes two bytes on the wire and hundreds as an object."""
-
 _MAX_ENTRIES: Final = 1_024
-"""Dimensions of a shape and parameters of one owner, for the same reason."""
+"""Dimensions of a shape and parameters of one owner: an entry takes two bytes on the wire and many as an object."""
 
 _PACKED_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "bool_contents": np.dtype("?"),
@@ -85,13 +83,7 @@ _VARINT_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 _REGION: Final = "shared_memory_region"
 
-_VARINT: Final = 0
-_DELIMITED: Final = 2
-_FIXED_SIZES: Final = {1: 8, 5: 4}
-
-_CONTINUED: Final = 128
-_VARINT_BITS: Final = 70
-
+_MESSAGE: Final = "inference.ModelInferRequest"
 _RAW_INPUT_TAG: Final = 0x3A
 
 
@@ -104,7 +96,9 @@ def decode_request(data: bytes) -> InferRequest:
         InvalidRequest: the bytes are not such a message, or have more fields than any honest one.
     """
     try:
-        head, views = _split_raw_contents(data) if len(data) >= _VIEWED_FROM_BYTES else (data, None)
+        head, views = (
+            split_raw_contents(data, _RAW_INPUT_TAG, _MESSAGE) if len(data) >= _VIEWED_FROM_BYTES else (data, None)
+        )
         message = _Request.FromString(head)
     except (DecodeError, IndexError):
         raise InvalidRequest(
@@ -133,58 +127,6 @@ def _by_position(inputs: Sequence[InferInput], raws: list[Buffer | None]) -> lis
         return raws
     rest = iter(raws)
     return [None if is_placed else next(rest) for is_placed in placed]
-
-
-def _split_raw_contents(data: bytes) -> tuple[bytes, list[Buffer | None]]:
-    """Part a message into everything else and views of its raw contents.
-
-    Raises:
-        IndexError: a field does not end inside the message or is of a kind that no message here has.
-    """
-    view = memoryview(data)
-    head: list[memoryview] = []
-    raw: list[Buffer | None] = []
-    position = kept = fields = 0
-    while position < len(data):
-        start = position
-        tag, position = _read_varint(data, position)
-        position, end = _value_bounds(data, tag & 7, position)
-        fields += 1
-        if fields > _MAX_FIELDS:
-            raise InvalidRequest(f"inference.ModelInferRequest: expected at most {_MAX_FIELDS} fields, got more")
-        if tag == _RAW_INPUT_TAG:
-            head.append(view[kept:start])
-            raw.append(view[position:end])
-            kept = end
-        position = end
-    head.append(view[kept:])
-    return b"".join(head), raw
-
-
-def _value_bounds(data: bytes, wire_type: int, position: int) -> tuple[int, int]:
-    """Find where the value behind a tag begins and ends."""
-    if wire_type == _VARINT:
-        end = _read_varint(data, position)[1]
-    elif wire_type == _DELIMITED:
-        length, position = _read_varint(data, position)
-        end = position + length
-    else:
-        end = position + _FIXED_SIZES.get(wire_type, len(data))
-    if end > len(data):
-        raise IndexError
-    return position, end
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < _VARINT_BITS:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < _CONTINUED:
-            return value, position
-        shift += 7
-    raise IndexError
 
 
 def _decode_input(message: Any) -> InferInput:

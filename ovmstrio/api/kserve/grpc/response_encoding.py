@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.api.raw_contents import gather_buffers, raw_contents
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.protocol.split_messages import delimited, encode_varint, write_varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,34 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StreamInferResponse",
-    "delimited",
     "encode_response",
     "encode_stream_response",
-    "encode_varint",
-    "write_varint",
 ]
-
-_CONTINUED: Final = 128
-
-
-def write_varint(value: int) -> bytes:
-    """Write a number of which no two are likely to be the same."""
-    octets = bytearray()
-    while value >= _CONTINUED:
-        octets.append(value & 127 | _CONTINUED)
-        value >>= 7
-    octets.append(value)
-    return bytes(octets)
-
-
-encode_varint = lru_cache(maxsize=1024)(write_varint)
-"""Write a number such as a size, and remember it."""
-
-
-def delimited(tag: bytes, value: Buffer) -> tuple[bytes, Buffer]:
-    """Give a field's value, and what stands before it: tag and size."""
-    return tag + encode_varint(len(value)), value
-
 
 _Response: Final = message_class("inference.ModelInferResponse")
 

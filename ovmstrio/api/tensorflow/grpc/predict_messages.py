@@ -17,7 +17,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ovmstrio.api.kserve.grpc.request_decoding import read_elements
-from ovmstrio.api.kserve.grpc.response_encoding import delimited, encode_varint
 from ovmstrio.api.raw_contents import gather_buffers, raw_contents, split_elements
 from ovmstrio.api.tensorflow.tensorflow_types import BY_DATATYPE, BY_NUMBER
 from ovmstrio.core.datatypes import BYTES
@@ -26,6 +25,7 @@ from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.request import Contents, InferInput, InferRequest, RequestedOutput
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.protocol.descriptors import POOL, message_class
+from ovmstrio.protocol.split_messages import delimited, encode_varint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

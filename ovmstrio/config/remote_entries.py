@@ -1,0 +1,221 @@
+"""Entries of a ``model_config_list`` with the key ``remote``: models of other servers, called as if they were here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ovmstrio.config.documents import OPTIONAL, check_members, expected_by, is_whole
+from ovmstrio.config.findings import shown
+from ovmstrio.config.model_options import check_name
+from ovmstrio.config.service_entries import ServiceEntry
+from ovmstrio.config.specs import ServableSpec
+from ovmstrio.core.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.config.located import Located
+
+__all__ = ["BreakerSpec", "RemoteAddress", "RemoteSpec", "RemoteTls", "read_remotes"]
+
+_SCHEMES: Final = ("grpc", "grpcs", "http", "https")
+_FORM: Final = "grpc://HOST:PORT, or grpcs, http or https, or a list of such"
+_MOST_ADDRESSES: Final = 64
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RemoteAddress(NamedTuple):
+    """Where a server is; ``scheme`` is ``grpc``, ``grpcs``, ``http`` or ``https``."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether connections are wrapped in TLS."""
+        return self.scheme in {"grpcs", "https"}
+
+    @property
+    def speaks_grpc(self) -> bool:
+        """Whether gRPC is spoken there, and not REST."""
+        return self.scheme in {"grpc", "grpcs"}
+
+    @property
+    def authority(self) -> str:
+        """Host and port as they stand in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+
+class RemoteTls(_Settings):
+    """PEM files: the CA to trust in place of the system's, and the own certificate with its key.
+
+    ``server_name`` is what the server's certificate is for, where that is not the host of its address.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str = ""
+
+
+class BreakerSpec(_Settings):
+    """After so many failures in a row an address is left alone for so many seconds; 0 failures for never."""
+
+    failures: Annotated[int, Field(ge=0, le=1_000_000)] = 5
+    open_seconds: Seconds = 10.0
+
+
+class RemoteSpec(ServableSpec):
+    """One model of another server, which has the one version 1 here.
+
+    Attributes:
+        addresses: where it is served, each as good as the other.
+        remote_name: what it is called there.
+        remote_version: which version is called there; empty for the default one.
+        timeout_seconds: how long a call may take at most, whatever its caller's deadline.
+        connect_seconds: how long it may take to connect.
+        health_seconds: how often each address is asked whether the model is ready.
+        max_attempts: how often a call is tried at most, as long as nothing of it was sent.
+        retry_pause_ms: the pause after all addresses have failed once; longer each time.
+        hedge_after_ms: after how long without an answer a call is made once more, elsewhere; 0 for never.
+        breaker: when an address is left alone.
+        tls: with what addresses with TLS are called.
+    """
+
+    kind: ClassVar[str] = "remote model"
+
+    addresses: tuple[RemoteAddress, ...] = ()
+    remote_name: str = ""
+    remote_version: str = ""
+    timeout_seconds: Seconds = 60.0
+    connect_seconds: Seconds = 5.0
+    health_seconds: Seconds = 5.0
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    retry_pause_ms: Annotated[float, Field(ge=0, le=60_000)] = 50.0
+    hedge_after_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+    breaker: BreakerSpec = BreakerSpec()
+    tls: RemoteTls = RemoteTls()
+    max_concurrency: Annotated[int, Field(ge=0)] = 256
+
+
+class _Entry(ServiceEntry):
+    hints: ClassVar[Mapping[str, str]] = {"base_path": "a model of another server has no files here; remove it"}
+
+    name: str
+    remote: str | list[str]
+    remote_name: str = OPTIONAL
+    remote_version: str | int = OPTIONAL
+    timeout_seconds: Seconds = OPTIONAL
+    connect_seconds: Seconds = OPTIONAL
+    health_seconds: Seconds = OPTIONAL
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = OPTIONAL
+    retry_pause_ms: Annotated[float, Field(ge=0, le=60_000)] = OPTIONAL
+    hedge_after_ms: Annotated[float, Field(ge=0, le=3_600_000)] = OPTIONAL
+    breaker: dict[str, Any] = OPTIONAL
+    tls: dict[str, Any] = OPTIONAL
+
+
+_PLAIN: Final = (
+    "timeout_seconds",
+    "connect_seconds",
+    "health_seconds",
+    "max_attempts",
+    "retry_pause_ms",
+    "hedge_after_ms",
+)
+
+
+def read_remotes(file: ConfigFile) -> list[RemoteSpec]:
+    """Read the entries among the models that have the key ``remote``; of two with one name the first counts."""
+    found = [_read_remote(entry, file) for entry in file.models.remotes]
+    return [spec for spec in found if spec is not None]
+
+
+def _read_remote(entry: Located, file: ConfigFile) -> RemoteSpec | None:
+    members = check_members(entry, _Entry, file.findings)
+    if not is_whole(entry, members, _Entry) or not file.is_first(RemoteSpec.kind, entry, members["name"]):
+        return None
+    given = {key: member.plain() for key, member in members.items()}
+    place = file.place(entry)
+    addresses, problems = _addresses(given["remote"])
+    breaker, wrong_breaker = _nested("breaker", BreakerSpec, given)
+    tls, wrong_tls = _nested("tls", RemoteTls, given)
+    problems += [*check_name(given["name"]), *wrong_breaker, *wrong_tls]
+    return RemoteSpec(
+        name=given["name"],
+        base_path=file.directory,
+        addresses=addresses,
+        remote_name=given.get("remote_name") or given["name"],
+        remote_version=str(given.get("remote_version", "")),
+        breaker=breaker or BreakerSpec(),
+        tls=_below(file.directory, tls or RemoteTls()),
+        origin=file.origin(entry),
+        problems=tuple(place.of(problem) for problem in problems),
+        place=place,
+        **{key: given[key] for key in _PLAIN if key in given},
+    )
+
+
+def _addresses(value: str | list[str]) -> tuple[tuple[RemoteAddress, ...], list[Problem]]:
+    texts = [value] if isinstance(value, str) else value
+    problems = []
+    if not 0 < len(texts) <= _MOST_ADDRESSES:
+        expected = f"one to {_MOST_ADDRESSES} addresses"
+        problems.append(Problem("the addresses cannot be used", path="remote", expected=expected, found=shown(value)))
+    if repeated := [text for index, text in enumerate(texts) if text in texts[:index]]:
+        problems.append(Problem(f"the address {repeated[0]} is given twice", path="remote", suggestion="remove one"))
+    addresses = [_address(text) for text in texts]
+    for text, address in zip(texts, addresses, strict=True):
+        if address is None:
+            found = shown(text)
+            problems.append(Problem("the address cannot be used", path="remote", expected=_FORM, found=found))
+    return tuple(address for address in addresses if address is not None), problems
+
+
+def _address(text: str) -> RemoteAddress | None:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return None
+    further = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+    if parts.scheme not in _SCHEMES or not parts.hostname or not port or further:
+        return None
+    return RemoteAddress(parts.scheme, parts.hostname, port)
+
+
+def _nested(key: str, settings: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[Problem]]:
+    try:
+        return settings.model_validate(given.get(key, {})), []
+    except ValidationError as error:
+        known = ", ".join(settings.model_fields)
+        return None, [
+            Problem(
+                "the value cannot be used",
+                path=".".join([key, *map(str, fault["loc"])]),
+                expected=f"a key of {known}" if fault["type"] == "extra_forbidden" else expected_by(fault),
+                found=shown(fault["input"]),
+            )
+            for fault in error.errors(include_url=False)
+        ]
+
+
+def _below(directory: Path, tls: RemoteTls) -> RemoteTls:
+    """Have relative paths lead on from the configuration's folder."""
+    files = {key: directory / path for key in ("ca", "cert", "key") if (path := getattr(tls, key)) is not None}
+    return tls.model_copy(update=files)

@@ -1,0 +1,86 @@
+"""Connections to other servers, with TLS or without."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+import trio
+
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.remote.endpoint import NotSent
+
+if TYPE_CHECKING:
+    from ovmstrio.config.remote_entries import RemoteAddress, RemoteTls
+
+__all__ = ["client_tls", "connect"]
+
+
+def client_tls(tls: RemoteTls) -> ssl.SSLContext:
+    """Load the files of the TLS settings; blocking.
+
+    Raises:
+        ConfigError: one cannot be read, or does not hold what it should.
+    """
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+    except OSError as error:
+        raise _refused("tls.ca", f"no certificate of a CA can be read from {tls.ca}", error) from None
+    if tls.cert is not None:
+        try:
+            context.load_cert_chain(tls.cert, tls.key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise _refused("tls.cert", f"no certificate with its key can be read from {tls.cert}", error) from None
+    return context
+
+
+def _no_password() -> str:
+    """Refuse a key with a password, for which the library would ask at the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _refused(path: str, message: str, error: Exception) -> ConfigError:
+    reason = (isinstance(error, OSError) and error.strerror) or str(error)
+    return ConfigError([Problem(f"{message}: {reason}", path=path)])
+
+
+async def connect(
+    address: RemoteAddress, tls: ssl.SSLContext | None, *, server_name: str, seconds: float
+) -> trio.abc.Stream:
+    """Connect; the caller owns the stream.
+
+    Raises:
+        NotSent: nobody is there, or the one who is there is not who it should be.
+
+    Cancellation: at any checkpoint; nothing is left.
+    """
+    stream: trio.abc.Stream | None = None
+    try:
+        with trio.fail_after(seconds):
+            stream = await trio.open_tcp_stream(address.host, address.port)
+            if tls is None:
+                return stream
+            wrapped = trio.SSLStream(stream, tls, server_hostname=server_name or address.host, https_compatible=True)
+            await wrapped.do_handshake()
+            return wrapped
+    except trio.TooSlowError:
+        failure = f"no connection within {seconds:g} s"
+    except (OSError, trio.BrokenResourceError) as error:
+        failure = _reason(error)
+    except BaseException:
+        if stream is not None:
+            await trio.aclose_forcefully(stream)
+        raise
+    if stream is not None:
+        await trio.aclose_forcefully(stream)
+    raise NotSent(f"{address} cannot be reached: {failure}")
+
+
+def _reason(error: BaseException) -> str:
+    cause = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    for each in (cause, error):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+    return str(cause or error)

@@ -1,0 +1,190 @@
+"""A model at an address that speaks KServe v2 over gRPC."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import trio
+from google.protobuf.message import DecodeError
+from grpclib.const import Status
+
+from ovmstrio.core.errors import ModelFailure, NotReady, PayloadTooLarge
+from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.protocol.status_errors import error_of_grpc
+from ovmstrio.runtimes.remote.connecting import connect
+from ovmstrio.runtimes.remote.endpoint import Description, NotSent, spec_of, with_address
+from ovmstrio.runtimes.remote.grpc.client_core import literal
+from ovmstrio.runtimes.remote.grpc.connection import Connection
+from ovmstrio.runtimes.remote.grpc.messages import decode_response, encode_request
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+
+    from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
+    from ovmstrio.core.request import Buffer, InferRequest, InferResponse
+    from ovmstrio.runtimes.remote.grpc.client_core import Exchange
+
+__all__ = ["GrpcEndpoint"]
+
+_SERVICE: Final = b"/inference.GRPCInferenceService/"
+_MOST_BYTES: Final = 2**31 - 1
+_HEAD_BYTES: Final = 64 * 1024
+"""What an answer may have besides its tensors."""
+_MOST_MILLISECONDS: Final = 99_999_999
+_HTTP_STATUSES: Final = {
+    "400": "INTERNAL",
+    "401": "UNAUTHENTICATED",
+    "403": "PERMISSION_DENIED",
+    "404": "UNIMPLEMENTED",
+    "429": "UNAVAILABLE",
+    "502": "UNAVAILABLE",
+    "503": "UNAVAILABLE",
+    "504": "UNAVAILABLE",
+}
+
+
+class GrpcEndpoint:
+    """Calls one model over one connection, which is made when it is needed.
+
+    Args:
+        spec: which model.
+        address: where.
+        tasks: owns the connection's task.
+        tls: what connections are wrapped in, None for nothing.
+    """
+
+    def __init__(
+        self, spec: RemoteSpec, address: RemoteAddress, tasks: trio.Nursery, tls: ssl.SSLContext | None
+    ) -> None:
+        self.address = str(address)
+        self._spec = spec
+        self._where = address
+        self._tasks = tasks
+        self._tls = tls
+        self._connection: Connection | None = None
+        self._connecting = trio.Lock()
+
+    async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
+        """See :class:`Endpoint`."""
+        body = encode_request(request, self._spec.remote_name, self._spec.remote_version)
+        most = min(request.most_bytes + _HEAD_BYTES, _MOST_BYTES)
+        try:
+            return decode_response(await self._call(b"ModelInfer", body, seconds, most))
+        except ModelFailure as error:
+            raise with_address(error, self.address) if self.address not in error.message else error from None
+
+    async def describe(self) -> Description:
+        """See :class:`Endpoint`."""
+        answer = await self._ask("ModelMetadata", "name", "version")
+        inputs, outputs = (
+            tuple(sorted((spec_of(each.name, each.datatype, each.shape) for each in side), key=lambda each: each.name))
+            for side in (answer.inputs, answer.outputs)
+        )
+        return Description(answer.platform, inputs, outputs)
+
+    async def ask_ready(self) -> str:
+        """See :class:`Endpoint`."""
+        answer = await self._ask("ModelReady", "name", "version")
+        return "" if answer.ready else f"{self._spec.remote_name!r} is not ready there"
+
+    def doubt(self) -> None:
+        """See :class:`Endpoint`."""
+        if self._connection is not None:
+            self._connection.break_off("nothing came for too long")
+
+    async def aclose(self) -> None:
+        """End the connection.
+
+        Cancellation: never; it does not wait.
+        """
+        if self._connection is not None:
+            self._connection.break_off("the model was unloaded")
+
+    async def _ask(self, method: str, name: str, version: str) -> Any:
+        """Call what says something of the model."""
+        request = message_class(f"inference.{method}Request")(
+            **{name: self._spec.remote_name, version: self._spec.remote_version}
+        )
+        body = [request.SerializeToString()]
+        data = await self._call(method.encode(), body, self._spec.timeout_seconds, _MOST_BYTES)
+        try:
+            return message_class(f"inference.{method}Response").FromString(bytes(data))
+        except DecodeError:
+            raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does") from None
+
+    async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> bytearray:
+        size = sum(map(len, body))
+        message = [b"\0" + size.to_bytes(4, "big"), *body]
+        headers = self._headers(method) + _timeout(seconds)
+        connection = await self._connected()
+        exchange = await connection.call(headers, message, most)
+        if exchange.is_untouched and not exchange.id:
+            # A connection that was idle may have ended unseen: another one was not tried yet.
+            connection = await self._connected()
+            exchange = await connection.call(headers, message, most)
+        return self._message(exchange, most)
+
+    async def _connected(self) -> Connection:
+        connection = self._connection
+        if connection is not None and connection.takes_calls:
+            return connection
+        async with self._connecting:
+            if self._connection is not None and self._connection.takes_calls:
+                return self._connection
+            stream = await connect(
+                self._where, self._tls, server_name=self._spec.tls.server_name, seconds=self._spec.connect_seconds
+            )
+            connection = Connection(stream)
+            await self._tasks.start(connection.run)
+            self._connection = connection
+            return connection
+
+    def _headers(self, method: bytes) -> bytes:
+        return self._first_headers + literal(b":path", _SERVICE + method) + self._last_headers
+
+    @cached_property
+    def _first_headers(self) -> bytes:
+        scheme = b"https" if self._where.has_tls else b"http"
+        authority = (self._spec.tls.server_name or self._where.authority).encode()
+        pairs = ((b":method", b"POST"), (b":scheme", scheme), (b":authority", authority))
+        return b"".join(literal(name, value) for name, value in pairs)
+
+    @cached_property
+    def _last_headers(self) -> bytes:
+        pairs = ((b"te", b"trailers"), (b"content-type", b"application/grpc"), (b"user-agent", b"ovmstrio"))
+        return b"".join(literal(name, value) for name, value in pairs)
+
+    def _message(self, exchange: Exchange, most: float) -> bytearray:
+        """Give the answer's message, or raise what the call failed with."""
+        if exchange.is_too_large:
+            raise PayloadTooLarge(
+                f"the answer of {self.address} has {exchange.size} bytes, the limit is {most:.0f} (--max_message_size)"
+            )
+        if exchange.failure:
+            failure = NotSent if exchange.is_untouched else NotReady
+            raise failure(f"{self.address} gave no answer: {exchange.failure}")
+        headers = exchange.headers
+        code = headers.get("grpc-status", "")
+        if code == "0":
+            if not exchange.is_whole or exchange.message is None:
+                raise ModelFailure(f"{self.address} answered with no whole message")
+            return exchange.message
+        if not code.isdecimal():
+            status = headers.get(":status", "")
+            text = f"{self.address} answers no gRPC (HTTP status {status or 'unknown'})"
+            raise error_of_grpc(_HTTP_STATUSES.get(status, "UNKNOWN"), text)
+        known = {status.value: status.name for status in Status}
+        text = unquote(headers.get("grpc-message", "")) or "no reason was given"
+        raise with_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text), self.address)
+
+
+def _timeout(seconds: float) -> bytes:
+    """Say how much time is left, as gRPC's header does."""
+    if seconds == math.inf:
+        return b""
+    milliseconds = max(1, min(round(seconds * 1000), _MOST_MILLISECONDS))
+    return literal(b"grpc-timeout", b"%dm" % milliseconds)

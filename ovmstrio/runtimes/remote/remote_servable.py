@@ -1,0 +1,191 @@
+"""A model of another server as a servable: which address is called, whether once more, and what failures mean.
+
+::
+
+    call ── deadline ── hedge after a while, if configured ── attempt ── address in turn ── Endpoint
+                                                                 └── nothing was sent? the next address, then a pause
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotFound, NotReady, PayloadTooLarge, ServerError
+from ovmstrio.core.request import ServableMetadata
+from ovmstrio.runtimes.remote.endpoint import NotSent
+from ovmstrio.runtimes.remote.hedging import hedged
+from ovmstrio.runtimes.remote.sequence import given_id, step_of
+from ovmstrio.runtimes.resident import ResidentService
+from ovmstrio.work.backoff import Backoff
+
+if TYPE_CHECKING:
+    from ovmstrio.config.remote_entries import RemoteSpec
+    from ovmstrio.core.request import InferRequest, InferResponse
+    from ovmstrio.runtimes.remote.endpoint import Description
+    from ovmstrio.runtimes.remote.sequence import SequenceStep
+    from ovmstrio.runtimes.remote.targets import Target, Targets
+
+__all__ = ["RemoteServable"]
+
+_VERSION: Final = "1"
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+class RemoteServable(ResidentService):
+    """One model of another server.
+
+    Args:
+        spec: how it is called.
+        description: what the other server says of it.
+        targets: where it is.
+    """
+
+    def __init__(self, spec: RemoteSpec, description: Description, targets: Targets) -> None:
+        super().__init__()
+        self._spec = spec
+        self._targets = targets
+        self.metadata = ServableMetadata(
+            spec.name, description.platform or "remote", description.inputs, description.outputs
+        )
+
+    @property
+    def obstacle(self) -> str:
+        """Why no address can be called, empty if one can."""
+        told = self._targets.obstacle(trio.current_time())
+        return f'remote model "{self._spec.name}": {told}' if told else ""
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """Have the other server answer, within the request's deadline and the configured time.
+
+        Raises:
+            NotReady: no address can be called, or the connection broke under the call.
+            DeadlineExceeded: the answer did not come in time.
+            PayloadTooLarge: the answer is larger than it may be.
+            ServerError: what the other server answered, by its class and text, and the address.
+
+        Ownership: the request's buffers until it returns.
+        Cancellation: at any checkpoint; the other server is told, and drops the call.
+        """
+        now = trio.current_time()
+        deadline = min(request.deadline, now + self._spec.timeout_seconds)
+        step = step_of(request)
+        try:
+            if step is not None and step.id:
+                response = await self._infer_step(request, step, deadline)
+            elif step is None and self._spec.hedge_after_ms:
+                tried: set[Target] = set()
+                call = partial(self._attempt, request, deadline, tried=tried)
+                response = await hedged(call, self._spec.hedge_after_ms / 1000, is_final=_is_final)
+            else:
+                response = await self._attempt(request, deadline, step)
+        except NotSent as error:
+            raise NotReady(error.message) from error
+        if response.nbytes > request.most_bytes:
+            raise PayloadTooLarge.of_outputs(response.nbytes, request.most_bytes)
+        response.model_name, response.model_version, response.id = self._spec.name, _VERSION, request.id
+        return response
+
+    # Attempts
+
+    async def _infer_step(self, request: InferRequest, step: SequenceStep, deadline: float) -> InferResponse:
+        """Call the address that has the sequence; nobody else knows it."""
+        target = self._targets.of_sequence(step, trio.current_time())
+        response = await self._attempt(request, deadline, step, only=target)
+        if step.ends:
+            self._targets.forget(step.id)
+        return response
+
+    async def _attempt(
+        self,
+        request: InferRequest,
+        deadline: float,
+        step: SequenceStep | None = None,
+        *,
+        only: Target | None = None,
+        tried: set[Target] | None = None,
+    ) -> InferResponse:
+        """Call one address after the other, as long as nothing of the call was sent; then all of them again.
+
+        ``tried`` are those that another attempt at the same call has, which come last.
+        """
+        pauses = Backoff(self._spec.retry_pause_ms / 1000, _LONGEST_PAUSE_SECONDS)
+        tried = set() if tried is None else tried
+        failure: NotSent | None = None
+        for attempt in range(self._spec.max_attempts):
+            target = self._choose(tried, only)
+            if target is None and tried:
+                if attempt:
+                    await self._pause(pauses.seconds_after(), deadline)
+                tried.clear()
+                target = self._choose(tried, only)
+            if target is None:
+                break
+            tried.add(target)
+            try:
+                response = await self._call(target, request, deadline)
+            except NotSent as error:
+                failure = error
+                continue
+            if step is not None and step.starts and (chosen := given_id(response)):
+                self._targets.place(chosen, target)
+            return response
+        if failure is not None:
+            raise failure
+        reason = self._targets.obstacle(trio.current_time()) or "another call tries whether it answers again"
+        raise NotReady(f'remote model "{self._spec.name}" is not called: {reason}')
+
+    def _choose(self, tried: set[Target], only: Target | None) -> Target | None:
+        now = trio.current_time()
+        if only is None:
+            return self._targets.choose(now, tried)
+        return only if only not in tried and only.breaker.allows(now) else None
+
+    async def _pause(self, seconds: float, deadline: float) -> None:
+        """Wait for half to all of a pause, so that not all callers come again at once."""
+        seconds *= random.uniform(0.5, 1)  # noqa: S311 - nothing is to be kept secret
+        await trio.sleep_until(min(trio.current_time() + seconds, deadline))
+
+    async def _call(self, target: Target, request: InferRequest, deadline: float) -> InferResponse:
+        """Call an address once, and note how it did."""
+        begun = trio.current_time()
+        if begun >= deadline:
+            raise self._too_late(target)
+        target.breaker.begin()
+        try:
+            with trio.move_on_at(deadline):
+                response = await target.endpoint.infer(request, deadline - begun)
+                target.breaker.succeed()
+                return response
+            error: ServerError = self._too_late(target)
+        except ServerError as raised:
+            error = raised
+        except BaseException:
+            target.breaker.abandon()
+            raise
+        self._note(target, error, is_in_hurry=request.deadline <= deadline)
+        raise error
+
+    def _note(self, target: Target, error: ServerError, *, is_in_hurry: bool) -> None:
+        is_late = isinstance(error, DeadlineExceeded)
+        if is_late and is_in_hurry:
+            # The caller's own deadline says nothing of the address.
+            target.breaker.abandon()
+        elif is_late or isinstance(error, NotReady):
+            target.breaker.fail(trio.current_time())
+            target.suspect.set()
+        else:
+            target.breaker.succeed()
+        if isinstance(error, NotSent):
+            target.ailment = error.message
+
+    def _too_late(self, target: Target) -> DeadlineExceeded:
+        return DeadlineExceeded(f'{target.endpoint.address} did not answer for "{self._spec.name}" in time')
+
+
+def _is_final(error: ServerError) -> bool:
+    """Tell whether another address would have answered the same."""
+    return isinstance(error, InvalidRequest | NotFound | DeadlineExceeded)

@@ -1,0 +1,208 @@
+"""HTTP/2 as a client speaks it, with hyper-h2 as the server, and bytes that no server should send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, RequestReceived, StreamReset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ovmstrio.runtimes.remote.grpc.client_core import ClientCore, Exchange, ProtocolViolation, literal
+
+MOST = 2**31
+
+
+def _block() -> bytes:
+    pairs = ((":method", "POST"), (":scheme", "http"), (":path", "/s/M"), (":authority", "h:1"), ("te", "trailers"))
+    return b"".join(literal(name.encode(), value.encode()) for name, value in pairs)
+
+
+def _said(exchange: Exchange) -> bytes:
+    """Give the message that has come."""
+    assert exchange.message is not None
+    return bytes(exchange.message)
+
+
+class Pair:
+    """A client and a server, joined by hand."""
+
+    def __init__(self) -> None:
+        self.client = ClientCore()
+        self.server = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+        self.server.initiate_connection()
+
+    def to_server(self) -> list[Any]:
+        """Move bytes."""
+        data = b"".join(self.client.out)
+        self.client.out = []
+        return list(self.server.receive_data(data))
+
+    def to_client(self, step: int = 2**30) -> None:
+        """Move bytes, so many at a time."""
+        data = self.server.data_to_send()
+        for start in range(0, len(data), step):
+            self.client.feed(data[start : start + step])
+
+    def begin(self, body: bytes = b"hello") -> Exchange:
+        """Make a call."""
+        exchange = self.client.begin(_block(), MOST)
+        self.client.send(exchange, [body], len(body), ends=True)
+        return exchange
+
+    def answer(self, stream: int, message: bytes, cuts: list[int]) -> None:
+        """Answer a call with one message in several frames."""
+        self.server.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
+        body = b"\0" + len(message).to_bytes(4, "big") + message
+        for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True):
+            self.server.send_data(stream, body[start:end], pad_length=3 if start % 2 else None)
+        self.server.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5), st.integers(1, 50))
+def test_an_answer_is_the_same_however_it_is_cut(message: bytes, cuts: list[int], step: int) -> None:
+    """Into frames, padded or not, and into what a socket gives at a time."""
+    pair = Pair()
+    exchange = pair.begin()
+    events = pair.to_server()
+    (request,) = [event for event in events if isinstance(event, RequestReceived)]
+    headers: Any = dict(request.headers)
+    assert headers[":path"] == "/s/M"
+    assert b"".join(event.data for event in events if isinstance(event, DataReceived)) == b"hello"
+    pair.answer(exchange.id, message, sorted(min(cut, len(message) + 5) for cut in cuts))
+    pair.to_client(step)
+    assert exchange.ended.is_set()
+    assert exchange.is_whole
+    assert _said(exchange) == message
+    assert exchange.headers["grpc-status"] == "0"
+    assert not pair.client.exchanges
+
+
+def test_windows_are_given_back_as_bytes_come() -> None:
+    """So that any number of large answers can be read on one connection."""
+    pair = Pair()
+    message = bytes(2**20)
+    pair.to_server()
+    pair.to_client()
+    pair.to_server()
+    for _ in range(40):
+        exchange = pair.begin()
+        pair.to_server()
+        cuts = list(range(2**18, 2**20, 2**18))
+        pair.answer(exchange.id, message, cuts)
+        pair.to_client()
+        pair.to_server()
+        assert _said(exchange) == message
+
+
+def test_settings_and_window_updates_open_windows() -> None:
+    """Those of calls under way, too."""
+    pair = Pair()
+    exchange = pair.client.begin(_block(), MOST)
+    assert (exchange.window, pair.client.window) == (65_535, 65_535)
+    pair.to_server()
+    pair.server.update_settings({4: 100_000, 5: 50_000, 3: 7})
+    pair.server.increment_flow_control_window(5)
+    pair.server.increment_flow_control_window(3, exchange.id)
+    pair.to_client()
+    assert (exchange.window, pair.client.window) == (100_003, 65_540)
+    assert (pair.client.frame, pair.client.most_streams) == (50_000, 7)
+
+
+def test_a_call_that_is_not_wanted_any_more_is_reset_once() -> None:
+    """What still comes for it is dropped, and its headers are read all the same, for the table of headers."""
+    pair = Pair()
+    exchange = pair.begin()
+    pair.to_server()
+    pair.answer(exchange.id, b"late", [])
+    pair.client.reset(exchange)
+    pair.client.reset(exchange)
+    assert sum(isinstance(event, StreamReset) for event in pair.to_server()) <= 1
+    pair.to_client()
+    following = pair.begin()
+    pair.to_server()
+    pair.answer(following.id, b"next", [])
+    pair.to_client()
+    assert _said(following) == b"next"
+
+
+def test_a_server_that_goes_away_answers_what_it_has_begun() -> None:
+    """It says which calls it has not looked at; no new ones are made."""
+    pair = Pair()
+    first, second = pair.begin(), pair.begin()
+    pair.to_server()
+    pair.client.feed(_frame(7, 0, 0, first.id.to_bytes(4, "big") + bytes(4)))
+    assert not pair.client.takes_calls
+    assert second.ended.is_set()
+    assert second.is_untouched
+    assert not first.ended.is_set()
+    pair.answer(first.id, b"whole", [])
+    pair.to_client()
+    assert _said(first) == b"whole"
+
+
+@pytest.mark.parametrize(("code", "untouched"), [(7, True), (2, False), (8, False)])
+def test_a_refused_call_was_not_looked_at(code: int, *, untouched: bool) -> None:
+    """Of any other that the server resets nobody knows."""
+    pair = Pair()
+    exchange = pair.begin()
+    pair.client.feed(_frame(3, 0, exchange.id, code.to_bytes(4, "big")))
+    assert exchange.ended.is_set()
+    assert exchange.is_untouched is untouched
+    assert f"code {code}" in exchange.failure
+
+
+def test_an_answer_above_the_limit_is_not_taken() -> None:
+    """Its size is known by its first bytes."""
+    pair = Pair()
+    exchange = pair.begin()
+    exchange.most = 10
+    pair.to_server()
+    pair.answer(exchange.id, bytes(11), [])
+    pair.to_client()
+    assert exchange.is_too_large
+    assert exchange.size == 11
+    assert exchange.message is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4,
+        (2**20 + 1).to_bytes(3, "big") + bytes(6),
+        (70_000).to_bytes(3, "big") + b"\1\0\0\0\0\1",
+        b"\0\0\0\5\0\0\0\0\1",
+        b"\0\0\1\1\0\0\0\0\1\x80" + b"\0\0\0\0\0\0\0\0\1",
+        b"\0\0\0\x09\4\0\0\0\1",
+        b"\0\0\1\1\4\0\0\0\1\xff",
+        b"\0\0\3\3\0\0\0\0\1abc",
+        b"\0\0\1\0\x08\0\0\0\1\xff",
+    ],
+)
+def test_what_is_no_http2_ends_the_connection(data: bytes) -> None:
+    """Not HTTP/2 at all, too large, pushed, headers that do not end or cannot be read, wrong sizes, wrong padding."""
+    pair = Pair()
+    exchange = pair.begin()
+    with pytest.raises(ProtocolViolation):
+        pair.client.feed(data)
+    pair.client.fail("broke")
+    assert exchange.failure == "broke"
+    assert not pair.client.takes_calls
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    """Nothing else comes of them."""
+    pair = Pair()
+    pair.begin()
+    try:
+        pair.client.feed(data)
+    except ProtocolViolation:
+        assert data
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
