@@ -19,7 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["FileKeys", "SigningKeys", "TokenRules", "Tokens", "read_key_set"]
 
-_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+_ALGORITHMS: Final = (
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "Ed25519",
+)
 """Only such as have public keys: with one that signs and verifies by one secret, whoever verifies could sign."""
 _SYMMETRIC: Final = "oct"
 _LONGEST_SECONDS: Final = 300.0

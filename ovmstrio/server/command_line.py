@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -243,7 +244,23 @@ def _security(settings: ServerSettings) -> list[Problem]:
         problems.append(Problem("each needs the other", path="--tls_cert and --tls_key"))
     if settings.client_ca is not None and settings.tls_cert is None:
         problems.append(Problem("needs --tls_cert and --tls_key", path="--client_ca"))
+    return [*problems, *_token_problems(settings)]
+
+
+def _token_problems(settings: ServerSettings) -> list[Problem]:
+    """Check what says which tokens are taken; keys that came unprotected could be anybody's."""
+    problems = []
+    if settings.jwt_audience is not None and settings.jwks_file is None and settings.oidc_issuer is None:
+        problems.append(Problem("needs --jwks_file or --oidc_issuer", path="--jwt_audience"))
+    issuer = urlsplit(settings.oidc_issuer or "")
+    is_safe = issuer.scheme == "https" or settings.jwks_file is not None
+    if settings.oidc_issuer is not None and not (is_safe or issuer.hostname in _THIS_MACHINE):
+        expected = "an address that begins with https://"
+        problems.append(Problem("keys cannot be had from there", "", None, "--oidc_issuer", expected, issuer.geturl()))
     return problems
+
+
+_THIS_MACHINE: Final = {"localhost", "127.0.0.1", "::1"}
 
 
 _METRIC_LISTS: Final = ("metrics_list", "metrics_families")

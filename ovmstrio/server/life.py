@@ -5,7 +5,7 @@
     serve ── log writer          a thread that writes lines, flushed at the end
           ├─ signals             the first drains, the second stops at once
           └─ server
-             ├─ callers          their files are watched
+             ├─ watcher          of the files of callers and certificates
           ├─ trials           a process each, of models that were never seen to run
              ├─ registry         loads, retirements, the watcher
              │  └─ services      what each runs besides its calls; outlives them
@@ -51,8 +51,9 @@ from ovmstrio.runtimes.models.sequences.store import SequenceStore
 from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.access import Access, open_access
+from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
-from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
+from ovmstrio.server.listening import HTTP, HTTP2, open_noted_listeners
 from ovmstrio.server.memory_limit import pending_answers
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
@@ -74,7 +75,7 @@ __all__ = ["FrontEnd", "Hosting", "serve", "serve_plan"]
 log = structlog.get_logger(__name__)
 
 _POLL_SECONDS: Final = 1.0
-"""How often the files of callers are looked at where no others are."""
+"""How often the files of callers and certificates are looked at where no others are."""
 
 
 class FrontEnd(Protocol):
@@ -111,6 +112,7 @@ class Hosting:
         until: returns when the server is to drain.
         warned: returns when that is near.
         observers: are told of every call before the server's own are.
+        watches: look at files of its own, again and again.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
@@ -119,6 +121,7 @@ class Hosting:
     until: Callable[[], Awaitable[None]] | None = None
     warned: Callable[[], Awaitable[None]] | None = None
     observers: Sequence[CallObserver] = ()
+    watches: Sequence[Callable[[], Awaitable[bool]]] = ()
 
     @property
     def is_part(self) -> bool:
@@ -200,6 +203,7 @@ class _Server:
         self.ended_gently = False
         self._drained = trio.Event()
         self._access = access
+        self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
         self._registry = self._make_registry()
         limit = Limit(plan.settings.max_concurrency, plan.settings.max_queue)
@@ -328,9 +332,9 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
-            if self._access is not None:
-                pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
-                nursery.start_soon(FileWatcher(self._access.look, pause).run)
+            pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
+            if self._access is not None or self._settings.tls_cert is not None:
+                nursery.start_soon(partial(FileWatcher(self._look_at_files, pause).run, pauses_first=True))
             async with AsyncExitStack() as opened:
                 listeners = await self._listen(opened)
                 if not self._plan.root:
@@ -349,6 +353,12 @@ class _Server:
                     task_status.started(running)
                     await self._drained.wait()
             nursery.cancel_scope.cancel()
+
+    async def _look_at_files(self) -> bool:
+        """Look at the files of callers and certificates."""
+        for look in (self._certificates.look, *self._hosting.watches):
+            await look()
+        return self._access is None or await self._access.look()
 
     async def _load_root(self) -> None:
         await self._registry.apply(self._plan.spec.services)
@@ -370,7 +380,7 @@ class _Server:
                 continue
             if given is None:
                 is_plain = name == "probes"
-                tls = None if is_plain else await trio.to_thread.run_sync(make_tls, self._settings, protocol)
+                tls = None if is_plain else await trio.to_thread.run_sync(self._certificates.tls, protocol)
                 opening = open_noted_listeners(where, tls, "--probe_port" if is_plain else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
             else:

@@ -7,44 +7,23 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.wire.listeners import open_listeners, tls_context
+from ovmstrio.wire.listeners import open_listeners
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Sequence
 
-    from ovmstrio.server.settings import ServerSettings
     from ovmstrio.wire.listeners import Listener
+    from ovmstrio.wire.reloaded_tls import ReloadedTls
 
-__all__ = ["make_tls", "open_noted_listeners"]
+__all__ = ["open_noted_listeners"]
 
 HTTP: Final = "http/1.1"
 HTTP2: Final = "h2"
 
 
-def make_tls(settings: ServerSettings, protocol: str) -> ssl.SSLContext | None:
-    """Make the TLS settings of one protocol, None for plain connections; blocking.
-
-    Raises:
-        ConfigError: the files cannot be used.
-    """
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    try:
-        return tls_context(settings.tls_cert, settings.tls_key, settings.client_ca, protocol=protocol)
-    except OSError as error:
-        # The ssl module does not say which file it means.
-        files = ", ".join(
-            f"--{name} {path}"
-            for name in ("tls_cert", "tls_key", "client_ca")
-            if (path := getattr(settings, name)) is not None
-        )
-        raise ConfigError([Problem(f"TLS cannot be set up from {files}: {error.strerror or error}")]) from error
-
-
 @asynccontextmanager
 async def open_noted_listeners(
-    addresses: Sequence[str], tls: ssl.SSLContext | None, options: str
+    addresses: Sequence[str], tls: ReloadedTls | None, options: str
 ) -> AsyncIterator[list[Listener]]:
     """Listen while the block lasts.
 

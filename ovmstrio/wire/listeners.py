@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.wire.reloaded_tls import ReloadedTls, TlsListener
+
 __all__ = ["Listener", "Peer", "address_of", "client_of", "open_listeners", "peer_of", "socket_of", "tls_context"]
 
 Listener = trio.abc.Listener[Any]
@@ -62,7 +64,9 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, 
 
 
 @asynccontextmanager
-async def open_listeners(addresses: Sequence[str], tls: ssl.SSLContext | None = None) -> AsyncIterator[list[Listener]]:
+async def open_listeners(
+    addresses: Sequence[str], tls: ssl.SSLContext | ReloadedTls | None = None
+) -> AsyncIterator[list[Listener]]:
     """Listen on every address; a host name gives one listener for each of its addresses.
 
     Ownership: the listeners are closed and Unix sockets removed when the block ends.
@@ -91,7 +95,9 @@ async def open_listeners(addresses: Sequence[str], tls: ssl.SSLContext | None = 
             path.unlink(missing_ok=True)
 
 
-def _with_tls(listener: trio.SocketListener, tls: ssl.SSLContext | None) -> Listener:
+def _with_tls(listener: trio.SocketListener, tls: ssl.SSLContext | ReloadedTls | None) -> Listener:
+    if isinstance(tls, ReloadedTls):
+        return TlsListener(listener, tls)
     return listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
 
 
@@ -139,7 +145,7 @@ def address_of(listener: Listener) -> str:
 
 def socket_of(listener: Listener) -> trio.socket.SocketType | None:
     """Give the socket of a listener; None for one that has its connections from elsewhere."""
-    if isinstance(listener, trio.SSLListener):
+    if isinstance(listener, trio.SSLListener | TlsListener):
         listener = listener.transport_listener
     return listener.socket if isinstance(listener, trio.SocketListener) else None
 

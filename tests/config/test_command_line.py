@@ -77,6 +77,15 @@ def test_a_single_model_is_configured_by_options() -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [{"oidc_issuer": "http://localhost:80", "jwt_audience": "a"}, {"oidc_issuer": "any name", "jwks_file": "keys"}],
+)
+def test_an_issuer_is_a_name_where_its_keys_are_in_a_file(options: dict[str, Any]) -> None:
+    """And otherwise an address, of this machine if it has no TLS."""
+    assert read_settings(options).oidc_issuer == options["oidc_issuer"]
+
+
+@pytest.mark.parametrize(
     ("options", "paths"),
     [
         ({"port": "70000", "log_level": "info", "drain_seconds": -1}, ["--port", "--drain_seconds", "--log_level"]),
@@ -98,6 +107,9 @@ def test_a_single_model_is_configured_by_options() -> None:
         ({"model_name": "m", "model_path": "../m"}, ["--model_path"]),
         ({"tls_cert": "c", "client_ca": "a"}, ["--tls_cert and --tls_key"]),
         ({"client_ca": "a"}, ["--client_ca"]),
+        ({"jwt_audience": "a"}, ["--jwt_audience"]),
+        ({"oidc_issuer": "issuer.example"}, ["--oidc_issuer"]),
+        ({"oidc_issuer": "http://issuer.example"}, ["--oidc_issuer"]),
         ({"metrics_list": "ovms_streams,x"}, ["--metrics_list"]),
         ({"metrics_list": "ovms_streams", "rest_port": 0}, ["--metrics_list"]),
         ({"metrics_list": "ovms_streams", "metrics_enable": False}, ["--metrics_list"]),

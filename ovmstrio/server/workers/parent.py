@@ -20,7 +20,8 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_writer import WRITER
-from ovmstrio.server.listening import HTTP, HTTP2, make_tls, open_noted_listeners
+from ovmstrio.server.certificates import Certificates
+from ovmstrio.server.listening import HTTP, HTTP2, open_noted_listeners
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.workers.board import Board
@@ -123,7 +124,7 @@ class _Parent:
         for name, where, protocol in (("gRPC", plan.grpc, HTTP2), ("REST", plan.rest, HTTP)):
             if where:
                 # The processes do it; what is wrong is told once here.
-                await trio.to_thread.run_sync(make_tls, plan.settings, protocol)
+                await trio.to_thread.run_sync(Certificates(plan.settings).tls, protocol)
                 opening = open_noted_listeners(where, None, plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
         return listeners

@@ -12,8 +12,9 @@ import trio
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.life import Hosting
-from ovmstrio.server.listening import HTTP, HTTP2, make_tls
+from ovmstrio.server.listening import HTTP, HTTP2
 from ovmstrio.server.own_process import serve_in_own_process
 from ovmstrio.server.project_environment import enter_project
 from ovmstrio.server.project_logs import configure_project_logs
@@ -22,6 +23,7 @@ from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.server.workers.task import CUT, DRAIN, WorkerTask
+from ovmstrio.wire.reloaded_tls import TlsListener
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class _Worker:
         # The parent has waited, and says by the file whether all are ready.
         settings = plan.settings.model_copy(update={"drain_delay": 0})
         self.plan = replace(plan, settings=settings, readiness_file=None)
+        self._certificates = Certificates(settings)
         self._warned = trio.Event()
         self._board = board
         self._row = row
@@ -85,11 +88,12 @@ class _Worker:
         lend = partial(LoadContext, make_limit=partial(SharedLimit, self._board, self._row))
         listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(requests.handle_all, self._put)
-        return Hosting(listeners, lend, self._obstacle, until, self._warned.wait, (_FollowLogLevel(),))
+        observers, watches = (_FollowLogLevel(),), (self._certificates.look,)
+        return Hosting(listeners, lend, self._obstacle, until, self._warned.wait, observers, watches)
 
     def _secured(self, name: str, inbox: ConnectionInbox) -> Listener:
-        tls = make_tls(self.plan.settings, HTTP if name == "REST" else HTTP2)
-        return inbox if tls is None else trio.SSLListener(inbox, tls, https_compatible=True)
+        tls = self._certificates.tls(HTTP if name == "REST" else HTTP2)
+        return inbox if tls is None else TlsListener(inbox, tls)
 
     async def _put(self, request: WorkRequest) -> None:
         if request.value == DRAIN:

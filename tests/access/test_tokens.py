@@ -1,0 +1,201 @@
+"""Tokens: what is taken, and what never is."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from joserfc import jwt
+from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
+
+from ovmstrio.access.issuer_keys import IssuerKeys
+from ovmstrio.access.tokens import FileKeys, TokenRules, Tokens, read_key_set
+from ovmstrio.core.callers import Scopes
+from ovmstrio.core.errors import ConfigError, Unauthenticated
+
+NOW = 1_000_000.0
+ISSUER = "https://issuer.example"
+KEY = ECKey.generate_key("P-256", {"kid": "first"})
+NEXT = OKPKey.generate_key("Ed25519", {"kid": "next"})
+RSA = RSAKey.generate_key(2048, {"kid": "rsa"})
+RULES = TokenRules(ISSUER, "ovms", 60)
+
+
+def _public(*keys: Any) -> dict[str, Any]:
+    return {"keys": [key.as_dict(private=False) for key in keys]}
+
+
+def _token(key: Any = KEY, algorithm: str = "ES256", **claims: Any) -> str:
+    said = {"sub": "ann", "iss": ISSUER, "aud": "ovms", "exp": NOW + 100, "scope": "openid infer:a* read"} | claims
+    header = {"alg": algorithm, **({"kid": key.kid} if key.kid else {})}
+    kept = {name: value for name, value in said.items() if value is not None}
+    return jwt.encode(header, kept, key, algorithms=[algorithm])
+
+
+def _tokens(*keys: Any, rules: TokenRules = RULES) -> Tokens:
+    return Tokens(FileKeys(read_key_set(_public(*(keys or (KEY, RSA))), "test")), rules, lambda: NOW)
+
+
+@pytest.mark.parametrize(("key", "algorithm"), [(KEY, "ES256"), (RSA, "RS256"), (RSA, "PS512")])
+async def test_a_token_of_a_known_key_names_its_subject_and_scopes(key: Any, algorithm: str) -> None:
+    """Of all its scopes those that are the server's; it is looked at again after five minutes or when it expires."""
+    claims = await _tokens().verify(_token(key, algorithm))
+    assert (claims.subject, claims.scopes) == ("ann", Scopes(("a*",), read=True))
+    assert claims.expires_at == NOW + 160
+    assert (await _tokens().verify(_token(key, algorithm, exp=NOW + 9999))).expires_at == NOW + 300
+
+
+@pytest.mark.parametrize(
+    ("claims", "scopes"),
+    [
+        ({"scope": None}, Scopes()),
+        ({"scope": None, "scp": ["read", "x", 3]}, Scopes(read=True)),
+        ({"scope": {"read": 1}}, Scopes()),
+        ({"aud": ["x", "ovms"]}, Scopes(("a*",), read=True)),
+        ({"exp": NOW - 59}, Scopes(("a*",), read=True)),
+        ({"nbf": NOW + 59}, Scopes(("a*",), read=True)),
+    ],
+)
+async def test_scopes_come_in_either_claim_and_clocks_may_differ(claims: dict[str, Any], scopes: Scopes) -> None:
+    """By a minute here."""
+    assert (await _tokens().verify(_token(**claims))).scopes == scopes
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"exp": NOW - 61},
+        {"exp": None},
+        {"exp": "soon"},
+        {"exp": float("nan")},
+        {"nbf": NOW + 61},
+        {"iss": "https://other.example"},
+        {"iss": None},
+        {"aud": "other"},
+        {"aud": None},
+        {"sub": None},
+        {"sub": 3},
+    ],
+)
+async def test_a_token_that_does_not_say_what_it_must_is_refused(claims: dict[str, Any]) -> None:
+    """Without a word of what is in it."""
+    with pytest.raises(Unauthenticated, match="the token is not valid") as caught:
+        await _tokens().verify(_token(**claims))
+    assert "ann" not in caught.value.message
+    assert "example" not in caught.value.message
+
+
+def _forged() -> list[str]:
+    stranger = ECKey.generate_key("P-256", {"kid": "first"})
+    head, claims, signature = _token().split(".")
+    secret = OctKey.import_key(json.dumps(_public(KEY)))
+    unsigned = urlsafe_b64encode(b'{"alg":"none","kid":"first"}').decode().rstrip("=")
+    return [
+        _token(stranger),
+        f"{head}.{claims}.",
+        f"{head}.{claims}.{signature[:-6]}AAAAAA",
+        f"{head}.{claims[:-4]}AAAA.{signature}",
+        _token(secret, "HS256"),
+        f"{unsigned}.{claims}.",
+        _token(ECKey.generate_key("P-256", {"kid": "unknown"})),
+        "a.b.c",
+        "..",
+        "é.ü.x",
+    ]
+
+
+@pytest.mark.parametrize("token", _forged())
+async def test_what_no_known_key_has_signed_is_refused(token: str) -> None:
+    """Also what is signed with a secret, or not at all."""
+    with pytest.raises(Unauthenticated):
+        await _tokens().verify(token)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, [], {}, {"keys": 1}, {"keys": [1]}, {"keys": [{"kty": "EC"}]}, {"keys": [{"kty": "oct", "k": "AAAA"}]}],
+)
+def test_a_key_set_has_public_keys_alone(document: Any) -> None:
+    """A secret among them would let whoever verifies sign."""
+    with pytest.raises(ConfigError, match=r"keys\.json"):
+        read_key_set(document, "keys.json")
+
+
+class _Issuer:
+    """An issuer that answers what it is told to, and counts."""
+
+    def __init__(self) -> None:
+        self.keys: Any = _public(KEY)
+        self.name = ISSUER
+        self.asked: list[str] = []
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(request.url.path)
+        if request.url.path == "/.well-known/openid-configuration":
+            return httpx.Response(200, json={"issuer": self.name, "jwks_uri": f"{ISSUER}/keys"})
+        return httpx.Response(503) if self.keys is None else httpx.Response(200, json=self.keys)
+
+
+async def test_keys_of_an_issuer_rotate_without_a_restart(mock_clock: trio.testing.MockClock) -> None:
+    """A token of a key that is not known has them fetched, at most every half minute, however many there are."""
+    issuer = _Issuer()
+    tokens = Tokens(IssuerKeys(f"{ISSUER}/", issuer.client), RULES, lambda: NOW)
+    new = _token(NEXT, "Ed25519")
+    assert (await tokens.verify(_token())).subject == "ann"
+    for _ in range(3):
+        with pytest.raises(Unauthenticated):
+            await tokens.verify(new)
+    assert len(issuer.asked) == 2
+    issuer.keys = _public(NEXT)
+    mock_clock.jump(31)
+    assert (await tokens.verify(new)).subject == "ann"
+    with pytest.raises(Unauthenticated):
+        await tokens.verify(_token())
+    assert len(issuer.asked) == 4
+
+
+async def test_a_key_that_an_issuer_has_withdrawn_ends_within_an_hour(mock_clock: trio.testing.MockClock) -> None:
+    """And an issuer that cannot be had then leaves those that were known."""
+    issuer = _Issuer()
+    tokens = Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
+    await tokens.verify(_token())
+    issuer.keys = None
+    mock_clock.jump(3601)
+    await tokens.verify(_token())
+    issuer.keys = _public(NEXT)
+    mock_clock.jump(31)
+    with pytest.raises(Unauthenticated):
+        await tokens.verify(_token())
+
+
+@pytest.mark.parametrize(("name", "keys"), [(ISSUER, None), (ISSUER, {"keys": 3}), ("https://x", _public(KEY))])
+async def test_an_issuer_that_cannot_be_had_is_told_apart_from_a_wrong_token(name: str, keys: Any) -> None:
+    """Tokens cannot be verified then, which is logged with the reason."""
+    issuer = _Issuer()
+    issuer.name, issuer.keys = name, keys
+    with pytest.raises(Unauthenticated, match="cannot be verified now"):
+        await Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW).verify(_token())
+
+
+async def test_many_tokens_at_once_ask_an_issuer_once() -> None:
+    """They wait for the same answer."""
+    issuer = _Issuer()
+    tokens = Tokens(IssuerKeys(ISSUER, issuer.client), RULES, lambda: NOW)
+    subjects: list[str] = []
+
+    async def verify(number: int) -> None:
+        subjects.append((await tokens.verify(_token(sub=str(number)))).subject)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(verify, number)
+    assert sorted(subjects) == ["0", "1", "2", "3", "4"]
+    assert len(issuer.asked) == 2
+    assert isinstance(await IssuerKeys(ISSUER, issuer.client).current(), KeySet)
