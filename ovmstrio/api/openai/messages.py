@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.gathered import Gathered
     from ovmstrio.core.generation import GenerationLimits
 
-__all__ = ["check_length", "flattened", "read_messages"]
+__all__ = ["check_length", "flattened", "read_messages", "role_of"]
 
 _TEXTS: Final[Mapping[str, str]] = {
     "text": "text",
@@ -44,14 +44,20 @@ def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     return tuple(_read_message(each) for each in fields.objects("messages", "", "Message is not a JSON object"))
 
 
-def _read_message(fields: Fields) -> dict[str, Any]:
+def role_of(fields: Fields) -> str:
+    """Read whose a message is, as templates know it."""
     role = fields.get("role")
     if role is None or role == "":
         fields.refuse("role", "Every message must have 'role' field")
-    elif not isinstance(role, str):
+        return ""
+    if not isinstance(role, str):
         fields.refuse("role", "Invalid message structure", got=shown(role))
-    message: dict[str, Any] = {"role": _INSTEAD.get(role, role) if isinstance(role, str) else ""}
-    message["content"] = flattened(fields, "content")
+        return ""
+    return _INSTEAD.get(role, role)
+
+
+def _read_message(fields: Fields) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": role_of(fields), "content": flattened(fields, "content")}
     for name in _PASSED:
         text = fields.text(name, "Invalid message structure")
         if text is not None:

@@ -34,7 +34,8 @@ def read_response_format(fields: Fields, name: str = "response_format") -> Gramm
         return None
     kind = form.get("type")
     if not isinstance(kind, str) or kind not in _KINDS:
-        missing = f"{name}.type is missing" if kind is None else f"{name}.type is none of {', '.join(_KINDS)}"
+        at = form.path("type")
+        missing = f"{at} is missing" if kind is None else f"{at} is none of {', '.join(_KINDS)}"
         form.refuse("type", missing, got="" if kind is None else shown(kind))
         return None
     if kind == "text":

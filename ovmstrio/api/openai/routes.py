@@ -19,6 +19,7 @@ from ovmstrio.api.openai.error_forms import FORMS
 from ovmstrio.api.openai.models import model_rules
 from ovmstrio.api.openai.refused_paths import image_rules, unknown_path_rules
 from ovmstrio.api.openai.rerank import rerank_rules
+from ovmstrio.api.openai.responses.endpoint import response_rules
 from ovmstrio.api.openai.tokenize import tokenize_rules
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     rerank_rules,
     tokenize_rules,
     model_rules,
+    response_rules,
     image_rules,
 )
 
