@@ -105,8 +105,8 @@ def prepare_sample(name: str, repository: Path, version: int, *, force: bool, fo
         next_steps(f"cd {written[0]} && ovms run web_service.py", f"python -m ovmstrio_samples.{name}.client")
         return
     path = written[0] if sample.graph or sample.task else written[0].parent
-    more = " --stateful" if sample.stateful else f" --task {sample.task}" if sample.task else ""
-    target = f"--config_path {config}" if config else f"--model_name {name} --model_path {path}{more}"
+    one = " ".join(["--model_name", name, "--model_path", str(path), *sample.options])
+    target = f"--config_path {config}" if config else one
     talk = f"ovms chat {name}" if sample.task == "text_generation" else ""
     next_steps(f"ovms serve {target}", talk, f"python -m ovmstrio_samples.{name}.client --help")
 

@@ -37,7 +37,8 @@ class Sample:
     """One sample; without a wheel it comes with the install.
 
     The entries of a ``graph`` are folders with a ``graph.pbtxt``; those of other samples are models with versions,
-    which serve sequences if they are ``stateful``.  With a ``task`` they are models of text, in a folder each.  A
+    which serve sequences if they are ``stateful``.  The Python code of a graph that is ``isolated`` has
+    processes of its own.  With a ``task`` they are models of text, in a folder each.  A
     ``pipeline`` has models, a folder of its own name with its custom nodes, and a ``pipeline.json`` that configures all
     of them.  A ``service`` is one folder, of a script that is run.  With ``compiled``, preparing it takes a C compiler.
     """
@@ -48,6 +49,7 @@ class Sample:
     tensors: str
     wheel: Wheel | None = None
     graph: bool = False
+    isolated: bool = False
     stateful: bool = False
     pipeline: bool = False
     service: bool = False
@@ -64,6 +66,15 @@ class Sample:
         if self.service:
             return "service"
         return "pipeline" if self.pipeline else "model"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What ``ovms serve`` is told beside name and folder."""
+        if self.task:
+            return ("--task", self.task)
+        if self.isolated:
+            return ("--python_isolation", "process")
+        return ("--stateful",) if self.stateful else ()
 
     def has_versions(self, entry: str) -> bool:
         """Tell whether an entry is a model, and not a folder of other files."""
@@ -86,7 +97,8 @@ class Sample:
             file = Path(__file__).parent / self.name / "pipeline.json"
             return cast("dict[str, list[dict[str, object]]]", json.loads(file.read_text(encoding="utf-8")))
         if self.graph:
-            return {"mediapipe_config_list": [{"name": name, "base_path": name} for name in self.entries]}
+            own: dict[str, object] = {"python_isolation": "process"} if self.isolated else {}
+            return {"mediapipe_config_list": [{"name": name, "base_path": name, **own} for name in self.entries]}
         if self.task:
             entries = [{"name": name, "base_path": name, "task": self.task} for name in self.entries]
             return {"text_model_config_list": [{"config": entry} for entry in entries]}
@@ -337,6 +349,7 @@ SAMPLES: Final = (
         tensors="prompt BYTES -> completion, end_signal",
         wheel=_SMOLLM2,
         graph=True,
+        isolated=True,
     ),
     Sample(
         name="chat",

@@ -218,6 +218,51 @@ def test_many_at_once_get_each_their_own_text(served: tuple[ServedInThread, Path
     assert texts == ["".join(f"n{number} {count}. " for count in range(1, 201)) for number in range(8)]
 
 
+HOLDER = """
+import ctypes
+import os
+from pathlib import Path
+from pyovms import Tensor
+
+class OvmsPythonModel:
+    def initialize(self, kwargs):
+        folder = Path(kwargs["base_path"])
+        self.told, self.go = os.open(folder / "told", os.O_RDWR), os.open(folder / "go", os.O_RDWR)
+
+    def execute(self, inputs):
+        yield [Tensor("text", b"held ")]
+        os.write(self.told, b"x")
+        # A function of C that does not give the interpreter's lock back, as a step of an engine.
+        ctypes.PyDLL(None).read(self.go, ctypes.create_string_buffer(1), 1)
+        yield [Tensor("text", b"and done")]
+"""
+
+
+def test_a_node_that_keeps_the_interpreters_lock_holds_up_nobody_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """Health and other models answer in the middle of its step."""
+    streams = {"inputs": TEXTS["inputs"], "outputs": TEXTS["outputs"][:1]}
+    node = python_node("handler.py", ["IN:prompt"], ["TEXT:text"], more=LOOPBACK)
+    entry = {**_write(tmp_path, "holder", HOLDER, node, streams), "python_isolation": "process"}
+    for name in ("told", "go"):
+        os.mkfifo(tmp_path / "holder" / name)
+    told, go = (os.open(tmp_path / "holder" / name, os.O_RDWR) for name in ("told", "go"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_config_list": [], "mediapipe_config_list": [entry]}))
+    messages: Any = [{"role": "user", "content": "x"}]
+    try:
+        with serving_in_thread(config_path=config) as server, _client(server) as client:
+            chunks = client.chat.completions.create(model="holder", messages=messages, stream=True)
+            assert _is_told(told)
+            answers = [server.ask("GET", path).status_code for path in ("/v2/health/ready", "/v3/models") * 5]
+            os.write(go, b"x")
+            text = "".join(each.choices[0].delta.content or "" for each in chunks)
+    finally:
+        os.close(told)
+        os.close(go)
+    assert answers == [200] * 10
+    assert text == "held and done"
+
+
 # Paths that nobody else has
 
 

@@ -43,7 +43,7 @@ def _prepare(name: str, tmp_path: Path) -> list[str]:
     if sample.wheel is None or not (cache / sample.wheel.filename).is_file():
         pytest.skip(f"not in the cache: ovms prepare --sample {name}")
     (folder,) = prepare_sample(sample, tmp_path, 1, cache)
-    return ["--model_name", name, "--model_path", str(folder)]
+    return ["--model_name", name, "--model_path", str(folder), *sample.options]
 
 
 @pytest.mark.parametrize("name", _GRAPHS)
