@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from ovmstrio.api.describing.examples import generate_example, infer_example, input_notes
+from ovmstrio.api.describing.generation_paths import generation_paths
 from ovmstrio.config.specs import HandlerSpec, OpPipelineSpec
 from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.kind import Takes
@@ -60,6 +61,9 @@ def openapi_document(plane: DataPlane, version: str) -> dict[str, Any]:
         version: of the server.
     """
     paths: dict[str, Any] = {path: {"get": _asked(summary, "server")} for path, summary in _TOLD}
+    for path, names, example in generation_paths(_loaded(plane), plane):
+        paths["/v3/models"] = {"get": _asked("What is served, as OpenAI's clients list it", "server")}
+        paths[path] = {"post": _called("OpenAI's API", names[0], _OBJECT, example, f"models: {', '.join(names)}")}
     for name, service in _loaded(plane):
         paths |= _paths_of(name, service, plane)
     return {

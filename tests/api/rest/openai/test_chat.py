@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -400,6 +401,18 @@ async def test_streams_are_answered_on_the_fast_lane_and_its_connection_goes_on(
     route = make_router(serving.plane).find("POST", PATH)
     assert isinstance(route, Route)
     assert route.is_hot
+
+
+async def test_a_body_in_chunks_is_answered_with_the_same_events(serving: Serving) -> None:
+    """It is the framework that reads it; ids and times are left out."""
+
+    async def told(content: Any) -> list[Any]:
+        answer = await serving.post(PATH, content=content, headers={"content-type": "application/json"})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return [each if isinstance(each, str) else each["choices"] for each in events_of(answer.text)]
+
+    body = json.dumps(chat_body("a b c", stream=True)).encode()
+    assert await told(iter([body[:20], body[20:]])) == await told(body)
 
 
 async def test_calls_are_counted_as_ovms_counts_them(serving: Serving) -> None:

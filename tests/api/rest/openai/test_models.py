@@ -95,3 +95,15 @@ async def test_the_wrong_method_of_a_path_is_refused_with_the_right_one(serving:
 
     assert answer.status_code == 405
     assert answer.json()["error"]["message"] == "POST /v3/models: use GET"
+
+
+async def test_the_document_of_all_calls_has_an_example_for_each_path_that_works_as_it_is(serving: Serving) -> None:
+    """With the models that answer it."""
+    paths = (await serving.get("/openapi.json")).json()["paths"]
+
+    asked = {path: told["post"] for path, told in paths.items() if path.startswith("/v3") and "post" in told}
+    assert set(asked) == {"/v3/chat/completions", "/v3/completions", "/v3/responses"}
+    for path, told in asked.items():
+        assert told["description"] == f"models: {CHAT}"
+        answer = await serving.post(path, json=told["requestBody"]["content"]["application/json"]["example"])
+        assert answer.status_code == 200
