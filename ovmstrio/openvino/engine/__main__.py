@@ -1,11 +1,10 @@
-"""The program of an engine process: its arguments are the descriptors of its socket and of its server's lifeline."""
+"""The program of an engine process."""
 
 from __future__ import annotations
 
-import sys
-
+from ovmstrio.openvino.engine.own_process import run_process
 from ovmstrio.openvino.engine.program import serve
 
 __all__: list[str] = []
 
-serve(int(sys.argv[1]), int(sys.argv[2]))
+run_process(serve)

@@ -27,6 +27,7 @@ from ovmstrio.core.generation import (
 
 __all__ = [
     "ACCEPTED",
+    "CONTEXT_FILE",
     "FAILED",
     "FINISHES",
     "LOADED",
@@ -37,6 +38,9 @@ __all__ = [
     "encode_failure",
     "encode_request",
 ]
+
+CONTEXT_FILE: Final = "ovmstrio.json"
+"""In a folder that was made of a file of another form: ``{"context_length": 2048}``."""
 
 FINISHES: Final = tuple(Finish)
 """Rows have the position of their finish in this."""

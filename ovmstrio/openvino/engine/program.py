@@ -11,27 +11,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import sys
 import time
-import traceback
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.core.line_streams import print_whole_lines
 from ovmstrio.openvino.engine.chat import render_with_library
 from ovmstrio.openvino.engine.engine import Engine, Limits
 from ovmstrio.openvino.engine.frames import FAILED, LOADED, REFUSED, TOKENS, encode_failure
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
 from ovmstrio.openvino.engine.prompts import Prompts, context_length
-from ovmstrio.work.messages.blocking_channel import BlockingChannel, ChannelLost
-from ovmstrio.work.messages.exits import LOST_CHANNEL, LOST_MODEL
-from ovmstrio.work.messages.lifeline import watch_lifeline
+
+if TYPE_CHECKING:
+    from ovmstrio.work.messages.blocking_channel import BlockingChannel
 
 __all__ = ["EngineProgram", "serve"]
 
@@ -122,30 +116,13 @@ class EngineProgram:
             return [REFUSED, encode_failure(error)]
 
 
-def serve(end: int, lifeline: int) -> None:
-    """Be the engine of the server whose socket this is; ends the process."""
-    watch_lifeline(lifeline)
-    for meant_for_the_server in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(meant_for_the_server, _leave_it_to_the_server)
-    print_whole_lines()
-    channel = BlockingChannel(socket.socket(fileno=end))
-    status = 0
-    try:
-        first = channel.receive()
-        if first is not None:
-            _serve(channel, *first.value)
-    except ChannelLost:
-        status = LOST_CHANNEL
-    except Exception:  # noqa: BLE001 - the server learns of it by the status
-        traceback.print_exc()
-        status = LOST_MODEL
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # What the library would still do takes long, and gives nobody anything.
-    os._exit(status)
+def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
+    """Be an engine of the model that the first message names.
 
-
-def _serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
+    Raises:
+        RuntimeError: the model is lost.
+        ChannelLost: the socket is not there any more.
+    """
     try:
         program = EngineProgram(channel, options)
     except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
@@ -153,7 +130,3 @@ def _serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> No
         return
     channel.send([number, [LOADED, program.facts]])
     program.run()
-
-
-def _leave_it_to_the_server(*_: object) -> None:
-    """Do nothing; an ignored signal would be ignored by processes that libraries start, too."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ContextExceeded, InvalidRequest
 from ovmstrio.core.generation import Conversation
+from ovmstrio.openvino.engine.frames import CONTEXT_FILE
 from ovmstrio.openvino.engine.library_errors import reason_of
 
 if TYPE_CHECKING:
@@ -15,10 +16,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.generation import Prompt
 
-__all__ = ["CONTEXT_FILE", "Prompts", "context_length"]
-
-CONTEXT_FILE: Final = "ovmstrio.json"
-"""Beside a model that was made here of a file of another form: ``{"context_length": 2048}``."""
+__all__ = ["Prompts", "context_length"]
 
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
 _FIELD: Final = "messages"

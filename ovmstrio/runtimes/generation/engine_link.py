@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,16 +36,31 @@ class OpenAnswer:
 
 
 class EngineLink:
-    """All requests of one engine, through whichever processes it lives."""
+    """All requests of one engine, through whichever processes it lives.
+
+    Attributes:
+        last_asked: when somebody has asked last, or an answer has ended, on trio's clock.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answer] = {}
+        self._emptied = trio.Event()
+        self.last_asked = -math.inf
 
     @property
     def open(self) -> int:
         """How many requests there are."""
         return len(self._answers)
+
+    async def idle(self) -> None:
+        """Wait until there is no request.
+
+        Cancellation: at once.
+        """
+        while self._answers:
+            self._emptied = trio.Event()
+            await self._emptied.wait()
 
     def hear(self, frame: Any) -> None:
         """Hand out what a step has brought.
@@ -91,6 +107,9 @@ class EngineLink:
             yield OpenAnswer(answer, told[1])
         finally:
             del self._answers[number]
+            self.last_asked = trio.current_time()
+            if not self._answers:
+                self._emptied.set()
             if not answer.is_over:
                 await self._cancel(process, number)
 
@@ -107,6 +126,7 @@ class EngineLink:
 
         Cancellation: at once.
         """
+        self.last_asked = trio.current_time()
         kind, told = await self._call(process, ["tokenize", list(texts), options])
         if kind != TOKENS:
             raise decode_failure(told)

@@ -2,13 +2,14 @@
 
 ::
 
-    asleep ──(a request)──> loading ──> ready ──(idle)──> asleep
+    asleep ──(a request)──> loading ──> ready ──(nobody asks)──> asleep
                                ^          │
                                └─ pause ──┴── it ended: its requests fail at once, and new ones, until it is ready
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -62,6 +63,8 @@ class EngineProcess:
         self._lost = lost
         self._is_ready = False
         self._kept: KeptProcess | None = None
+        self._is_closed = False
+        self._wanted = trio.Event()
         self._stopping = trio.Event()
         self._changes = trio.lowlevel.ParkingLot()
 
@@ -70,23 +73,44 @@ class EngineProcess:
         """Whether there is no process, and none is being started."""
         return self._kept is None
 
-    @property
-    def pid(self) -> int | None:
-        """The number of the process, if there is one."""
-        return None if self._kept is None or self._kept.process is None else self._kept.process.pid
-
-    async def keep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Have a process until :meth:`sleep`; started once the first one is ready.
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Have a process, and one again for each request that finds none; started once the first one is ready.
 
         Raises:
-            ModelFailure: the model cannot be loaded, the first time; later that is tried again.
+            ModelFailure: the model cannot be loaded, the first time.
 
         Ownership: the process.
 
         Cancellation: at once; the process is killed.
         """
+        try:
+            await self._keep(task_status)
+            while True:
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+                log.info("the model is asked again and loaded", model=self._name)
+                # That it cannot be loaded is told by the obstacle; the next one who asks has it tried again.
+                with suppress(ModelFailure):
+                    await self._keep()
+        finally:
+            self.obstacle = "the model is closed"
+            self._is_closed = True
+            self._changes.unpark_all()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if there is one."""
+        return None if self._kept is None or self._kept.process is None else self._kept.process.pid
+
+    async def _keep(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Have a process until :meth:`sleep`, or another one after it; started once the first one is ready.
+
+        Raises:
+            ModelFailure: the model cannot be loaded, the first time; later that is tried again.
+
+        Cancellation: at once; the process is killed.
+        """
         self._stopping = trio.Event()
-        self.obstacle = ""
         self._kept = kept = KeptProcess(
             0,
             self._make,
@@ -154,23 +178,35 @@ class EngineProcess:
         self._lost(self.obstacle)
 
     async def ready(self) -> WorkerProcess:
-        """Give the process, waiting for one that is being started for the first time.
+        """Give the process, waiting for it if it has been asleep.
 
         Raises:
             NotReady: the last one has ended, or could not be started, and there is no other yet.
 
         Cancellation: at once.
         """
+        if self._kept is None and not self._is_closed:
+            self.obstacle = ""
         while True:
+            if self._kept is None:
+                self._wanted.set()
             process = None if self._kept is None else self._kept.process
             if self._is_ready and process is not None and not process.is_retired:
                 return process
-            if self.obstacle or self._kept is None:
-                raise NotReady(self.obstacle or "the model is not loaded")
+            if self.obstacle:
+                raise NotReady(self.obstacle)
+            await self._changes.park()
+
+    async def woken(self) -> None:
+        """Wait until there is a process that can be asked.
+
+        Cancellation: at once.
+        """
+        while not self._is_ready:
             await self._changes.park()
 
     async def sleep(self) -> None:
-        """End the process, which gives back all its memory.
+        """End the process, which gives back all its memory; the next one who asks has it started again.
 
         Cancellation: shielded, for it is bounded.
         """

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.generation.engine_link import EngineLink
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
+from ovmstrio.runtimes.generation.model_folders import model_folder
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.runtimes.resident import host
 
@@ -52,11 +52,13 @@ async def _open(spec: TextModelSpec) -> AsyncIterator[TextModel]:
 
     Ownership: the engine's process.
     """
-    folder = _model_folder(spec)
+    folder = await model_folder(spec)
     link = EngineLink()
     process = EngineProcess(_options(spec, folder), spec.name, link.hear, link.lose)
     async with trio.open_nursery() as nursery:
-        await nursery.start(process.keep)
+        await nursery.start(process.run)
+        if spec.idle_unload_seconds:
+            nursery.start_soon(_sleep_when_idle, process, link, spec)
         try:
             yield TextModel(spec, process, link)
         finally:
@@ -64,18 +66,27 @@ async def _open(spec: TextModelSpec) -> AsyncIterator[TextModel]:
             nursery.cancel_scope.cancel()
 
 
-def _model_folder(spec: TextModelSpec) -> Path:
-    """Find the folder of a model.
+async def _sleep_when_idle(process: EngineProcess, link: EngineLink, spec: TextModelSpec) -> None:
+    """Give back the memory of a model that nobody has asked for a while.
 
-    Raises:
-        ConfigError: there is none.
+    Cancellation: at once.
     """
-    if (spec.path / "openvino_tokenizer.xml").is_file() and (spec.path / "openvino_model.xml").is_file():
-        return spec.path
-    expected = "a folder with openvino_model.xml and openvino_tokenizer.xml, or a .gguf file"
-    raise ConfigError(
-        [spec.placed(Problem("there is no language model", path="path", expected=expected, found=str(spec.path)))]
-    )
+    while True:
+        await process.woken()
+        link.last_asked = trio.current_time()
+        await _asked_no_more(link, spec.idle_unload_seconds)
+        log.info("the model is unloaded, for nobody asks it", model=spec.name, seconds=spec.idle_unload_seconds)
+        await process.sleep()
+
+
+async def _asked_no_more(link: EngineLink, seconds: float) -> None:
+    """Wait until nobody has asked for so long.
+
+    Cancellation: at once.
+    """
+    while link.open or trio.current_time() < link.last_asked + seconds:
+        await link.idle()
+        await trio.sleep_until(link.last_asked + seconds)
 
 
 def _options(spec: TextModelSpec, folder: Path) -> dict[str, Any]:

@@ -94,6 +94,11 @@ class TextModel(ResidentService):
         return self._process.obstacle
 
     @property
+    def pid(self) -> int | None:
+        """The number of its engine's process, None while there is none."""
+        return self._process.pid
+
+    @property
     def open_requests(self) -> int:
         """How many requests run or wait."""
         return self._link.open

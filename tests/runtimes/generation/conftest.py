@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.errors import ServerError
 from ovmstrio.runtimes.generation.load_text_model import load_text_model
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.runtimes.kind import LoadContext, lease_nothing
@@ -34,12 +35,19 @@ def serve_tiny(tiny_folder: Path) -> ServeTiny:
         spec = TextModelSpec(
             **{"name": "tiny", "base_path": tiny_folder, "path": tiny_folder, "cache_size": 0.002, **settings}
         )
+        failure = None
         with trio.fail_after(120):
             async with trio.open_nursery() as tasks:
-                model = await load_text_model(spec, LoadContext(lease_nothing, tasks))
                 try:
-                    yield model
-                finally:
-                    await model.aclose()
+                    model = await load_text_model(spec, LoadContext(lease_nothing, tasks))
+                except ServerError as error:
+                    failure = error
+                else:
+                    try:
+                        yield model
+                    finally:
+                        await model.aclose()
+        if failure is not None:
+            raise failure
 
     return serve
