@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.openvino.compile import SMALL_WEIGHT_BYTES, Compiled, ModelFile, compile_read
+from ovmstrio.openvino.compile import Compiled, ModelFile, compile_read
 from ovmstrio.openvino.pooling import Pooling, pool_embeddings, score_pairs
 from ovmstrio.openvino.reading import read_model
 from ovmstrio.openvino.tokenizing import SpecialTokens, read_tokenizer
@@ -17,6 +18,7 @@ __all__ = ["CompiledTokenizer", "compile_embedder", "compile_scorer", "compile_t
 
 _EXACT: Final = {"INFERENCE_PRECISION_HINT": "f32"}
 """Vectors are compared with others that another machine made, which does not round as this one does."""
+_MOST_TOKENIZED_AT_ONCE: Final = 4
 _HINTS: Final = {"PERFORMANCE_HINT", "NUM_STREAMS"}
 _MANY: Final = {"PERFORMANCE_HINT": "THROUGHPUT"}
 """Rows of several requests are joined, and a processor's cores do more on a batch each than on one together."""
@@ -38,7 +40,8 @@ def compile_tokenizer(file: Path, name: str) -> CompiledTokenizer:
         ConfigError: it cannot be read, or is not of the form that ``openvino_tokenizers`` gives tokenizers.
     """
     read = read_tokenizer(file)
-    compiled = compile_read(read.model, ModelFile(file, ModelSpec(name=name, base_path=file.parent)))
+    spec = ModelSpec(name=name, base_path=file.parent, plugin_config=_one_thread_each())
+    compiled = compile_read(read.model, ModelFile(file, spec))
     return CompiledTokenizer(replace(compiled, placement=Placement.away()), read.special_tokens, read.pad_id)
 
 
@@ -64,7 +67,11 @@ def compile_scorer(source: ModelFile) -> Compiled:
 def _settled(source: ModelFile) -> ModelFile:
     """Choose what the configuration does not say."""
     chosen = source.spec.plugin_config
-    weights = source.file.with_suffix(".bin")
-    is_large = weights.is_file() and weights.stat().st_size > SMALL_WEIGHT_BYTES
-    config = {**_EXACT, **(_MANY if is_large and not _HINTS & chosen.keys() else {}), **chosen}
+    config = {**_EXACT, **({} if _HINTS & chosen.keys() else _MANY), **chosen}
     return replace(source, spec=source.spec.model_copy(update={"plugin_config": config}))
+
+
+def _one_thread_each() -> dict[str, str]:
+    """Let a few texts be tokenized side by side, each by one thread, which none of a tokenizer's operations divides."""
+    count = str(min(len(os.sched_getaffinity(0)), _MOST_TOKENIZED_AT_ONCE))
+    return {"NUM_STREAMS": count, "INFERENCE_NUM_THREADS": count, "ENABLE_CPU_PINNING": "NO"}

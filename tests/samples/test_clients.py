@@ -26,6 +26,7 @@ OWN = {
     "handler_primes": {"--count"},
     "handler_sklearn": {"--version"},
     "ocr": {"--characters"},
+    "search": {"--folder"},
     "speech": {"--tokenizer"},
 }
 """What a client takes besides."""
@@ -36,7 +37,17 @@ WITHOUT_MODEL = {
 """Those of services that have a server alone, and those that call several models."""
 WITH_INPUT = {
     *("chat", "counter_stream", "face_detection", "file_type", "handler_primes", "image_classifier", "image_pipeline"),
-    *("incrementer", "labels_image", "ocr", "ocr_pipeline", "ops_ocr", "orientation", "speech", "text_generation"),
+    *(
+        "incrementer",
+        "labels_image",
+        "ocr",
+        "ocr_pipeline",
+        "ops_ocr",
+        "orientation",
+        "search",
+        "speech",
+        "text_generation",
+    ),
     *("vad", "vad_stateful"),
 }
 """Those that can be asked about something of the user's."""

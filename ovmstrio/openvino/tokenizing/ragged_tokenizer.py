@@ -34,7 +34,7 @@ class RaggedTokenizer:
     """A tokenizer's model, and what its caller has to add.
 
     The model takes ``begins`` and ``ends`` INT32 [texts], between which lie the bytes of each text in ``letters`` UINT8
-    [-1], and gives ``token_begins`` and ``token_ends`` INT32 [texts] and ``tokens`` INT32 [-1] likewise.
+    [-1], and gives ``token_begins`` and ``token_ends`` INT32 [texts] and ``tokens`` INT32 [1,-1] likewise.
     """
 
     model: ov.Model
@@ -105,7 +105,9 @@ def _replace_inputs(unpack: ov.Node) -> list[ov.Node]:
 
 def _named_results(tokens: Sequence[ov.Output]) -> list[ov.Node]:
     results = []
-    for name, output in zip(_OUTPUTS, tokens, strict=True):
+    # Texts may have no tokens at all, and an output of no more than that dimension would look like one of a failure.
+    row = op.unsqueeze(tokens[2], np.array([0]))
+    for name, output in zip(_OUTPUTS, (*tokens[:2], row.output(0)), strict=True):
         output.set_names({name})
         results.append(op.result(output))
     return results

@@ -108,7 +108,7 @@ def _texts(spec: TextModelSpec, parts: _Parts) -> RowTexts:
 
 async def _serve_rows(spec: TextModelSpec, parts: _Parts, hooks: ServableHooks, context: LoadContext) -> RowEncoder:
     network = Network(parts.compiled, hooks)
-    rows = RowEncoder(network, parts.tokenizer.pad_id, parts.folder.max_length, spec.max_queue, hooks)
+    rows = RowEncoder(network, parts.tokenizer.pad_id, spec.max_queue, hooks)
     await context.tasks.start(rows.serve)
     return rows
 

@@ -6,7 +6,6 @@ many batches as it needs, a few at a time, and leaves room for those that come l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -26,8 +25,6 @@ __all__ = ["Row", "RowEncoder"]
 _TOKENS_AT_ONCE: Final = 1024
 """From some 500 tokens on a processor gains nothing more by joining rows, and others wait longer."""
 _LEAST_WIDTH: Final = 16
-_STEP: Final = 8
-"""Rows are padded to a multiple of so many tokens, as each new shape costs OpenVINO some time."""
 
 
 class Row(NamedTuple):
@@ -43,7 +40,6 @@ class RowEncoder:
     Args:
         network: takes ``input_ids`` and what else transformers have, INT64 [rows, tokens]; gives an output a row.
         pad_id: the token that stands behind shorter rows.
-        max_length: how many tokens a row may have, padding included; None for any number.
         max_queue: how many requests may be answered or wait at once, beyond those that run.
         hooks: are told of batches.
     """
@@ -52,14 +48,12 @@ class RowEncoder:
         self,
         network: Network,
         pad_id: int,
-        max_length: int | None,
         max_queue: int,
         hooks: BatchHooks = NULL_BATCH_HOOKS,
     ) -> None:
         self._network: Network | None = network
         self._inputs = [spec.name for spec in network.signature.inputs]
         self._pad_id = pad_id
-        self._longest = math.inf if max_length is None else max_length
         # The next batch of a request waits while one runs; more would only keep others from sharing what follows.
         self._at_once = network.side_by_side + 1
         self._room = max_queue + network.side_by_side
@@ -135,8 +129,7 @@ class RowEncoder:
         if network is None:
             raise trio.ClosedResourceError
         rows = [row for item in items for row in item]
-        most = max(len(row.ids) for row in rows)
-        shape = len(rows), int(min(math.ceil(most / _STEP) * _STEP, self._longest))
+        shape = len(rows), max(len(row.ids) for row in rows)
         (output,) = await network.infer([self._input(name, rows, shape) for name in self._inputs])
         ends = np.cumsum([len(item) for item in items])
         return list(np.split(output, ends[:-1]))

@@ -57,7 +57,7 @@ class TextTokens:
         begins = np.concatenate((np.zeros(1, np.int32), ends[:-1]))
         letters = np.frombuffer(b"".join(texts), np.uint8)
         first, last, tokens = await self._network.infer((begins, ends, letters))
-        wide = tokens.astype(np.int64)
+        wide = tokens[0].astype(np.int64)
         return [wide[begin:end] for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
 
     def padded(self, rows: Sequence[TokenIds], length: int, side: Padding) -> list[TokenIds]:

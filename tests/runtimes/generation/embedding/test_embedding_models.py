@@ -127,7 +127,7 @@ async def test_an_input_that_is_too_long_is_refused_by_its_place(load: Load, emb
 
 
 async def test_an_input_of_the_greatest_length_fits(load: Load, embedder_folder: Path) -> None:
-    """Padding does not go beyond it, where the model has no positions."""
+    """To the last token for which the model has a position."""
     async with load(embedder_folder) as service:
         made = await service.embed([tuple(range(5, 5 + LONGEST))])
 

@@ -30,6 +30,7 @@ async def test_empty_texts_have_the_marks_alone(load: Load, embedder_folder: Pat
         assert await service.tokenize(["", "the", ""]) == [(2, 3), tuple(ids_of("the")), (2, 3)]
         assert await service.tokenize([""], add_special_tokens=False) == [()]
         assert await service.tokenize([]) == []
+        assert await service.tokenize(["  ", "\t"]) == [(2, 3), (2, 3)]
 
 
 async def test_texts_are_cut_off_and_filled_up_as_asked_for(load: Load, embedder_folder: Path) -> None:

