@@ -33,6 +33,9 @@ CASES: Final = {
         -1, "rest", Transport.HTTP, b'{"in":' + b"[" * 200 + b"1" + b"]" * 200 + b"}",
         "POST /v2/models/graph/generate_stream", _JSON,
     ),
+    "half of a surrogate pair in a text for a graph": Message(
+        -1, "rest", Transport.HTTP, b'{"in": "\xed\xa0\x80", "a": NaN}', "POST /v2/models/graph/generate_stream", _JSON
+    ),
     "a tensor of no strings": Message(
         -1, "rest", Transport.HTTP, b'{"inputs":[],"a":"b"}', "POST /v1/models/strings:predict", _JSON
     ),

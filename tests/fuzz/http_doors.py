@@ -45,7 +45,39 @@ _KSERVE: Final = (
 _INFERS: Final = tuple(
     f"POST /v2/models/{name}/infer" for name in ("model", "dag", "dynamic", "graph", "strings", "stateful", "ops")
 )
+_TALK: Final = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+]
+_TOOLS: Final = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+_CHAT: Final = {"model": "chat", "messages": _TALK, "max_tokens": 3}
+_CHATS: Final = (
+    _CHAT,
+    {**_CHAT, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.5, "top_p": 0.9, "seed": 1},
+    {**_CHAT, "tools": _TOOLS, "tool_choice": "auto", "logprobs": True, "stop": ["a", "b"], "n": 2},
+    {**_CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}},
+    {**_CHAT, "messages": [{"role": "tool", "tool_call_id": "1", "content": "2"}], "presence_penalty": 0.1},
+)
 _DOORS: Final = (
+    _Door("openai chat", 8, tuple(f"POST {prefix}/chat/completions" for prefix in ("/v1", "/v3")), _CHATS),
+    _Door(
+        "openai completions", 4, ("POST /v1/completions",),
+        ({"model": "chat", "prompt": "Hi", "max_tokens": 3, "echo": True, "logprobs": 1},
+         {"model": "chat", "prompt": [[4, 5], [6]], "max_tokens": 2, "stream": True}),
+    ),
+    _Door(
+        "openai responses", 4, ("POST /v1/responses",),
+        ({"model": "chat", "input": "Hi", "max_output_tokens": 3},
+         {"model": "chat", "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+          "max_output_tokens": 3, "stream": True, "tools": [{"type": "function", "name": "add", "parameters": {}}]}),
+    ),
+    _Door(
+        "openai others", 4,
+        ("POST /v3/tokenize", "POST /v3/embeddings", "POST /v3/rerank", "GET /v3/models", "GET /v1/models/chat",
+         "POST /v3/audio/speech", "POST /v3/graph"),
+        ({"model": "chat", "text": ["a", "b"], "add_special_tokens": False}, {"model": "chat", "input": "a"},
+         {"model": "chat", "query": "a", "documents": ["b"]}),
+    ),
     _Door("rest kserve", 30, (*_INFERS, "POST /v2/models/model/versions/1/infer"), _KSERVE),
     _Door("rest generate", 6, ("POST /v2/models/graph/generate", "POST /v2/models/model/generate"), ({"in": "abc"},)),
     _Door("rest generate_stream", 3, ("POST /v2/models/graph/generate_stream",), ({"in": "abc"},)),

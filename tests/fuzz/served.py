@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
+from tests.support.tiny_llm import write_tiny_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,5 +59,7 @@ def write_fuzzed(folder: Path) -> Path:
         {"config": {"name": name, "base_path": str(ir.save(model, folder / "repository", name)), **options}}
         for name, (model, options) in models.items()
     ]
+    text_model = {"name": "chat", "base_path": str(write_tiny_folder(folder / "chat")), "max_tokens_limit": 50}
+    document["text_model_config_list"] = [{"config": text_model}]
     config.write_text(json.dumps(document, indent=1))
     return config

@@ -57,6 +57,7 @@ def test_nearly_right_messages_over_every_door_are_never_the_servers_fault(serve
     assert not report.violations, report
     doors = {door for door, _ in report.counts}
     assert {"rest kserve", "rest generate_stream", "rest tensorflow", "rest paddle", "handlers", "rest admin"} <= doors
+    assert {"openai chat", "openai completions", "openai responses", "openai others"} <= doors
     assert {"raw http", "raw http2", "grpc GRPCInferenceService/ModelInfer", "grpc PredictionService/Predict"} <= doors
 
 
