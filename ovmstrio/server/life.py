@@ -14,7 +14,7 @@
              ├─ HTTP             a nursery a connection
              ├─ first load       of what is configured, behind the sequences of an earlier run; begins before the others
              ├─ sequence cleaner removes what nobody goes on with
-             └─ readiness file
+             └─ readiness file, and news for a service manager
 """
 
 from __future__ import annotations
@@ -210,12 +210,11 @@ class _Server:
         self._admission = Admission(limit, self._registry.limit_of)
         self._control = self._make_control()
         self._source = self._make_source()
-        reload: Callable[[], Awaitable[bool]] = partial(reload_versions, self._registry)
         gate = None if access is None else access.gate
         guards_calls = gate is not None and gate.guards_everything
         self._plane = (GuardedPlane if guards_calls else DataPlane)(
             self._registry,
-            reload=reload if self._source is None else self._source.reload,
+            reload=self._reload,
             observers=(*((CallerNames(),) if gate is not None else ()), *hosting.observers, RequestLog()),
             metrics=self._metrics,
             obstacle=hosting.obstacle,
@@ -401,11 +400,18 @@ class _Server:
         plane.begin_serving()
         self._readiness.show(ready=plane.readiness().ready)
         nursery.start_soon(self._readiness.follow, plane)
+        nursery.start_soon(self._plan.notifier.follow, plane.readiness, plane.wait_change)
+        nursery.start_soon(self._plan.notifier.show_life)
         sequences = self._registry.context.shared(SequenceManagers)
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
         return Running(plane, grpc, rest, metrics, self._started, probes)
+
+    async def _reload(self) -> bool:
+        """Take over what has changed, for a client who asks for it; True if anything has."""
+        with self._plan.notifier.reloading():
+            return await (reload_versions(self._registry) if self._source is None else self._source.reload())
 
     async def _first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""
@@ -447,6 +453,7 @@ class _Server:
         self._begin_drain()
 
     def _begin_drain(self) -> None:
+        self._plan.notifier.stop()
         self._plane.begin_drain()
         self._registry.begin_drain()
         for front_end in self._front_ends.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ import trio
 from ovmstrio.server.collector import spare_the_collector
 from ovmstrio.server.freed_memory import give_back_freed_memory, keep_freed_memory
 from ovmstrio.server.life import serve_plan
+from ovmstrio.server.systemd import managed
 from ovmstrio.server.workers import serve_with_workers
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ async def serve_in_own_process(
 ) -> bool:
     """Serve a plan until it is told to end, with what a process that does nothing else can be tuned to.
 
+    A service manager is told how the server does, and may have opened its sockets.
+
     Args:
         plan: what to serve, and in how many processes.
         hosting: how this process takes part in a server of several.
@@ -52,12 +56,15 @@ async def serve_in_own_process(
         Whether the server ended gently.
 
     Raises:
+        ConfigError: the process has inherited a socket of which nobody says what is spoken there.
         ExceptionGroup: as :func:`ovmstrio.server.life.serve_plan`.
 
     Ownership: the server, and worker processes, which have ended when this returns.
 
     Cancellation: ends everything at once, without drain.
     """
+    if hosting is None:
+        plan = managed(plan, os.environ)
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     if plan.processes > 1 and hosting is None:

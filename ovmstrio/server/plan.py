@@ -24,6 +24,7 @@ from ovmstrio.config.specs import ServerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, contradictions, listen_addresses, single_servable
+from ovmstrio.server.systemd.notifier import Notifier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,7 @@ class Plan:
         readiness_file: what exists while the server is ready; None for nothing.
         processes: how many processes serve the one service.
         kinds: the kinds of services that there are.
+        notifier: tells a service manager how the server does.
         while_serving: is entered once connections are accepted, and left when they are not any more.
     """
 
@@ -65,6 +67,7 @@ class Plan:
     readiness_file: Path | None = None
     processes: int = 1
     kinds: Kinds = field(default_factory=lambda: KINDS)
+    notifier: Notifier = field(default_factory=Notifier)
     while_serving: Callable[[Running], AbstractContextManager[object]] = nullcontext
 
 

@@ -6,7 +6,7 @@
 
 A listening socket that is closed resets what waits in its queue, and so do clients' last packets of a handshake that
 come after.  So new handshakes are held off first: their clients try again a second later, and find the next server or
-none.
+none.  A socket that was inherited stays open elsewhere, and what waits in its queue is for the next server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
-from ovmstrio.wire.listeners import address_of, socket_of
+from ovmstrio.wire.listeners import address_of, is_inherited, socket_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -91,7 +91,7 @@ class Accepting:
             self.ended.set()
 
     def stop(self) -> None:
-        """Take what is on its way, and close the listeners."""
+        """Take what is on its way, unless another server will, and close the listeners."""
         self._is_stopped = True
         for scope in self._untold:
             scope.cancel()
@@ -105,6 +105,8 @@ class Accepting:
                 with trio.CancelScope() as untold:
                     self._untold.append(untold)
                     await gate.take_all(untold)
+            if is_inherited(listener):
+                return
             _hold_off(listener)
             # A busy server may not get around to all of them in that time: the end is a time in which nobody came.
             accepted = -1

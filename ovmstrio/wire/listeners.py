@@ -1,8 +1,9 @@
-"""Addresses to listen on: ``host:port``, ``[v6]:port`` and ``unix:/path``, with TLS or without."""
+"""Addresses to listen on: ``host:port``, ``[v6]:port``, ``unix:/path`` and ``fd:3``, with TLS or without."""
 
 from __future__ import annotations
 
 import errno
+import socket
 import ssl
 import stat
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,12 +16,23 @@ import trio
 
 from ovmstrio.wire.reloaded_tls import ReloadedTls, TlsListener
 
-__all__ = ["Listener", "Peer", "address_of", "client_of", "open_listeners", "peer_of", "socket_of", "tls_context"]
+__all__ = [
+    "Listener",
+    "Peer",
+    "address_of",
+    "client_of",
+    "is_inherited",
+    "open_listeners",
+    "peer_of",
+    "socket_of",
+    "tls_context",
+]
 
 Listener = trio.abc.Listener[Any]
 
 _BACKLOG: Final = 1_024
 _UNIX_PREFIX: Final = "unix:"
+_DESCRIPTOR_PREFIX: Final = "fd:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +75,36 @@ def tls_context(certificate: Path, key: Path, client_ca: Path | None = None, *, 
     return context
 
 
+class InheritedListener(trio.abc.Listener[trio.SocketStream]):
+    """A listener at a socket that others have, too: it goes on to take connections when this process does not."""
+
+    def __init__(self, transport_listener: trio.SocketListener) -> None:
+        self.transport_listener = transport_listener
+
+    async def accept(self) -> trio.SocketStream:
+        """Accept one connection."""
+        return await self.transport_listener.accept()
+
+    async def aclose(self) -> None:
+        """Close this process's descriptor."""
+        await self.transport_listener.aclose()
+
+
 @asynccontextmanager
 async def open_listeners(
     addresses: Sequence[str], tls: ssl.SSLContext | ReloadedTls | None = None
 ) -> AsyncIterator[list[Listener]]:
     """Listen on every address; a host name gives one listener for each of its addresses.
 
+    An inherited descriptor (``fd:3``) is taken over; what else has the socket keeps it, and its file.
+
     Ownership: the listeners are closed and Unix sockets removed when the block ends.
 
     Raises:
-        ValueError: an address is not understood.
+        ValueError: an address is not understood, or a descriptor is no socket that listens.
         OSError: an address is in use or not this machine's.
     """
-    opened: list[trio.SocketListener] = []
+    opened: list[trio.SocketListener | InheritedListener] = []
     paths: list[Path] = []
     try:
         for address in addresses:
@@ -83,6 +112,8 @@ async def open_listeners(
                 path = Path(address.removeprefix(_UNIX_PREFIX))
                 opened.append(await _listen_unix(path))
                 paths.append(path)
+            elif address.startswith(_DESCRIPTOR_PREFIX):
+                opened.append(_take_over(address))
             else:
                 host, port = _split_host_port(address)
                 opened.extend(await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG))
@@ -95,16 +126,29 @@ async def open_listeners(
             path.unlink(missing_ok=True)
 
 
-def _with_tls(listener: trio.SocketListener, tls: ssl.SSLContext | ReloadedTls | None) -> Listener:
+def _with_tls(listener: trio.SocketListener | InheritedListener, tls: ssl.SSLContext | ReloadedTls | None) -> Listener:
     if isinstance(tls, ReloadedTls):
         return TlsListener(listener, tls)
     return listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
 
 
+def _take_over(address: str) -> InheritedListener:
+    number = address.removeprefix(_DESCRIPTOR_PREFIX)
+    try:
+        sock = socket.socket(fileno=int(number))
+    except (ValueError, OSError):
+        raise ValueError(f"listen address: expected fd:NUMBER of an open socket, got {address!r}") from None
+    listens = sock.type == socket.SOCK_STREAM and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if not listens:
+        sock.close()
+        raise ValueError(f"listen address: expected a stream socket that listens, got {address!r}")
+    return InheritedListener(trio.SocketListener(trio.socket.from_stdlib_socket(sock)))
+
+
 def _split_host_port(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
-        raise ValueError(f"listen address: expected host:port, [host]:port or unix:/path, got {address!r}")
+        raise ValueError(f"listen address: expected host:port, [host]:port, unix:/path or fd:NUMBER, got {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -143,9 +187,19 @@ def address_of(listener: Listener) -> str:
     return "unknown" if sock is None else _format(sock.getsockname())
 
 
+def is_inherited(listener: Listener) -> bool:
+    """Tell whether others have the socket of a listener, too, so that it must be left as it is."""
+    return isinstance(_without_tls(listener), InheritedListener)
+
+
+def _without_tls(listener: Listener) -> Listener:
+    return listener.transport_listener if isinstance(listener, trio.SSLListener | TlsListener) else listener
+
+
 def socket_of(listener: Listener) -> trio.socket.SocketType | None:
     """Give the socket of a listener; None for one that has its connections from elsewhere."""
-    if isinstance(listener, trio.SSLListener | TlsListener):
+    listener = _without_tls(listener)
+    if isinstance(listener, InheritedListener):
         listener = listener.transport_listener
     return listener.socket if isinstance(listener, trio.SocketListener) else None
 

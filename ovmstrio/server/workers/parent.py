@@ -104,6 +104,7 @@ class _Parent:
                 opened.enter_context(LOG_LEVEL.shared(self._board))
                 self._nursery = nursery
                 listeners = self._listening = await self._listen(opened)
+                nursery.start_soon(self._plan.notifier.show_life)
                 for kept in self._kept:
                     nursery.start_soon(kept.keep)
                 await self._until_ready()
@@ -141,6 +142,7 @@ class _Parent:
         """
         LOG_LEVEL.follow()
         self._draining.set()
+        self._plan.notifier.stop()
         self._readiness.show(ready=False)
         self._board.set_draining()
         if self._has_been_ready:
@@ -304,6 +306,7 @@ class _Parent:
         is_ready = not self._draining.is_set() and enough(kept.is_ready for kept in self._kept)
         self._has_been_ready = self._has_been_ready or is_ready
         self._readiness.show(ready=is_ready)
+        self._plan.notifier.show(ready=is_ready, reason="no worker process is ready")
         self._changed.set()
         self._changed = trio.Event()
 

@@ -1,0 +1,158 @@
+"""The real command as systemd starts it: sockets that are there already, news by datagrams, and the units."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import tritonclient.grpc as triton
+
+from tests.support import ir
+from tests.support.processes import environment
+
+pytestmark = pytest.mark.e2e
+
+_UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+_LAUNCHER = """
+import fcntl, os, sys
+given = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 100) for each in sys.argv[1].split(",")]
+for number, each in enumerate(given):
+    os.dup2(each, 3 + number)
+    os.close(each)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(given)), "LISTEN_FDNAMES": "grpc:rest"}
+os.execv(sys.executable, [sys.executable, "-m", "ovms_cli", *sys.argv[2:]])
+"""
+
+
+class Systemd:
+    """What systemd has for a service: its sockets, and the socket where it hears of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        self.grpc, self.rest = (f"127.0.0.1:{each.getsockname()[1]}" for each in self.listening)
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._path = str(folder / "notify")
+        self._notify.bind(self._path)
+        self._notify.settimeout(60)
+
+    def wait_for(self, line: str) -> list[str]:
+        """Wait until a line is told; gives all lines up to it."""
+        lines: list[str] = []
+        while line not in lines:
+            lines += self.hear()
+        return lines
+
+    def hear(self) -> list[str]:
+        """Wait for one message, and give its lines."""
+        return self._notify.recv(65_536).decode().split("\n")
+
+    def close(self) -> None:
+        """Close everything."""
+        for each in (*self.listening, self._notify):
+            each.close()
+
+    @contextmanager
+    def start(self, *options: str, watchdog: str = "") -> Iterator[subprocess.Popen[bytes]]:
+        """Start the server, and see to it that it ends."""
+        descriptors = [each.fileno() for each in self.listening]
+        arguments = [",".join(map(str, descriptors)), "serve", "--trial_load", "off", *options]
+        process = subprocess.Popen(
+            [sys.executable, "-c", _LAUNCHER, *arguments],
+            env={**environment(), "NOTIFY_SOCKET": self._path, "WATCHDOG_USEC": watchdog},
+            pass_fds=descriptors,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    """A stand-in of it."""
+    found = Systemd(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_server_answers_at_sockets_that_it_inherits_and_tells_how_it_does(tmp_path: Path, systemd: Systemd) -> None:
+    """Who comes while it is started anew waits, and is answered by the next one."""
+    ir.save(ir.dummy(), tmp_path, "dummy")
+    config = tmp_path / "config.json"
+    entry = {"config": {"name": "dummy", "base_path": str(tmp_path / "dummy")}}
+    config.write_text(json.dumps({"model_config_list": [entry]}))
+    with systemd.start("--config_path", str(config), watchdog="400000") as process:
+        systemd.wait_for("READY=1")
+        assert httpx.get(f"http://{systemd.rest}/v2/models/dummy/ready", timeout=30).is_success
+        with triton.InferenceServerClient(systemd.grpc) as client:
+            assert client.is_model_ready("dummy", client_timeout=30)
+        systemd.wait_for("WATCHDOG=1")
+        systemd.wait_for("WATCHDOG=1")
+        httpx.post(f"http://{systemd.rest}/v1/config/reload", timeout=30)
+        assert "RELOADING=1" in systemd.wait_for("READY=1")
+        process.send_signal(signal.SIGTERM)
+        systemd.wait_for("STOPPING=1")
+        assert process.wait(60) == 0
+    address = systemd.rest.split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=60) as waiting:
+        waiting.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        with systemd.start("--config_path", str(config)):
+            assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_server_that_cannot_load_something_says_so_and_is_not_ready(tmp_path: Path, systemd: Systemd) -> None:
+    """The reason is the status of the service."""
+    config = tmp_path / "config.json"
+    entry = {"config": {"name": "lost", "base_path": str(tmp_path / "nowhere")}}
+    config.write_text(json.dumps({"model_config_list": [entry]}))
+    with systemd.start("--config_path", str(config)):
+        lines: list[str] = []
+        while not any('model "lost"' in line for line in lines):
+            lines += systemd.hear()
+        assert "READY=1" not in lines
+
+
+@pytest.mark.parametrize("unit", sorted(path.name for path in _UNITS.iterdir()))
+def test_the_units_say_what_the_server_expects(unit: str) -> None:
+    """Names of sockets, readiness by notification, and signs of life."""
+    parser = configparser.RawConfigParser(strict=False)
+    parser.read(_UNITS / unit)
+    if unit.endswith(".socket"):
+        assert parser["Socket"]["FileDescriptorName"] == unit.removeprefix("ovms-").removesuffix(".socket")
+        assert parser["Socket"]["Service"] == "ovms.service"
+    else:
+        service = parser["Service"]
+        assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
+        assert int(service["WatchdogSec"]) > 0
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here to check its units")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    """Every line of them, with a command that is there."""
+    for path in _UNITS.iterdir():
+        text = path.read_text().replace("/opt/ovms/bin/ovms", sys.executable)
+        (tmp_path / path.name).write_text(text)
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, sorted(tmp_path.iterdir()))],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+    )
+    assert "ovms" not in checked.stderr, checked.stderr
