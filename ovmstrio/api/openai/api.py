@@ -31,14 +31,17 @@ PREFIXES: Final = ("/v3", "/v1", "/v3/v1")
 """Where the API is: OVMS's path, OpenAI's, and one that OVMS has had in between."""
 
 _MOST_NAMES: Final = 8
+_MOST_VALUES: Final = 500_000
+"""Objects and lists of a body, counted by their first letters: what is made of them takes long, and memory."""
 _NAME_CHARACTERS: Final = 80
 
 
 class Body(NamedTuple):
-    """A JSON body that names a model."""
+    """A JSON body that names a model; ``size`` is how many bytes it has, its encoding undone."""
 
     document: dict[str, Any]
     model: str
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,9 @@ class OpenAIApi:
 
         Cancellation: while its encoding is undone.
         """
-        document = read_document(await inflated_body(request, self.max_body_bytes))
-        return Body(document, model_of(document))
+        data = await inflated_body(request, self.max_body_bytes)
+        document = read_document(data)
+        return Body(document, model_of(document), len(data))
 
     async def call(
         self, request: HttpRequest, name: str, task: Task | None, *, is_stream: bool = False
@@ -120,7 +124,10 @@ def read_document(body: bytes) -> dict[str, Any]:
 
     Raises:
         MalformedJson: it is not JSON, no object, or too deep.
+        InvalidField: it has so many values that reading it would hold up everybody else.
     """
+    if body.count(b"{") + body.count(b"[") > _MOST_VALUES:
+        raise InvalidField(f"JSON body has more than {_MOST_VALUES} objects and lists")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,13 +13,16 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.gathered import Gathered
 
-__all__ = ["MOST_LEVELS", "Fields", "is_too_deep", "type_of"]
+__all__ = ["MOST_LEVELS", "MOST_OBJECTS", "Fields", "is_too_deep", "type_of"]
 
 UNSIGNED: Final = range(2**32)
 """What OVMS takes for an unsigned number."""
 
 MOST_LEVELS: Final = 64
 """Of lists and objects in each other, where values are passed on as they are."""
+
+MOST_OBJECTS: Final = 20_000
+"""In the lists of a body whose objects are read one by one, such as messages, their parts, and tools."""
 
 _SHOWN_CHARACTERS: Final = 80
 
@@ -69,14 +73,18 @@ class Fields:
         document: the object.
         wrong: takes what is wrong.
         at: the path of the object, empty for the whole body.
+        listed: counts the objects in lists of the whole body.
     """
 
-    __slots__ = ("_at", "_document", "_wrong")
+    __slots__ = ("_at", "_document", "_listed", "_wrong")
 
-    def __init__(self, document: Mapping[str, Any], wrong: Gathered, at: str = "") -> None:
+    def __init__(
+        self, document: Mapping[str, Any], wrong: Gathered, at: str = "", listed: Counter[str] | None = None
+    ) -> None:
         self._document = document
         self._wrong = wrong
         self._at = at
+        self._listed = Counter() if listed is None else listed
 
     def get(self, name: str) -> Any:
         """Give what is there; None for nothing."""
@@ -165,14 +173,19 @@ class Fields:
     def within(self, name: str, message: str = "") -> Fields | None:
         """Read an object's own fields."""
         value = self._typed(name, dict, message or f"{self.path(name)} is not an object")
-        return None if value is None else Fields(value, self._wrong, self.path(name))
+        return None if value is None else Fields(value, self._wrong, self.path(name), self._listed)
 
     def objects(self, name: str, message: str = "", inner: str = "") -> Iterator[Fields]:
-        """Read a list of objects; ``inner`` says that each should be one."""
-        for position, value in enumerate(self.items(name, message) or ()):
+        """Read a list of objects, as far as the body has not too many; ``inner`` says that each should be one."""
+        values = self.items(name, message) or ()
+        self._listed["objects"] += len(values)
+        if values and self._listed["objects"] > MOST_OBJECTS:
+            self.refuse(name, f"{self.path(name)}: a body may have {MOST_OBJECTS} objects in its lists")
+            return
+        for position, value in enumerate(values):
             path = f"{self.path(name)}[{position}]"
             if isinstance(value, dict):
-                yield Fields(value, self._wrong, path)
+                yield Fields(value, self._wrong, path, self._listed)
             else:
                 said = inner or f"{path} is not an object"
                 self._wrong.add(InvalidField(said, field=path, got=shown(value)))

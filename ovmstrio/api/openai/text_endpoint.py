@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "Streamed", "TextEndpoint", "Usage", "Whole", "text_rules"]
 
+_AT_ONCE_BYTES: Final = 2**18
+"""Of a body that is read on the event loop."""
 _AT_ONCE: Final = 32
 """How many prompts of one body are given to the service at a time."""
 
@@ -142,7 +144,8 @@ def _is_stream(body: Body) -> bool:
 async def _answer_whole(api: OpenAIApi, endpoint: TextEndpoint, request: HttpRequest, body: Body) -> HttpAnswer:
     deadline = deadline_of(request)
     with await api.call(request, body.model, Task.TEXT_GENERATION) as call:
-        asked = endpoint.read(body.document, _limits(call), is_stream=False, deadline=deadline)
+        read = partial(endpoint.read, body.document, _limits(call), is_stream=False, deadline=deadline)
+        asked = await _apart(read, body)
         whole, usage = endpoint.whole(body, asked), Usage()
 
         async def take(index: int, piece: Piece) -> None:
@@ -172,7 +175,9 @@ class _Answering:
         """Send them."""
         deadline = deadline_of(self._request)
         with await self._api.call(self._request, self._body.model, Task.TEXT_GENERATION, is_stream=True) as call:
-            asked = self._endpoint.read(self._body.document, _limits(call), is_stream=True, deadline=deadline)
+            limits = _limits(call)
+            read = partial(self._endpoint.read, self._body.document, limits, is_stream=True, deadline=deadline)
+            asked = await _apart(read, self._body)
             streamed = self._endpoint.streamed(self._body, asked, self._api.form.event)
             self._streamed = streamed
             usage = Usage()
@@ -187,6 +192,19 @@ class _Answering:
 
             await _generate(call, asked.requests, usage, take, lambda: send(streamed.begin()))
             await send(streamed.end(usage))
+
+
+async def _apart(read: Callable[[], Asked], body: Body) -> Asked:
+    """Read a body; a large one in a thread, so that others have their turn meanwhile.
+
+    Raises:
+        InvalidField: as ``read``.
+
+    Cancellation: not while a thread reads, which is bounded by the size of the body.
+    """
+    if body.size <= _AT_ONCE_BYTES:
+        return read()
+    return await trio.to_thread.run_sync(read)
 
 
 def _limits(call: ObservedCall) -> GenerationLimits:

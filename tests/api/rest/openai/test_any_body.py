@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -103,6 +104,45 @@ async def test_a_bad_body_is_the_callers_fault(serving: Serving, case: str, path
 
     assert 400 <= answer.status_code < 500
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"model": "chat", "messages": [' + b"3," * 100_000 + b"3]}", "a body may have 20000 objects in its lists"),
+        (b'{"model": "chat", "messages": [' + b"{}," * 500_000 + b"{}]}", "more than 500000 objects and lists"),
+        (
+            b'{"model": "chat", "messages": [{"role": "user", "content": [' + b"{}," * 30_000 + b"{}]}]}",
+            "messages[0].content: a body may have 20000 objects in its lists",
+        ),
+    ],
+    ids=["wrong messages", "many objects", "many parts"],
+)
+async def test_a_body_of_too_many_values_is_refused_before_they_are_read(
+    serving: Serving, content: bytes, message: str
+) -> None:
+    """One by one they would hold up everybody else for seconds."""
+    answer = await serving.post("/v3/chat/completions", content=content)
+
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+async def test_a_large_body_is_read_beside_the_event_loop(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one is not worth a thread."""
+    threads = []
+    read = Chat.read
+
+    def noted(self: Chat, *given: Any, **options: Any) -> Any:
+        threads.append(current_thread() is not main_thread())
+        return read(self, *given, **options)
+
+    monkeypatch.setattr(Chat, "read", noted)
+    generator_of(serving).limits = GenerationLimits()
+    for text in ("x", "x" * 2**19):
+        answer = await serving.post("/v3/chat/completions", json=chat_body(text))
+        assert answer.status_code == 200
+    assert threads == [False, True]
 
 
 async def test_a_thousand_tools_are_taken(serving: Serving) -> None:
