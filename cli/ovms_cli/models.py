@@ -75,11 +75,18 @@ def _table(states: list[ModelState], known: Known) -> Table:
             safe(state.name),
             state.version,
             f"[{colour}]{state.state}[/]",
-            _tensors(info.inputs) if info else "",
+            _inputs(info) if info else "",
             _tensors(info.outputs) if info else "",
             safe(state.reason),
         )
     return table
+
+
+def _inputs(info: ModelInfo) -> str:
+    """Give the tensors; of what takes none, the platform, which says by what else it is called."""
+    if info.inputs or info.outputs:
+        return _tensors(info.inputs)
+    return f"[dim]no tensors ({safe(info.platform)})[/]"
 
 
 def _tensors(tensors: tuple[TensorInfo, ...]) -> str:
