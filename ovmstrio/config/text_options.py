@@ -40,7 +40,7 @@ class _Option(NamedTuple):
 _OPTIONS: Final[Mapping[str, _Option]] = {
     "target_device": _Option("device", _EVERY),
     "plugin_config": _Option("plugin_config", _EVERY),
-    "idle_unload_seconds": _Option("idle_unload_seconds", _EVERY),
+    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION),
     "kv_cache_precision": _Option("plugin_config", _GENERATION),
     "pipeline_type": _Option("", _GENERATION),
     **{

@@ -1,4 +1,4 @@
-"""Paths of OpenAI's API that nothing answers, those of images, and what is no path of the API at all."""
+"""Paths of OpenAI's API that nothing answers, those of images and sound, and what is no path of the API at all."""
 
 from __future__ import annotations
 
@@ -15,18 +15,35 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpAnswer, HttpRequest
     from ovmstrio.wire.http.router import Rule
 
-__all__ = ["image_rules", "unknown_path_rules"]
+__all__ = ["media_rules", "unknown_path_rules"]
 
-_IMAGES: Final = ("/images/generations", "/images/edits", "/images/variations")
+_NO_IMAGES: Final = "this server makes no images"
+_NO_TRANSCRIPTS: Final = (
+    "this server writes down no speech, as models of the task speech2text are not served; a model of speech can be "
+    "called with tensors, as the sample 'speech' shows"
+)
+_NO_SPEECH: Final = "this server does not speak, as models of the task text2speech are not served"
+_REFUSED: Final = {
+    "/images/generations": _NO_IMAGES,
+    "/images/edits": _NO_IMAGES,
+    "/images/variations": _NO_IMAGES,
+    "/audio/transcriptions": _NO_TRANSCRIPTS,
+    "/audio/translations": _NO_TRANSCRIPTS,
+    "/audio/speech": _NO_SPEECH,
+}
 
 
-def image_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules of images, which no service makes."""
+def media_rules(api: OpenAIApi) -> list[Rule]:
+    """Make the rules of images and sound, which no models make or read; a graph that takes whole requests may."""
 
     async def refuse(request: HttpRequest) -> HttpAnswer:
-        raise InvalidField(f"{request.path}: this server makes no images", code="unsupported")
+        path = next(path for path in _REFUSED if request.path.endswith(path))
+        answered = await answer_payload(api, request, path.removeprefix("/"))
+        if answered is not None:
+            return answered
+        raise InvalidField(f"{request.path}: {_REFUSED[path]}", code="unsupported")
 
-    return [rule for path in _IMAGES for rule in api.rules(path, "POST", refuse)]
+    return [rule for path in _REFUSED for rule in api.rules(path, "POST", refuse, has_tasks=True)]
 
 
 def unknown_path_rules(api: OpenAIApi, known: Sequence[Rule]) -> list[Rule]:

@@ -17,7 +17,7 @@ from ovmstrio.api.openai.completions import completion_rules
 from ovmstrio.api.openai.embeddings import embedding_rules
 from ovmstrio.api.openai.error_forms import FORMS
 from ovmstrio.api.openai.models import model_rules
-from ovmstrio.api.openai.refused_paths import image_rules, unknown_path_rules
+from ovmstrio.api.openai.refused_paths import media_rules, unknown_path_rules
 from ovmstrio.api.openai.rerank import rerank_rules
 from ovmstrio.api.openai.responses.endpoint import response_rules
 from ovmstrio.api.openai.tokenize import tokenize_rules
@@ -38,7 +38,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     tokenize_rules,
     model_rules,
     response_rules,
-    image_rules,
+    media_rules,
 )
 
 
