@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from ovmstrio.access.directory import NEVER, Directory
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import Unauthenticated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ovmstrio.access.directory import Directory
 
 __all__ = ["Authentication", "TokenVerifier", "VerifiedClaims", "bearer_of"]
 
-_BEARER: Final = "bearer "
-_MOST_TOKENS: Final = 10_000
-"""How many tokens are remembered."""
+_BEARER: Final = "bearer"
+_MOST_SEEN: Final = 10_000
+"""How many keys and tokens are remembered."""
 _MOST_CHARACTERS: Final = 16_384
 _DOTS_OF_A_TOKEN: Final = 2
 
@@ -67,8 +68,9 @@ def bearer_of(headers: Iterable[tuple[str, str]]) -> str:
     shown = ""
     for name, value in headers:
         if name == "authorization":
-            if value[: len(_BEARER)].lower() == _BEARER:
-                return value[len(_BEARER) :].strip()
+            kind, _, rest = value.partition(" ")
+            if kind == "Bearer" or kind.lower() == _BEARER:
+                return rest.strip()
         elif name == "x-api-key":
             shown = value
     return shown
@@ -89,11 +91,22 @@ class Authentication:
         self._directory = directory
         self._verifier = verifier
         self._clock = clock
-        self._tokens: dict[bytes, tuple[Caller, float]] = {}
+        self._seen: dict[bytes, tuple[Caller, float]] = {}
+        self._secret = token_bytes()
 
-    def forget_tokens(self) -> None:
-        """Verify every token again, as who they are about, or what they are verified with, has changed."""
-        self._tokens.clear()
+    def forget_seen(self) -> None:
+        """Look again at what every request shows, as callers, or what tokens are verified with, have changed."""
+        self._seen = {}
+
+    def seen(self, headers: Iterable[tuple[str, str]]) -> Caller | None:
+        """Find the caller of a request that shows what was seen before, and is still valid; None for any other."""
+        shown = bearer_of(headers)
+        known = self._seen.get(self._mark(shown)) if shown else None
+        return known[0] if known is not None and (known[1] == NEVER or self._clock() < known[1]) else None
+
+    def _mark(self, shown: str) -> bytes:
+        """Give what a key or token is remembered by, of which nobody can find another with a part in common."""
+        return blake2b(_bytes_of(shown), key=self._secret, digest_size=16).digest()
 
     async def identify(self, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Caller:
         """Find the caller of a request.
@@ -107,31 +120,31 @@ class Authentication:
 
         Cancellation: while a token's keys are fetched.  No checkpoint for what was seen before.
         """
-        secret = bearer_of(headers)
-        if not secret:
+        shown = bearer_of(headers)
+        if not shown:
             caller = None if certificate is None else self._directory.by_certificate(certificate)
             if caller is None:
                 raise Unauthenticated(_NOTHING_SHOWN)
             return caller
-        digest = sha256(secret.encode("latin-1", "replace")).digest()
-        caller = self._directory.by_key(digest)
-        if caller is not None:
-            return caller
-        known = self._tokens.get(digest)
-        if known is not None and self._clock() < known[1]:
-            return known[0]
-        return await self._verified(secret, digest)
+        known = self.seen(headers)
+        if known is not None:
+            return known
+        seen = self._seen
+        found = self._directory.by_key(sha256(_bytes_of(shown)).digest()) or await self._verified(shown)
+        if len(seen) >= _MOST_SEEN:
+            seen.clear()
+        # Where callers have changed meanwhile, this is not the one that is asked next time.
+        seen[self._mark(shown)] = found
+        return found[0]
 
-    async def _verified(self, token: str, digest: bytes) -> Caller:
-        self._tokens.pop(digest, None)
+    async def _verified(self, token: str) -> tuple[Caller, float]:
         is_token = token.count(".") == _DOTS_OF_A_TOKEN and len(token) <= _MOST_CHARACTERS
         if self._verifier is None or not is_token:
             raise Unauthenticated("the key is not known, or not any more", is_wrong=True)
         claims = await self._verifier.verify(token)
         caller = self._directory.by_subject(claims.subject)
-        if caller is None:
-            caller = Caller(claims.subject, "token", claims.scopes)
-        if len(self._tokens) >= _MOST_TOKENS:
-            self._tokens.clear()
-        self._tokens[digest] = caller, claims.expires_at
-        return caller
+        return caller or Caller(claims.subject, "token", claims.scopes), claims.expires_at
+
+
+def _bytes_of(shown: str) -> bytes:
+    return shown.encode("latin-1", "replace")

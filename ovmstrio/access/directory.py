@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.access.allowance import CallerAllowance
 from ovmstrio.access.key_file import CallerEntry
@@ -13,7 +13,9 @@ from ovmstrio.core.callers import Caller
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["Directory"]
+__all__ = ["NEVER", "Directory"]
+
+NEVER: Final = float("inf")
 
 
 class Directory:
@@ -55,11 +57,12 @@ class Directory:
             else:
                 self._subjects[entry.subject] = found
         for key, caller in (keys or {}).items():
-            self._keys[sha256(key.encode()).digest()] = caller, float("inf")
+            self._keys[sha256(key.encode()).digest()] = caller, NEVER
 
-    def by_key(self, digest: bytes) -> Caller | None:
-        """Find the caller of a key by the key's hash."""
-        return self._valid(self._keys.get(digest))
+    def by_key(self, digest: bytes) -> tuple[Caller, float] | None:
+        """Find the caller of a key by the key's hash, and until when it is one, in seconds since 1970."""
+        found = self._keys.get(digest)
+        return found if self._valid(found) is not None else None
 
     def by_subject(self, subject: str) -> Caller | None:
         """Find the caller that a token is about."""

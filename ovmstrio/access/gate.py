@@ -45,10 +45,10 @@ class Gate:
         Ownership: the caller of this must have the caller given leave; None if nobody had to be known.
         Cancellation: while a token's keys are fetched; nothing is held then.
         """
-        current_caller.set(None)
         if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
+            current_caller.set(None)
             return None
-        caller = await self._authentication.identify(headers, certificate)
+        caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
         caller.demand(need, service)
         caller.enter()
         current_caller.set(caller)

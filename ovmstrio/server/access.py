@@ -81,7 +81,7 @@ class Access:
         self._directory.replace(entries, keys)
         if signing is not None:
             self._file_keys.keys = signing
-        self._authentication.forget_tokens()
+        self._authentication.forget_seen()
 
     async def look(self) -> bool:
         """Read the files again if they have changed; what cannot be used leaves all as it was.

@@ -8,7 +8,7 @@ import pytest
 
 from ovmstrio.access.authentication import Authentication, VerifiedClaims, bearer_of
 from ovmstrio.access.directory import Directory
-from ovmstrio.core.callers import Scopes
+from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import Unauthenticated
 from tests.support.callers import entry_of
 
@@ -97,22 +97,42 @@ async def test_a_token_is_verified_once_until_it_expires_or_callers_change() -> 
             await name_of("bad.ann.x")
     assert verifier.verified == 4
     directory.replace([entry_of("the ann of the file", "admin", subject="ann")])
-    asked.forget_tokens()
+    asked.forget_seen()
     assert await name_of("good.ann.x") == "the ann of the file"
     with pytest.raises(Unauthenticated):
         await name_of("no token")
     assert verifier.verified == 5, "what has not the form of a token is not verified"
 
 
+def _known(directory: Directory, key: str) -> Caller | None:
+    found = directory.by_key(sha256(key.encode()).digest())
+    return None if found is None else found[0]
+
+
 async def test_callers_that_stay_keep_what_they_have_used() -> None:
     """A file that is read again gives nobody more than it may have; those that went are unknown."""
     directory = Directory()
-    shop = entry_of("shop", "read", concurrency=1)
-    directory.replace([shop, entry_of("gone")])
-    known = directory.by_key(sha256(b"shop").digest())
+    directory.replace([entry_of("shop", "read", concurrency=1), entry_of("gone")])
+    known = _known(directory, "shop")
     assert known is not None
     directory.replace([entry_of("shop", "read", concurrency=1)])
-    assert directory.by_key(sha256(b"shop").digest()) is known
-    assert directory.by_key(sha256(b"gone").digest()) is None
+    assert _known(directory, "shop") is known
+    assert _known(directory, "gone") is None
     directory.replace([entry_of("shop", "read", concurrency=2)])
-    assert directory.by_key(sha256(b"shop").digest()) is not known
+    assert _known(directory, "shop") is not known
+
+
+async def test_a_token_that_is_verified_while_callers_change_is_verified_again() -> None:
+    """What was true when its verification began is remembered by nobody."""
+    directory = Directory()
+
+    class Changing(_Verifier):
+        async def verify(self, token: str) -> VerifiedClaims:
+            asked.forget_seen()
+            return await super().verify(token)
+
+    verifier = Changing()
+    asked = Authentication(directory, verifier, _Clock())
+    for times in (1, 2):
+        await asked.identify([("x-api-key", "good.ann.x")], None)
+        assert verifier.verified == times

@@ -262,9 +262,9 @@ class _LimitedRouter:
         admit = _admit if path == "/limited" else None
         return Route(_echo, lambda _: HttpAnswer(500), path, is_hot=True, admit=admit)
 
-    def has_limits(self) -> bool:
-        """Say that there are some."""
-        return True
+    def lets_in(self, route: Route) -> bool:
+        """Say that some have to be let in."""
+        return route.admit is not None
 
     async def admit(self, _route: Route, _request: HttpRequest) -> HttpAnswer:
         """Refuse."""
