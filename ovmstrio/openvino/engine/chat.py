@@ -1,28 +1,65 @@
-"""The text of a conversation, by the library's own reading of the model's template."""
+"""The text of a conversation: by the model's template in the sandbox, or by the library's own reading of it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidField
 from ovmstrio.openvino.engine.library_errors import reason_of
+from ovmstrio.openvino.engine.templates import ChatTemplate, TemplateFailure, read_template
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from ovmstrio.core.generation import Conversation
 
-__all__ = ["render_with_library"]
+__all__ = ["choose_renderer"]
+
+_LIBRARY: Final = "MINJA"
+_FIELD: Final = "messages"
+_ANSWERS: Final = "add_generation_prompt"
 
 
-def render_with_library(tokenizer: Any, conversation: Conversation) -> str:
-    """Give the prompt of a conversation.
+def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> Callable[[Conversation], str]:
+    """Give what makes prompts of conversations; what is wrong with the template is told to those who have some.
 
-    Raises:
-        InvalidRequest: the template does not take it, or there is none.
+    Args:
+        tokenizer: the library's.
+        folder: the model's.
+        mode: ``MINJA`` for the library's own reading.
     """
+    if mode == _LIBRARY:
+        return partial(_render_with_library, tokenizer)
+    try:
+        template = read_template(
+            folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
+        )
+    except (TemplateFailure, OSError) as error:
+        return partial(_refuse, f"the chat template of the model cannot be used: {error}")
+    if template is None:
+        return partial(_refuse, "the model has no chat template; send a prompt to /completions")
+    return partial(_render, template)
+
+
+def _refuse(why: str, _: Conversation) -> str:
+    raise InvalidField(why, field=_FIELD)
+
+
+def _render(template: ChatTemplate, conversation: Conversation) -> str:
+    tools = conversation.tools if conversation.tool_choice != "none" else ()
+    try:
+        return template.render(conversation.messages, tools, options=conversation.template_options)
+    except TemplateFailure as error:
+        raise InvalidField(f"the chat template does not take the messages: {error}", field=_FIELD) from error
+
+
+def _render_with_library(tokenizer: Any, conversation: Conversation) -> str:
     if not tokenizer.chat_template:
-        raise InvalidRequest("the model has no chat template; send a prompt to /completions")
+        return _refuse("the model has no chat template; send a prompt to /completions", conversation)
     options = dict(conversation.template_options)
-    wants_answer = bool(options.pop("add_generation_prompt", True))
+    wants_answer = bool(options.pop(_ANSWERS, True))
     tools = [dict(tool) for tool in conversation.tools] if conversation.tool_choice != "none" else []
     try:
         text: str = tokenizer.apply_chat_template(
@@ -32,5 +69,6 @@ def render_with_library(tokenizer: Any, conversation: Conversation) -> str:
             extra_context=options or None,
         )
     except (RuntimeError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"the chat template does not take the messages: {reason_of(error)}") from error
+        message = f"the chat template does not take the messages: {reason_of(error)}"
+        raise InvalidField(message, field=_FIELD) from error
     return text

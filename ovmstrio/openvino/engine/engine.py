@@ -175,7 +175,9 @@ class Engine:
 
     def _accept(self, asked: AskedTexts) -> None:
         if asked.answer_to:
-            self._answer(asked.answer_to, [ACCEPTED, len(asked.prompt)])
+            self._answer(
+                asked.answer_to, [ACCEPTED, len(asked.prompt), self._prompts.end_of(asked.request.prompt, asked.prompt)]
+            )
             asked.answer_to = 0
 
     def _tell_prompt(self, asked: AskedTexts) -> None:

@@ -52,7 +52,7 @@ FAILED: Final = "failed"
 """Answers the first message, with the reason."""
 
 ACCEPTED: Final = "accepted"
-"""Answers a request that runs, with the number of its prompt's tokens."""
+"""Answers a request that runs, with the number of its prompt's tokens, and the end of a conversation's prompt."""
 
 REFUSED: Final = "refused"
 """Answers a request that does not, with an error."""

@@ -12,12 +12,11 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import ServerError
-from ovmstrio.openvino.engine.chat import render_with_library
+from ovmstrio.openvino.engine.chat import choose_renderer
 from ovmstrio.openvino.engine.engine import Engine, Limits
 from ovmstrio.openvino.engine.frames import FAILED, LOADED, REFUSED, TOKENS, encode_failure
 from ovmstrio.openvino.engine.library_errors import reason_of
@@ -57,7 +56,8 @@ class EngineProgram:
         room = pipeline.blocks * pipeline.block_tokens
         context = context_length(folder)
         limits = Limits(min(room, context or room), **options["limits"])
-        self._prompts = Prompts(pipeline.tokenizer, partial(render_with_library, pipeline.tokenizer), limits.tokens)
+        render = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
+        self._prompts = Prompts(pipeline.tokenizer, render, limits.tokens)
         self._engine = Engine(
             pipeline,
             self._prompts,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Prompts", "context_length"]
 
 _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
+_END_TOKENS: Final = 12
 _FIELD: Final = "messages"
 _INNER_KEYS: Final = ("text_config", "llm_config", "language_config")
 
@@ -130,6 +131,13 @@ class Prompts:
         if filling < 0:
             raise InvalidRequest("the tokenizer has no token to fill texts up with; leave out the padding")
         return [filling] * missing + tokens if padding == "left" else tokens + [filling] * missing
+
+    def end_of(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+        """Give the last letters of the prompt that a conversation has become; nothing for others."""
+        if not isinstance(prompt, Conversation):
+            return ""
+        end: str = self._tokenizer.decode(list(tokens[-_END_TOKENS:]), skip_special_tokens=False)
+        return end
 
     def check_length(self, tokens: Sequence[int], *, needs_answer: bool) -> None:
         """See that a prompt leaves room for an answer, if there is to be one.

@@ -113,12 +113,14 @@ class ChatTemplate:
             raise _failure(error) from error
 
 
-def read_template(folder: Path, source: str = "") -> ChatTemplate | None:
+def read_template(folder: Path, source: str = "", *, bos_token: str = "", eos_token: str = "") -> ChatTemplate | None:
     """Read the template of a model's folder; None if it has none.
 
     Args:
         folder: with ``chat_template.jinja``, or ``tokenizer_config.json``, which also tells the special tokens.
         source: the template where the folder has none, such as the tokenizer's own.
+        bos_token: where the folder has none, likewise.
+        eos_token: likewise.
 
     Raises:
         TemplateFailure: it is no template.
@@ -140,8 +142,8 @@ def read_template(folder: Path, source: str = "") -> ChatTemplate | None:
     extras = {key: value for key, value in variables.items() if key not in {"bos_token", "eos_token"}}
     return ChatTemplate(
         found,
-        bos_token=variables.get("bos_token", ""),
-        eos_token=variables.get("eos_token", ""),
+        bos_token=variables.get("bos_token", bos_token),
+        eos_token=variables.get("eos_token", eos_token),
         extras=extras,
         tool_source=sources.get("tool_use", ""),
     )

@@ -41,11 +41,22 @@ class Answer:
         number: the engine's number for the request.
         texts: how many there are.
         deadline: on trio's clock; nothing is waited for beyond it.
+
+    Attributes:
+        is_over: whether nothing more will come.
+        tokens: how many have come.
+        began: when it was asked for, on trio's clock.
+        finish: why the text ended that ended last.
+        last_came: when something has come last, by the text, on trio's clock.
     """
 
     def __init__(self, number: int, texts: int, deadline: float = math.inf) -> None:
         self.number = number
         self.is_over = False
+        self.tokens = 0
+        self.finish: Finish | None = None
+        self.began = trio.current_time()
+        self.last_came: dict[int, float] = {}
         self._left = texts
         self._deadline = deadline
         self._made: dict[int, Made] = {}
@@ -60,10 +71,11 @@ class Answer:
         if text:
             made.texts.append(text)
         made.tokens += tokens
+        self.tokens += tokens
         if logprobs:
             made.logprobs += [TokenLogprob(*each) for each in logprobs]
         if finish is not None:
-            made.finish = FINISHES[finish]
+            made.finish = self.finish = FINISHES[finish]
             self._left -= 1
             self.is_over = not self._left
         self._wake()

@@ -12,12 +12,13 @@ import trio
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
 from ovmstrio.openvino.engine.frames import ACCEPTED, TOKENS, decode_failure, encode_request
 from ovmstrio.runtimes.generation.answers import Answer
+from ovmstrio.runtimes.generation.text_metrics import CANCELLED, ERROR, TextMetrics
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.core.generation import Finish, GenerationRequest
 
 __all__ = ["EngineLink", "OpenAnswer"]
 
@@ -26,23 +27,28 @@ _SECONDS_TO_TELL: Final = 5.0
 
 
 class OpenAnswer:
-    """An answer that is being made, and how many tokens its prompt has."""
+    """An answer that is being made, how many tokens its prompt has, and the end of a conversation's prompt."""
 
-    __slots__ = ("answer", "prompt_tokens")
+    __slots__ = ("answer", "prompt_end", "prompt_tokens")
 
-    def __init__(self, answer: Answer, prompt_tokens: int) -> None:
+    def __init__(self, answer: Answer, prompt_tokens: int, prompt_end: str) -> None:
         self.answer = answer
         self.prompt_tokens = prompt_tokens
+        self.prompt_end = prompt_end
 
 
 class EngineLink:
     """All requests of one engine, through whichever processes it lives.
 
+    Args:
+        metrics: are told of what happens.
+
     Attributes:
         last_asked: when somebody has asked last, or an answer has ended, on trio's clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: TextMetrics) -> None:
+        self._metrics = metrics
         self._numbers = itertools.count(1)
         self._answers: dict[int, Answer] = {}
         self._emptied = trio.Event()
@@ -68,18 +74,31 @@ class EngineLink:
         Raises:
             ValueError, LookupError, TypeError: it is no frame.
         """
-        rows, failures, _ = frame
-        for number, index, *rest in rows:
+        rows, failures, figures = frame
+        self._metrics.stepped(*figures)
+        now = trio.current_time()
+        for number, index, text, tokens, logprobs, finish in rows:
             answer = self._answers.get(number)
             if answer is not None:
-                answer.put(index, *rest)
+                answer.put(index, text, tokens, logprobs, finish)
+                self._count(answer, index, tokens, now)
         for number, failure in failures:
             answer = self._answers.get(number)
             if answer is not None:
                 answer.fail(decode_failure(failure))
 
+    def _count(self, answer: Answer, index: int, tokens: int, now: float) -> None:
+        self._metrics.generation_tokens.inc(tokens)
+        last = answer.last_came.get(index)
+        if last is not None:
+            self._metrics.next_token.observe(now - last)
+        elif not answer.last_came:
+            self._metrics.first_token.observe(now - answer.began)
+        answer.last_came[index] = now
+
     def lose(self, why: str) -> None:
         """Tell all requests that their process has ended."""
+        self._metrics.lost()
         for answer in self._answers.values():
             answer.fail(ModelFailure(why))
 
@@ -104,9 +123,13 @@ class EngineLink:
             if told[0] != ACCEPTED:
                 answer.is_over = True
                 raise decode_failure(told[1])
-            yield OpenAnswer(answer, told[1])
+            self._metrics.prompt_tokens.inc(told[1])
+            self._metrics.queue.observe(trio.current_time() - answer.began)
+            yield OpenAnswer(answer, *told[1:])
         finally:
             del self._answers[number]
+            why: Finish | str = CANCELLED if not answer.is_over else answer.finish or ERROR
+            self._metrics.finished(why, trio.current_time() - answer.began, answer.tokens)
             self.last_asked = trio.current_time()
             if not self._answers:
                 self._emptied.set()

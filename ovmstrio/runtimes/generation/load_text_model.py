@@ -13,6 +13,7 @@ import trio
 from ovmstrio.runtimes.generation.engine_link import EngineLink
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
 from ovmstrio.runtimes.generation.model_folders import model_folder
+from ovmstrio.runtimes.generation.text_metrics import TextMetrics
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.runtimes.resident import host
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.core.hooks import Meters
     from ovmstrio.runtimes.kind import LoadContext
 
 __all__ = ["load_text_model"]
@@ -40,11 +42,11 @@ async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextMode
 
     Cancellation: at any checkpoint; nothing is left.
     """
-    return await host(context.tasks, _open(spec), kind=spec.kind, name=spec.name)
+    return await host(context.tasks, _open(spec, context.meters), kind=spec.kind, name=spec.name)
 
 
 @asynccontextmanager
-async def _open(spec: TextModelSpec) -> AsyncIterator[TextModel]:
+async def _open(spec: TextModelSpec, meters: Meters) -> AsyncIterator[TextModel]:
     """Have a model loaded while the block lasts.
 
     Raises:
@@ -53,17 +55,21 @@ async def _open(spec: TextModelSpec) -> AsyncIterator[TextModel]:
     Ownership: the engine's process.
     """
     folder = await model_folder(spec)
-    link = EngineLink()
-    process = EngineProcess(_options(spec, folder), spec.name, link.hear, link.lose)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(process.run)
-        if spec.idle_unload_seconds:
-            nursery.start_soon(_sleep_when_idle, process, link, spec)
-        try:
-            yield TextModel(spec, process, link)
-        finally:
-            await process.sleep()
-            nursery.cancel_scope.cancel()
+    options = _options(spec, folder)
+    metrics = TextMetrics(spec.name)
+    metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
+    link = EngineLink(metrics)
+    process = EngineProcess(options, spec.name, link.hear, link.lose)
+    with meters.collecting((metrics,), ""):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(process.run)
+            if spec.idle_unload_seconds:
+                nursery.start_soon(_sleep_when_idle, process, link, spec)
+            try:
+                yield TextModel(spec, process, link)
+            finally:
+                await process.sleep()
+                nursery.cancel_scope.cancel()
 
 
 async def _sleep_when_idle(process: EngineProcess, link: EngineLink, spec: TextModelSpec) -> None:
@@ -102,6 +108,7 @@ def _options(spec: TextModelSpec, folder: Path) -> dict[str, Any]:
             "splits_prompts": spec.dynamic_split_fuse,
             "caches_prefixes": spec.enable_prefix_caching,
         },
+        "template_mode": spec.chat_template_mode,
         "limits": {
             "answer": spec.max_tokens_limit,
             "texts": spec.max_num_seqs,

@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.errors import InvalidField
-from ovmstrio.core.generation import GenerationLimits, Piece, Task
+from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.generation.engine_link import EngineLink, OpenAnswer
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
+from ovmstrio.runtimes.generation.output_reading import OutputReading, Reading
 from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ovmstrio.config.text_models import TextModelSpec
-    from ovmstrio.core.generation import GenerationRequest, Padding, TokenIds
+    from ovmstrio.core.generation import GenerationRequest, Padding, Piece, TokenIds
 
 __all__ = ["RunningGeneration", "TextModel"]
 
@@ -27,8 +28,10 @@ PLATFORM = "openvino_genai"
 class RunningGeneration:
     """A request that is being answered; see :class:`ovmstrio.core.generation.Generation`."""
 
-    def __init__(self, opened: OpenAnswer) -> None:
+    def __init__(self, opened: OpenAnswer, reading: Reading) -> None:
         self._answer = opened.answer
+        self._reading = reading
+        reading.begin(opened.prompt_end)
         self.prompt_tokens = opened.prompt_tokens
         self.cached_tokens = 0
 
@@ -39,16 +42,12 @@ class RunningGeneration:
 
     async def __anext__(self) -> Piece:
         """Wait for the next piece; see :meth:`Answer.take`."""
-        made = await self._answer.take()
-        if made is None:
-            raise StopAsyncIteration
-        return Piece(
-            index=made.index,
-            text=made.text,
-            tokens=made.tokens,
-            logprobs=tuple(made.logprobs),
-            finish=made.finish,
-        )
+        while (piece := self._reading.next()) is None:
+            made = await self._answer.take()
+            if made is None:
+                raise StopAsyncIteration
+            self._reading.feed(made)
+        return piece
 
 
 class TextModel(ResidentService):
@@ -71,6 +70,7 @@ class TextModel(ResidentService):
             best_of_limit=spec.best_of_limit,
             vocabulary_size=process.facts["vocabulary_size"],
         )
+        self._reading = OutputReading(spec, process.facts["chat_template"])
         self._metadata = ServableMetadata(spec.name, PLATFORM, (), ())
 
     @property
@@ -107,9 +107,10 @@ class TextModel(ResidentService):
     async def generate(self, asked: GenerationRequest) -> AsyncIterator[RunningGeneration]:
         """Begin to answer, as :meth:`TextGenerator.generate` says."""
         self._check(asked)
+        asked, reading = self._reading.prepare(asked)
         process = await self._process.ready()
         async with self._link.ask(process, asked) as opened:
-            yield RunningGeneration(opened)
+            yield RunningGeneration(opened, reading)
 
     def _check(self, asked: GenerationRequest) -> None:
         """See that a request asks for no more than the model's settings allow.

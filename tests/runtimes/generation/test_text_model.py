@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 import trio
 
-from ovmstrio.core.errors import ContextExceeded, DeadlineExceeded, InvalidField, InvalidRequest
+from ovmstrio.core.errors import ContextExceeded, DeadlineExceeded, InvalidField, InvalidRequest, Overloaded
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Piece, Prompt, Sampling
 from ovmstrio.runtimes.generation.text_model import TextModel
 from tests.runtimes.generation.conftest import ServeTiny
@@ -152,3 +153,93 @@ async def test_a_deadline_ends_a_text_midway(serve_tiny: ServeTiny) -> None:
         with pytest.raises(DeadlineExceeded):
             await made(model, asked)
         assert not model.open_requests
+
+
+async def test_texts_of_one_request_have_seeds_of_their_own_and_the_same_ones_each_time(serve_tiny: ServeTiny) -> None:
+    """Three texts differ, and come again with the same seed."""
+    asked = GenerationRequest("hello", Sampling(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True), n=3)
+    async with serve_tiny() as model:
+        first, second = await made(model, asked), await made(model, asked)
+    texts = [text_of(first, index) for index in range(3)]
+    assert len(set(texts)) == 3
+    assert texts == [text_of(second, index) for index in range(3)]
+    assert sorted(piece.index for piece in first if piece.finish) == [0, 1, 2]
+
+
+async def test_a_stop_string_ends_a_text_before_it_or_behind_it(serve_tiny: ServeTiny) -> None:
+    """It is not in the text unless it is to be kept, however its letters fall into tokens."""
+    async with serve_tiny() as model:
+        whole = text_of(await made(model, greedy("hello", 200)))
+        stop = whole[20:25]
+        place = whole.index(stop)
+        for keeps, expected in ((False, whole[:place]), (True, whole[:place] + stop)):
+            asked = replace(greedy("hello", 200), stop=("never", stop), keeps_stop=keeps)
+            pieces = await made(model, asked)
+            assert text_of(pieces) == expected
+            assert pieces[-1].finish is Finish.STOP
+
+
+async def test_an_echoed_prompt_comes_with_its_own_log_probabilities_each_time(serve_tiny: ServeTiny) -> None:
+    """A prefix that is cached has none in the library; the first token has none at all."""
+    prompt = "the men in the barn " * 10
+    asked = replace(greedy(prompt, 0), echo=True, logprobs=True)
+    async with serve_tiny() as model:
+        await made(model, greedy(prompt, 5))
+        first, second = await made(model, asked), await made(model, asked)
+        both = await made(model, replace(greedy(prompt, 3), echo=True, logprobs=True))
+        length = len((await model.tokenize([prompt]))[0])
+    values = [each.logprob for piece in first for each in piece.logprobs]
+    assert values[0] is None
+    assert len(values) == length
+    assert all(value is not None and value < 0 for value in values[1:])
+    assert [each.logprob for piece in second for each in piece.logprobs] == values
+    told = [each for piece in both for each in piece.logprobs]
+    assert [each.logprob for each in told[:length]] == values
+    assert len(told) == length + 3
+    assert text_of(first) == prompt
+    assert text_of(both).startswith(prompt)
+    assert first[-1].finish is Finish.LENGTH
+
+
+async def test_requests_beyond_the_queue_are_refused_and_the_others_come_to_their_end(serve_tiny: ServeTiny) -> None:
+    """What has no room waits, what would wait too long is told when to come again, and who leaves makes room."""
+    ended: list[int] = []
+
+    async def ask(model: TextModel, prompt: str) -> None:
+        ended.append(sum(piece.tokens for piece in await made(model, greedy(prompt, 300))))
+
+    async with serve_tiny(max_num_seqs=2, max_queue=2) as model:
+        async with model.generate(greedy("first", 1500)) as first, trio.open_nursery() as nursery:
+            await anext(aiter(first))
+            for number in range(3):
+                nursery.start_soon(ask, model, f"number {number}")
+            while model.open_requests < 4:
+                await trio.lowlevel.checkpoint()
+            with pytest.raises(Overloaded, match="2 requests wait") as caught:
+                await made(model, greedy("one too many", 1))
+            assert caught.value.retry_after_seconds >= 1
+        assert ended == [300, 300, 300]
+
+
+async def test_forty_requests_for_a_cache_of_a_few_all_come_to_their_end(serve_tiny: ServeTiny) -> None:
+    """Admission promises no more blocks than there are, so that nothing is ignored for want of memory."""
+    ended: list[int] = []
+
+    async def ask(model: TextModel, number: int) -> None:
+        ended.append(sum(piece.tokens for piece in await made(model, greedy(f"number {number} " * 20, 150))))
+
+    async with serve_tiny(cache_size=0.001) as model, trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(ask, model, number)
+    assert ended == [150] * 40
+
+
+async def test_a_reader_that_takes_nothing_holds_nobody_up_and_gets_its_whole_text_later(serve_tiny: ServeTiny) -> None:
+    """Pieces are joined while nobody takes them."""
+    async with serve_tiny() as model:
+        expected = text_of(await made(model, greedy("slow", 300)))
+        async with model.generate(greedy("slow", 300)) as slow:
+            await made(model, greedy("fast", 600))
+            pieces = [piece async for piece in slow]
+        assert text_of(pieces) == expected
+        assert len(pieces) < 30

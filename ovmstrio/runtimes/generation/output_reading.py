@@ -1,0 +1,129 @@
+"""How texts of a model are read: which parsers take them apart.
+
+::
+
+    request ─> OutputReading.prepare ─> request as the engine gets it, and Reading
+    engine's text ─> Reading ─> pieces with content, reasoning and calls
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.generation import Conversation, Finish, Piece
+from ovmstrio.runtimes.generation.parsing import Delta, OutputParser, chosen_parsers, make_parser, opens_reasoning
+
+if TYPE_CHECKING:
+    from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.core.generation import GenerationRequest
+    from ovmstrio.runtimes.generation.answers import Made
+
+__all__ = ["OutputReading", "Reading"]
+
+_AUTO: Final = "auto"
+_NONE: Final = "none"
+
+
+class OutputReading:
+    """The parsers of a model.
+
+    Args:
+        spec: names them.
+        template: the model's chat template, which tells them where the settings do not.
+
+    Raises:
+        ConfigError: a name is unknown, or two do not go together.
+    """
+
+    def __init__(self, spec: TextModelSpec, template: str) -> None:
+        self._tools, self._reasoning = chosen_parsers(
+            spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO, template
+        )
+
+    def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, Reading]:
+        """Give a request as the engine is to get it, and what reads its texts."""
+        conversation = asked.prompt
+        if not isinstance(conversation, Conversation):
+            return asked, Reading(conversation=None, tools=_NONE, reasoning=_NONE)
+        has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
+        tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
+        if not asked.parses or not asked.skips_special_tokens:
+            tools = reasoning = _NONE
+        reading = Reading(conversation, tools, reasoning)
+        if reading.keeps_special_tokens:
+            asked = replace(asked, skips_special_tokens=False)
+        return asked, reading
+
+
+class Reading:
+    """Reads the texts of one request.
+
+    Args:
+        conversation: what is answered.
+        tools: the parser of calls.
+        reasoning: the parser of reasoning.
+    """
+
+    def __init__(self, conversation: Conversation | None, tools: str, reasoning: str) -> None:
+        self._conversation = conversation
+        self._tools = tools
+        self._reasoning = reasoning
+        self._reads = conversation is not None and (tools, reasoning) != (_NONE, _NONE)
+        self._is_opened = False
+        self._parsers: dict[int, OutputParser] = {}
+        self._calling: set[int] = set()
+        self._ready: deque[Piece] = deque()
+
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether the marks that are read are special tokens."""
+        return self._reads and self._parser().keeps_special_tokens
+
+    def begin(self, prompt_end: str) -> None:
+        """Take the last letters of the prompt, which may have begun reasoning."""
+        self._is_opened = self._reads and opens_reasoning(self._reasoning, prompt_end)
+
+    def _parser(self) -> OutputParser:
+        tools = () if self._conversation is None else self._conversation.tools
+        return make_parser(self._tools, self._reasoning, tools=tools, opened=self._is_opened)
+
+    def next(self) -> Piece | None:
+        """Give a piece that has been read; None if there is none."""
+        return self._ready.popleft() if self._ready else None
+
+    def feed(self, made: Made) -> None:
+        """Read what has been made: one piece, or several where it holds calls, the last of which says how it ended."""
+        deltas = self._deltas(made)
+        last = len(deltas) - 1
+        for position, delta in enumerate(deltas):
+            self._ready.append(
+                Piece(
+                    index=made.index,
+                    text=delta.text,
+                    reasoning=delta.reasoning,
+                    calls=delta.calls,
+                    tokens=0 if position else made.tokens,
+                    logprobs=() if position else tuple(made.logprobs),
+                    finish=self._finish(made) if position == last else None,
+                )
+            )
+
+    def _deltas(self, made: Made) -> list[Delta]:
+        if not self._reads:
+            return [Delta(text=made.text)]
+        parser = self._parsers.get(made.index)
+        if parser is None:
+            parser = self._parsers[made.index] = self._parser()
+        deltas = parser.feed(made.text)
+        if made.finish is not None:
+            deltas += parser.finish()
+        if any(delta.calls for delta in deltas):
+            self._calling.add(made.index)
+        return deltas or [Delta()]
+
+    def _finish(self, made: Made) -> Finish | None:
+        if made.finish is Finish.STOP and made.index in self._calling:
+            return Finish.TOOL_CALLS
+        return made.finish
