@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -71,4 +70,3 @@ async def test_no_text_is_tokenized_on_the_event_loop(load: Load, embedder_folde
         for _ in range(300):
             await service.tokenize(["the"])
         assert not network.runs_inline
-    assert threading.current_thread() is threading.main_thread()
