@@ -221,6 +221,7 @@ def test_a_server_that_is_killed_and_comes_back(tmp_path: Path, folder: Path) ->
         assert _infer(client) == [2.0] * 10
 
 
+@pytest.mark.slow
 def test_calls_go_on_while_one_of_two_servers_drains_or_is_killed(tmp_path: Path, folder: Path) -> None:
     """None is lost with one that ends gently; those under way with one that is killed fail and are not made again."""
     with ExitStack() as stack:
@@ -256,6 +257,7 @@ def test_calls_go_on_while_one_of_two_servers_drains_or_is_killed(tmp_path: Path
         assert near.answers("/v2/health/ready")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path, folder: Path) -> None:
     """The model is loaded when it comes; everything else is served meanwhile."""
     ports = free_ports(2)
@@ -265,7 +267,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path, folder: Pa
     with _near(tmp_path, *models, ready=False) as near, _client(near) as client:
         near.wait_live()
         _wait(lambda: near.answers("/v2/models/local/ready"))
-        _wait(lambda: f"{where} cannot be reached" in near.get("/v2/health/ready").text)
+        _wait(lambda: f"{where} cannot be reached: Connection refused" in near.get("/v2/health/ready").text)
         with _far(folder, ports):
             near.wait_ready()
             assert _infer(client) == [2.0] * 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from typing import TYPE_CHECKING
 
@@ -81,6 +82,7 @@ def _reason(error: BaseException) -> str:
     while isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
     for each in (cause, error):
-        if isinstance(each, OSError) and each.strerror:
-            return each.strerror
+        if isinstance(each, OSError) and (each.errno or each.strerror):
+            # What trio says of a refusal repeats the address.
+            return os.strerror(each.errno) if each.errno and each.errno > 0 else str(each.strerror)
     return str(cause or error)
