@@ -1,0 +1,13 @@
+"""Forms that answers are to have, checked before an engine sees them, for one that cannot be compiled stops its engine.
+
+::
+
+    request ─> response_format ─> check_grammar ─> Grammar ─> engine (xgrammar)
+            └> tools, choice ──> impose_calls ──────┘
+"""
+
+from ovmstrio.runtimes.generation.grammars.calls import ImposedCalls, impose_calls
+from ovmstrio.runtimes.generation.grammars.checking import check_grammar
+from ovmstrio.runtimes.generation.grammars.refusals import GrammarRefused
+
+__all__ = ["GrammarRefused", "ImposedCalls", "check_grammar", "impose_calls"]
