@@ -75,12 +75,20 @@ class Engine:
         self._admission: Admission[AskedTexts] = Admission(room, limits.waiting)
         self._batch = Batch(pipeline)
         self._scores = PromptScores(pipeline, limits.tokens)
-        self._rows = TextRows(lambda rows, skips: pipeline.tokenizer.decode(rows, skip_special_tokens=skips))
+        self._rows = TextRows(self._decode)
         self._asked: dict[int, AskedTexts] = {}
         self._rows_told: list[list[Any]] = []
         self._failures: list[list[Any]] = []
         self._pace = 1.0
         self._last_end = time.monotonic()
+
+    def _decode(self, rows: list[list[int]], skips_special_tokens: bool) -> list[str]:
+        """Give the texts of rows of tokens."""
+        decode = self._pipeline.tokenizer.decode
+        if skips_special_tokens:
+            return decode(rows, skip_special_tokens=True)  # type: ignore[no-any-return]
+        # The library fills shorter rows up with tokens that are special, and would be shown.
+        return [decode(row, skip_special_tokens=False) for row in rows]
 
     @property
     def is_busy(self) -> bool:

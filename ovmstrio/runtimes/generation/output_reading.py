@@ -1,4 +1,4 @@
-"""How texts of a model are read: which parsers take them apart.
+"""How texts of a model are read: which parsers take them apart, and which form the engine has to give them.
 
 ::
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.generation import Conversation, Finish, Piece
+from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls
 from ovmstrio.runtimes.generation.parsing import Delta, OutputParser, chosen_parsers, make_parser, opens_reasoning
 
 if TYPE_CHECKING:
@@ -41,14 +42,26 @@ class OutputReading:
         self._tools, self._reasoning = chosen_parsers(
             spec.tool_parser or _AUTO, spec.reasoning_parser or _AUTO, template
         )
+        self._guided = spec.enable_tool_guided_generation
 
     def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, Reading]:
-        """Give a request as the engine is to get it, and what reads its texts."""
+        """Give a request as the engine is to get it, and what reads its texts.
+
+        Raises:
+            GrammarRefused: it asks for a form that cannot be imposed.
+        """
+        if asked.grammar is not None:
+            check_grammar(asked.grammar)
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
             return asked, Reading(conversation=None, tools=_NONE, reasoning=_NONE)
         has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
         tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
+        imposed = impose_calls(conversation, self._tools, guided=self._guided)
+        if imposed is not None and (imposed.forced or asked.grammar is None):
+            asked = replace(asked, grammar=imposed.grammar)
+            if imposed.forced:
+                tools, reasoning = imposed.tool_parser, _NONE
         if not asked.parses or not asked.skips_special_tokens:
             tools = reasoning = _NONE
         reading = Reading(conversation, tools, reasoning)

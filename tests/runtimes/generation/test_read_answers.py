@@ -1,0 +1,155 @@
+"""Texts of a real engine come as content, reasoning and calls, in the forms that were asked for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from ovmstrio.core.errors import InvalidField, InvalidRequest
+from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
+from ovmstrio.runtimes.generation.text_model import TextModel
+from tests.runtimes.generation.conftest import ServeTiny
+from tests.support.tiny_llm import CHAT_TEMPLATE
+
+_FLAGS: Final = {"type": "object", "properties": {"size": {"enum": [1, 2]}}, "required": ["size"]}
+_TOOLS: Final = (
+    {"type": "function", "function": {"name": "measure", "parameters": _FLAGS}},
+    {"type": "function", "function": {"name": "rest", "parameters": {"type": "object", "properties": {}}}},
+)
+_HELLO: Final = ({"role": "user", "content": "hello"},)
+
+
+def _said(text: str) -> Grammar:
+    """Make the model say just this."""
+    form = {"type": "structural_tag", "format": {"type": "const_string", "value": text}}
+    return Grammar(GrammarKind.STRUCTURAL_TAG, json.dumps(form))
+
+
+def _asked(grammar: Grammar | None = None, seed: int = 0, **conversation: Any) -> GenerationRequest:
+    sampling = Sampling(max_tokens=400, temperature=1.5, seed=seed)
+    return GenerationRequest(Conversation(_HELLO, **conversation), sampling, grammar=grammar)
+
+
+async def _pieces(model: TextModel, asked: GenerationRequest) -> list[Piece]:
+    async with model.generate(asked) as generation:
+        return [piece async for piece in generation]
+
+
+def _calls(pieces: list[Piece]) -> list[tuple[str, str]]:
+    deltas = [call for piece in pieces for call in piece.calls]
+    names = [delta.name for delta in deltas if delta.name]
+    return [
+        (name, "".join(delta.arguments for delta in deltas if delta.index == number))
+        for number, name in enumerate(names)
+    ]
+
+
+def _text(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+async def test_calls_and_reasoning_are_taken_out_of_the_text(serve_tiny: ServeTiny) -> None:
+    """And a text that calls ends for that reason."""
+    written = (
+        "<think>\nhm, so\n</think>\n\nI look. <tool_call>\n"
+        '{"name": "measure", "arguments": {"size": 1}}\n</tool_call>'
+        '<tool_call>{"name": "rest", "arguments": {}}</tool_call>'
+    )
+    async with serve_tiny(tool_parser="hermes3", reasoning_parser="qwen3") as model:
+        pieces = await _pieces(model, _asked(_said(written), tools=_TOOLS))
+        assert _text(pieces) == "I look."
+        assert "".join(piece.reasoning for piece in pieces) == "hm, so"
+        assert _calls(pieces) == [("measure", '{"size": 1}'), ("rest", "{}")]
+        assert pieces[-1].finish is Finish.TOOL_CALLS
+        assert sum(piece.tokens for piece in pieces) > 100
+        without = await _pieces(model, _asked(_said("<tool_call>{} is a tag")))
+        assert _text(without) == "<tool_call>{} is a tag"
+        assert without[-1].finish is Finish.STOP
+
+
+@pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
+async def test_a_named_function_is_called_with_arguments_that_fit(serve_tiny: ServeTiny, tool_parser: str) -> None:
+    """In the form of each model, whatever its weights would like."""
+    async with serve_tiny(tool_parser=tool_parser) as model:
+        for seed in range(20):
+            pieces = await _pieces(model, _asked(seed=seed, tools=_TOOLS, tool_choice="function", tool_name="measure"))
+            (call,) = _calls(pieces)
+            assert call[0] == "measure"
+            assert _text(pieces) == ""
+            if pieces[-1].finish is Finish.TOOL_CALLS:
+                assert json.loads(call[1])["size"] in {1, 2}
+                return
+        pytest.fail("no call ended")
+
+
+async def test_a_required_call_is_one_of_the_functions(serve_tiny: ServeTiny) -> None:
+    """Which one is the model's choice."""
+    async with serve_tiny() as model:
+        pieces = await _pieces(model, _asked(tools=_TOOLS, tool_choice="required"))
+        assert _calls(pieces)[0][0] in {"measure", "rest"}
+
+
+async def test_a_form_that_cannot_be_imposed_is_refused_before_the_engine_sees_it(serve_tiny: ServeTiny) -> None:
+    """With its place, and of a tool, too."""
+    bad = {"type": "object", "properties": {"size": {"type": "int"}}}
+    tool = {"type": "function", "function": {"name": "bad", "parameters": bad}}
+    async with serve_tiny() as model:
+        with pytest.raises(InvalidField, match=r"at \$.properties.size.type: expected one of string") as refused:
+            await _pieces(model, _asked(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(bad))))
+        assert refused.value.field == "response_format"
+        with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters: at \$.properties.size.type"):
+            await _pieces(model, _asked(tools=(tool,), tool_choice="required"))
+        assert _text(await _pieces(model, _asked(_said("fine")))) == "fine"
+
+
+async def test_texts_are_whole_whose_special_tokens_are_shown(serve_tiny: ServeTiny) -> None:
+    """However long they are; parsers of formats that special tokens mark need it."""
+    written = "abcdefghijklmnopqrstuvwxyz" * 4
+    async with serve_tiny() as model:
+        pieces = await _pieces(model, replace(_asked(_said(written)), skips_special_tokens=False))
+        assert _text(pieces) == written
+
+
+@pytest.fixture
+def folder_with(tiny_folder: Path, tmp_path: Path) -> Any:
+    """Give the model another template."""
+
+    def make(template: str) -> Path:
+        folder = tmp_path / "other"
+        shutil.copytree(tiny_folder, folder)
+        (folder / "chat_template.jinja").write_text(template)
+        return folder
+
+    return make
+
+
+async def test_a_template_that_begins_reasoning_is_noticed(serve_tiny: ServeTiny, folder_with: Any) -> None:
+    """So that the answer begins within it."""
+    folder = folder_with(CHAT_TEMPLATE + "<think>\n{% if tools %}{% endif %}")
+    async with serve_tiny(base_path=folder, path=folder, tool_parser="hermes3", reasoning_parser="qwen3") as model:
+        pieces = await _pieces(model, _asked(_said("why\n</think>\nso"), tools=_TOOLS))
+        assert "".join(piece.reasoning for piece in pieces) == "why"
+        assert _text(pieces) == "so"
+
+
+async def test_a_template_that_loops_or_refuses_is_the_requests_error(serve_tiny: ServeTiny, folder_with: Any) -> None:
+    """With its line; the engine goes on."""
+    template = (
+        "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endif %}\n{% if messages | length > 1 %}{{ raise_exception('one is enough') }}{% endif %}hello"
+    )
+    folder = folder_with(template)
+    async with serve_tiny(base_path=folder, path=folder) as model:
+        asked = _asked(_said("fine"))
+        for messages, said in (
+            (({"role": "user", "content": "loop"},), "line 1: it loops for too long"),
+            (_HELLO * 2, "line 2: one is enough"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                await _pieces(model, GenerationRequest(Conversation(messages), asked.sampling))
+        assert _text(await _pieces(model, asked)) == "fine"
