@@ -20,10 +20,19 @@ import tritonclient.grpc as triton
 
 from tests.support import ir
 from tests.support.processes import environment
+from tests.support.projects import write_project
 
 pytestmark = pytest.mark.e2e
 
 _UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+_HANDLER = """
+class Handler:
+    def __init__(self, config):
+        pass
+
+    def handle_post(self, payload):
+        return payload
+"""
 _LAUNCHER = """
 import fcntl, os, sys
 given = [fcntl.fcntl(int(each), fcntl.F_DUPFD, 100) for each in sys.argv[1].split(",")]
@@ -113,6 +122,19 @@ def test_a_server_answers_at_sockets_that_it_inherits_and_tells_how_it_does(tmp_
         waiting.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         with systemd.start("--config_path", str(config)):
             assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_project_of_several_processes_speaks_through_its_parent(tmp_path: Path, systemd: Systemd) -> None:
+    """Which gives signs of life as long as it runs, and ends when it is told to."""
+    project = write_project(tmp_path, _HANDLER, processes=2)
+    with systemd.start(str(project), watchdog="200000") as process:
+        systemd.wait_for("READY=1")
+        answer = httpx.post(f"http://{systemd.rest}/", json={"a": 1}, timeout=30)
+        assert answer.json() == {"a": 1}
+        systemd.wait_for("WATCHDOG=1")
+        process.send_signal(signal.SIGTERM)
+        systemd.wait_for("STOPPING=1")
+        assert process.wait(60) == 0
 
 
 def test_a_server_that_cannot_load_something_says_so_and_is_not_ready(tmp_path: Path, systemd: Systemd) -> None:

@@ -72,6 +72,7 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
         if handle_signals:
             end = partial(parent.drain, nursery.cancel_scope)
             await nursery.start(obey_signals, end, nursery.cancel_scope)
+        nursery.start_soon(plan.notifier.show_life)
         await parent.run()
         nursery.cancel_scope.cancel()
     return parent.ended_gently
@@ -104,7 +105,6 @@ class _Parent:
                 opened.enter_context(LOG_LEVEL.shared(self._board))
                 self._nursery = nursery
                 listeners = self._listening = await self._listen(opened)
-                nursery.start_soon(self._plan.notifier.show_life)
                 for kept in self._kept:
                     nursery.start_soon(kept.keep)
                 await self._until_ready()
