@@ -225,14 +225,14 @@ class Engine:
     def step(self) -> list[Any]:
         """Make the next token of each text; give what there is to tell.
 
-        That is: rows of texts, failures of requests, and figures: seconds, texts that run, requests that wait, the part
-        of the cache that is filled, how often the batch was made again.
+        That is: rows of texts, failures of requests, and figures: seconds, texts in the step, texts that go on,
+        requests that wait, the part of the cache that is filled, how often the batch was made again.
 
         Raises:
             RuntimeError: the model is lost.
         """
         started = time.perf_counter()
-        running = self._batch.running
+        size = self._batch.running
         if self._batch.is_busy:
             self._step_batch()
         for asked, error in self._scores.step():
@@ -241,7 +241,8 @@ class Engine:
         rows, self._rows_told = self._rows_told, []
         failures, self._failures = self._failures, []
         seconds = time.perf_counter() - started
-        figures = [seconds, running, self._admission.waiting, self._batch.used, self._batch.rebuilds]
+        batch = self._batch
+        figures = [seconds, size, batch.running, self._admission.waiting, batch.used, batch.rebuilds]
         return [rows, failures, figures]
 
     def _step_batch(self) -> None:

@@ -75,7 +75,7 @@ class EngineLink:
             ValueError, LookupError, TypeError: it is no frame.
         """
         rows, failures, figures = frame
-        self._metrics.stepped(*figures)
+        self._metrics.stepped(figures)
         now = trio.current_time()
         for number, index, text, tokens, logprobs, finish in rows:
             answer = self._answers.get(number)

@@ -57,7 +57,7 @@ class TextMetrics:
             f"{_PREFIX}requests_finished", "Requests that have ended, by why.", [_MODEL, _REASON], registry=None
         )
         self._families.append(self._finished)
-        self._rebuilds = 0
+        self._rebuilds = 0.0
 
     def _gauge(self, name: str, text: str) -> Gauge:
         family = Gauge(f"{_PREFIX}{name}", text, [_MODEL], registry=None)
@@ -79,11 +79,16 @@ class TextMetrics:
         for family in self._families:
             yield from family.collect()
 
-    def stepped(self, seconds: float, running: int, waiting: int, used: float, rebuilds: int) -> None:
-        """Take the figures of a step."""
-        if running:
+    def stepped(self, figures: Sequence[float]) -> None:
+        """Take the figures of a step; see ``Engine.step``.
+
+        Raises:
+            ValueError: they are none.
+        """
+        seconds, size, running, waiting, used, rebuilds = figures
+        if size:
             self.step.observe(seconds)
-            self.batch.observe(running)
+            self.batch.observe(size)
         self.running.set(running)
         self.waiting.set(waiting)
         self.cache_usage.set(used)
@@ -98,7 +103,7 @@ class TextMetrics:
 
     def rest(self) -> None:
         """Note that nothing is made, and nothing waits."""
-        self._rebuilds = 0
+        self._rebuilds = 0.0
         for gauge in (self.running, self.waiting, self.cache_usage):
             gauge.set(0)
 

@@ -50,6 +50,7 @@ async def test_tokens_ends_and_times_are_counted_under_the_models_name(tiny_fold
         async with trio.open_nursery() as tasks:
             model = await load_text_model(spec, LoadContext(lease_nothing, tasks, meters=meters))
             await made(model, greedy("hello", 20))
+            assert meters.value("requests_running") == 0
             async with model.generate(greedy("hello", 1500)) as generation:
                 await anext(aiter(generation))
             assert meters.value("requests_finished_total", finish_reason="length") == 1
