@@ -9,6 +9,7 @@ import trio
 
 from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.errors import FailedPrecondition, GraphFailure, ServerError
+from ovmstrio.core.generation import Task
 from ovmstrio.core.request import InferResponse, ServableMetadata, StreamProblem, StreamReply
 from ovmstrio.core.tensor import RawTensor, TensorSpec
 from tests.support.pass_through import load_pass_through
@@ -102,6 +103,7 @@ class ScriptedServable:
 
     def __init__(self) -> None:
         self.metadata = ServableMetadata(GRAPH, "OpenVINO", (_spec("x"), _spec("y")), (_spec("x"), _spec("y")))
+        self.tasks: frozenset[Task] = frozenset()
         self.streams: list[ScriptedStream] = []
         self.open = 0
         self.pause_after = -1
