@@ -310,6 +310,18 @@ async def test_a_field_that_cannot_be_is_named(serving: Serving, more: Any, mess
     assert error["param"] == param
 
 
+async def test_a_model_that_makes_no_text_is_refused_for_good(serving: Serving) -> None:
+    """Its caller is told what it is, and does not try again; the call is counted as failed."""
+    answer = await serving.post(PATH, json={**chat_body(), "model": "echo"})
+
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported")
+    assert error["message"] == 'the service "echo" does no text_generation; it is a model that takes tensors'
+    labels = 'api="V3",interface="REST",method="Unary",name="echo",version="2"'
+    assert f"ovms_requests_fail{{{labels}}} 1.0" in (await serving.get("/metrics")).text
+
+
 async def test_all_that_is_wrong_is_told_at_once(serving: Serving) -> None:
     """The first field is the one that programs are told."""
     error = await _error(serving, temperature=9, n=0, messages=[])
