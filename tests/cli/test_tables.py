@@ -91,6 +91,7 @@ _DATA = {
     "stream": ["--model", "m", "--input", "x"],
     "sequence run": ["--model", "m", "--input", "x"],
     "health": [],
+    "chat": [],
     "check": ["c"],
     "prepare": ["--list"],
     "trace": ["--once"],
@@ -98,6 +99,7 @@ _DATA = {
     "graph check": ["g"],
     "pipeline check": ["c"],
     "custom-node check": ["n"],
+    "keys list": [],
 }
 """Commands that show data, with what they cannot do without."""
 
