@@ -52,12 +52,14 @@ async def test_a_killed_engine_fails_its_streams_at_once_says_why_and_is_there_a
 
 
 async def test_seven_neighbours_of_a_form_that_breaks_the_batch_get_the_texts_they_get_alone(
-    serve_tiny: ServeTiny,
+    serve_tiny: ServeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A schema that the library cannot compile breaks its step for ever: only its own request fails."""
     prompts = [f"the {number} inn" for number in range(7)]
     poison = GenerationRequest("hello", grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nonsense"}'))
     texts: dict[str, str] = {}
+    # Most such forms are refused before; this is about the others.
+    monkeypatch.setattr("ovmstrio.runtimes.generation.output_reading.check_grammar", lambda _: None)
 
     async def ask(model: TextModel, prompt: str) -> None:
         texts[prompt] = text_of(await made(model, greedy(prompt, 200)))
