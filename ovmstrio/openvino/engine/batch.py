@@ -33,13 +33,16 @@ class Batch:
 
     Args:
         pipeline: makes them.
+        starts_singly: whether one text a step is started: with prefixes cached, the library mixes up those of several
+            that begin alike and join in one step.
 
     Attributes:
         rebuilds: how often the pipeline had to be made again.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, *, starts_singly: bool = False) -> None:
         self._pipeline = pipeline
+        self._starts_singly = starts_singly
         self._numbers = itertools.count(1)
         self._texts: dict[int, RunningText] = {}
         self.rebuilds = 0
@@ -60,13 +63,18 @@ class Batch:
         return any(not text.asked.is_proven for text in self._texts.values())
 
     @property
+    def takes_more(self) -> bool:
+        """Whether a text that begins now is in the next step; otherwise it waits for those before it."""
+        return not self._starts_singly or not any(text.is_new or text.handle is None for text in self._texts.values())
+
+    @property
     def used(self) -> float:
         """Which part of the cache the texts fill, as far as they share nothing."""
         block = self._pipeline.block_tokens
         return min(1.0, sum(-(-text.length // block) for text in self._texts.values()) / self._pipeline.blocks)
 
     def begin(self, asked: AskedTexts) -> None:
-        """Have the texts of a request made from the next step on.
+        """Have the texts of a request made from the next step on, or from when it is their turn to start.
 
         Raises:
             InvalidRequest: the library does not take what is asked.
@@ -83,8 +91,20 @@ class Batch:
 
     def _start(self, text: RunningText) -> None:
         number = next(self._numbers)
-        text.start(self._pipeline, number)
+        if self.takes_more:
+            text.start(self._pipeline, number)
         self._texts[number] = text
+
+    def _start_next(self, outcome: StepOutcome) -> None:
+        """Start the first of the texts that wait for their turn."""
+        number, text = next((each for each in self._texts.items() if each[1].handle is None), (0, None))
+        if text is None or any(each.is_new for each in self._texts.values()):
+            return
+        try:
+            text.start(self._pipeline, number)
+        except (RuntimeError, TypeError, ValueError) as error:
+            self._fail(text.asked, InvalidRequest(f"the model cannot make such a text: {reason_of(error)}"), outcome)
+            self.cancel(text.asked)
 
     def cancel(self, asked: AskedTexts) -> None:
         """Have the texts of a request leave the batch at the next step."""
@@ -106,6 +126,7 @@ class Batch:
         """
         outcome = StepOutcome()
         reason = ""
+        self._start_next(outcome)
         try:
             self._pipeline.step()
         except RuntimeError as error:
@@ -115,6 +136,8 @@ class Batch:
             self._recover(reason, outcome)
             return outcome
         for text in self._texts.values():
+            if text.handle is None:
+                continue
             text.is_new = False
             if not text.asked.is_proven:
                 text.asked.is_proven = True
@@ -124,6 +147,8 @@ class Batch:
     def _read(self, outcome: StepOutcome) -> None:
         ended = []
         for number, text in self._texts.items():
+            if text.handle is None:
+                continue
             try:
                 news = text.read()
             except DifferentTextError:

@@ -73,7 +73,7 @@ class Engine:
         self._answer = answer
         room = Room(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
         self._admission: Admission[AskedTexts] = Admission(room, limits.waiting)
-        self._batch = Batch(pipeline)
+        self._batch = Batch(pipeline, starts_singly=caches_prefixes)
         self._scores = PromptScores(pipeline, limits.tokens)
         self._rows = TextRows(self._decode)
         self._asked: dict[int, AskedTexts] = {}
@@ -154,7 +154,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Let in those whose turn it is; of forms that the library may not take only one at a time."""
-        while (asked := self._admission.head()) is not None:
+        while self._batch.takes_more and (asked := self._admission.head()) is not None:
             if not asked.is_proven and self._batch.has_unproven:
                 return
             self._admission.enter(asked.id)

@@ -83,7 +83,7 @@ class RunningText:
 
     Attributes:
         handle: the library's, None before it is started; whoever drops it ends the text.
-        is_new: whether no step has been made since it was started.
+        is_new: whether it was started, and no step has been made since.
         was_restarted: whether it has been begun again, after a step that failed.
     """
 
@@ -91,7 +91,7 @@ class RunningText:
         self.asked = asked
         self.index = index
         self.handle: Any = None
-        self.is_new = True
+        self.is_new = False
         self.was_restarted = False
         self._tokens: list[int] = []
         self._told: list[int] = []
