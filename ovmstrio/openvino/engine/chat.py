@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.generation import Conversation
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.templates import ChatTemplate, TemplateFailure, read_template
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from ovmstrio.core.generation import Conversation
-
-__all__ = ["choose_renderer"]
+__all__ = ["Renderer", "choose_renderer"]
 
 _LIBRARY: Final = "MINJA"
 _FIELD: Final = "messages"
 _ANSWERS: Final = "add_generation_prompt"
 
 
-def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> Callable[[Conversation], str]:
+class Renderer(NamedTuple):
+    """What makes prompts of conversations, and the source of its template, by which parsers of answers are found."""
+
+    render: Callable[[Conversation], str]
+    source: str
+
+
+def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> Renderer:
     """Give what makes prompts of conversations; what is wrong with the template is told to those who have some.
 
     Args:
@@ -31,16 +37,16 @@ def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> Callable[[Conver
         mode: ``MINJA`` for the library's own reading.
     """
     if mode == _LIBRARY:
-        return partial(_render_with_library, tokenizer)
+        return Renderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
     try:
         template = read_template(
             folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
         )
     except (TemplateFailure, OSError) as error:
-        return partial(_refuse, f"the chat template of the model cannot be used: {error}")
+        return Renderer(partial(_refuse, f"the chat template of the model cannot be used: {error}"), "")
     if template is None:
-        return partial(_refuse, "the model has no chat template; send a prompt to /completions")
-    return partial(_render, template)
+        return Renderer(partial(_refuse, "the model has no chat template; send a prompt to /completions"), "")
+    return Renderer(partial(_render, template), template.tool_source)
 
 
 def _refuse(why: str, _: Conversation) -> str:

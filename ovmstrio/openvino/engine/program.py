@@ -56,7 +56,7 @@ class EngineProgram:
         room = pipeline.blocks * pipeline.block_tokens
         context = context_length(folder)
         limits = Limits(min(room, context or room), **options["limits"])
-        render = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
+        render, source = choose_renderer(pipeline.tokenizer, folder, options["template_mode"])
         self._prompts = Prompts(pipeline.tokenizer, render, limits.tokens)
         self._engine = Engine(
             pipeline,
@@ -70,7 +70,7 @@ class EngineProgram:
             "vocabulary_size": self._prompts.vocabulary_size,
             "blocks": pipeline.blocks,
             "block_tokens": pipeline.block_tokens,
-            "chat_template": pipeline.tokenizer.chat_template,
+            "chat_template": source,
         }
 
     def _answer(self, message: int, value: Any) -> None:

@@ -72,6 +72,19 @@ async def test_calls_and_reasoning_are_taken_out_of_the_text(serve_tiny: ServeTi
         assert without[-1].finish is Finish.STOP
 
 
+async def test_the_template_that_renders_says_which_parser_reads(
+    serve_tiny: ServeTiny, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """That of the folder, where the tokenizer has another one."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + "{# calls are <tool_call>{...}</tool_call> #}")
+    written = '<tool_call>{"name": "rest", "arguments": {}}</tool_call>'
+    async with serve_tiny(base_path=folder, path=folder, tool_parser="auto") as model:
+        pieces = await _pieces(model, _asked(_said(written), tools=_TOOLS))
+    assert (_text(pieces), _calls(pieces)) == ("", [("rest", "{}")])
+
+
 @pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
 async def test_a_named_function_is_called_with_arguments_that_fit(serve_tiny: ServeTiny, tool_parser: str) -> None:
     """In the form of each model, whatever its weights would like."""
