@@ -164,13 +164,13 @@ def _body(random: Random, document: Any, *, binary: bool) -> tuple[bytes, list[t
     body = changed_json(random, document)
     match random.randrange(40):
         case 0:
-            return gzip.compress(body), [_JSON, ("content-encoding", "gzip")]
+            return gzip.compress(body, mtime=0), [_JSON, ("content-encoding", "gzip")]
         case 1:
             return body, [_JSON, ("content-encoding", random.choice(("gzip", "deflate", "br", "x")))]
         case 2:
             return zlib.compress(body), [_JSON, ("content-encoding", "deflate")]
         case 3:
-            return changed_bytes(random, gzip.compress(body)), [_JSON, ("content-encoding", "gzip")]
+            return changed_bytes(random, gzip.compress(body, mtime=0)), [_JSON, ("content-encoding", "gzip")]
     return body, [_JSON]
 
 

@@ -36,10 +36,14 @@ class GenerationPath(NamedTuple):
 
 
 def generation_paths(loaded: Iterable[tuple[str, object]], plane: DataPlane) -> Iterator[GenerationPath]:
-    """Give the paths that services which are loaded answer."""
+    """Give the paths of services that are loaded and do nothing else.
+
+    Graphs may answer chats, too, but only a call shows whether what they give is text; they have paths of their own.
+    """
     named: dict[Task, list[str]] = {}
     for name, service in loaded:
-        if Takes.GENERATION in plane.registry.takes_of(name):
+        takes = plane.registry.takes_of(name)
+        if Takes.GENERATION in takes and Takes.TENSORS not in takes:
             for task in cast("GenerativeService", service).tasks:
                 named.setdefault(task, []).append(name)
     for task, names in named.items():
