@@ -131,15 +131,15 @@ class Batch:
             self._pipeline.step()
         except RuntimeError as error:
             reason = reason_of(error)
+        stepped = [text for text in self._texts.values() if text.handle is not None]
         self._read(outcome)
         if reason:
             self._recover(reason, outcome)
             return outcome
-        for text in self._texts.values():
-            if text.handle is None:
-                continue
+        failed = {id(asked) for asked, _ in outcome.failed}
+        for text in stepped:
             text.is_new = False
-            if not text.asked.is_proven:
+            if not text.asked.is_proven and id(text.asked) not in failed:
                 text.asked.is_proven = True
                 outcome.proven.append(text.asked)
         return outcome

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import trio
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest
 from ovmstrio.core.generation import Conversation, Finish, GenerationRequest, Grammar, GrammarKind, Piece, Sampling
@@ -83,6 +84,15 @@ async def test_the_template_that_renders_says_which_parser_reads(
     async with serve_tiny(base_path=folder, path=folder, tool_parser="auto") as model:
         pieces = await _pieces(model, _asked(_said(written), tools=_TOOLS))
     assert (_text(pieces), _calls(pieces)) == ("", [("rest", "{}")])
+
+
+async def test_a_text_that_must_have_a_form_may_end_with_its_first_token(serve_tiny: ServeTiny) -> None:
+    """The engine knows of a form only behind its first step whether the library takes it."""
+    shortest = GenerationRequest("hello", Sampling(max_tokens=1), grammar=_said("fine"))
+    async with serve_tiny() as model:
+        with trio.fail_after(60):
+            (piece,) = await _pieces(model, shortest)
+    assert (piece.tokens, piece.finish) == (1, Finish.LENGTH)
 
 
 @pytest.mark.parametrize("tool_parser", ["hermes3", "", "mistral", "qwen3coder", "gptoss", "lfm2"])
