@@ -14,7 +14,7 @@ from ovms_cli.server_options import Ca, Cert, Key, open_tls
 from ovms_cli.tables import JsonOption, Output, chosen, print_csv
 
 if TYPE_CHECKING:
-    from ovms_cli.chat_answers import Conversation
+    from ovms_cli.chat_answers import ChatConversation
     from ovmstrio.client.chat import ChatClient
 
 __all__ = ["register"]
@@ -72,7 +72,7 @@ def chat(
     From a pipe, each line is a message. Exits with 0 at the end, with 1 if a message was refused, with 2 if nobody
     answers, with 64 if the command line is wrong, with 130 if it is interrupted.
     """
-    from ovms_cli.chat_answers import Conversation
+    from ovms_cli.chat_answers import ChatConversation
     from ovmstrio.client.chat import ChatClient
     from ovmstrio.core.errors import InvalidRequest, ServerError
     from ovmstrio.protocol.status_errors import Unreachable
@@ -86,7 +86,7 @@ def chat(
     with ending_with(EX_USAGE, InvalidRequest):
         client = ChatClient(address, api_key=api_key, timeout=timeout, tls=open_tls(address, ca, cert, key))
     try:
-        talk = Conversation(client, name or _first(client), options, system)
+        talk = ChatConversation(client, name or _first(client), options, system)
         went_well = _talk(talk, once, chosen(output, as_json=as_json))
     except Unreachable as error:
         fail(f"{error.message}; is the server running? --url says where to look", EX_UNREACHABLE)
@@ -105,14 +105,14 @@ def _first(client: ChatClient) -> str:
     return served[0]
 
 
-def _talk(talk: Conversation, once: str | None, form: Output) -> bool:
+def _talk(talk: ChatConversation, once: str | None, form: Output) -> bool:
     from ovms_cli.chat_terminal import answer_aloud, converse, show_piece
 
     if form is Output.TABLE and once is None:
         return converse(talk, answer_aloud)
     printer = _Printer(form)
 
-    def tell(talk: Conversation, message: str) -> bool:
+    def tell(talk: ChatConversation, message: str) -> bool:
         printer.show(talk.ask(message, lambda _: None).facts(talk.model))
         return True
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
     from ovmstrio.client.chat import ChatClient, ChatPiece, ChatUsage
 
-__all__ = ["Answer", "Conversation"]
+__all__ = ["ChatAnswer", "ChatConversation"]
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """An answer as far as it has come; times are seconds since it was asked for."""
 
     text: str = ""
@@ -83,7 +83,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatConversation:
     """What was said to a model.
 
     Attributes:
@@ -100,7 +100,7 @@ class Conversation:
     system: str = ""
     said: list[dict[str, str]] = field(default_factory=list)
 
-    def ask(self, message: str, show: Callable[[ChatPiece], None]) -> Answer:
+    def ask(self, message: str, show: Callable[[ChatPiece], None]) -> ChatAnswer:
         """Say something, and have the answer shown as it comes.
 
         What Ctrl-C stops is remembered as far as it has come; what fails was never said.
@@ -109,7 +109,7 @@ class Conversation:
             ServerError: the server refuses or fails, or nobody answers.
             KeyboardInterrupt: Ctrl-C; the answer has ended on the server, too.
         """
-        answer = Answer()
+        answer = ChatAnswer()
         asked = {"role": "user", "content": message}
         first = [{"role": "system", "content": self.system}] if self.system else []
         pieces = self.client.stream(self.model, [*first, *self.said, asked], self.options)
@@ -129,6 +129,6 @@ class Conversation:
         """Forget what was said; the system message stays."""
         self.said.clear()
 
-    def _remember(self, asked: dict[str, str], answer: Answer) -> None:
+    def _remember(self, asked: dict[str, str], answer: ChatAnswer) -> None:
         if answer.text:
             self.said += [asked, {"role": "assistant", "content": answer.text}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from ovms_cli.chat_answers import Conversation
+from ovms_cli.chat_answers import ChatConversation
 from ovms_cli.console import note
 from ovms_cli.stream_text import safe_for_terminals
 from ovmstrio.core.errors import ServerError
@@ -63,7 +63,7 @@ def show_piece() -> tuple[Callable[[ChatPiece], None], Callable[[], None]]:
     return shown.piece, shown.end
 
 
-def converse(talk: Conversation, tell: Callable[[Conversation, str], bool]) -> bool:
+def converse(talk: ChatConversation, tell: Callable[[ChatConversation, str], bool]) -> bool:
     """Answer lines until there are no more; tells whether everything was answered.
 
     ``tell`` answers one message, and gives whether that went well.
@@ -90,7 +90,7 @@ def converse(talk: Conversation, tell: Callable[[Conversation, str], bool]) -> b
     return went_well
 
 
-def answer_aloud(talk: Conversation, message: str) -> bool:
+def answer_aloud(talk: ChatConversation, message: str) -> bool:
     """Show an answer as it comes, with its figures; what the server refuses is told, and the conversation goes on."""
     show, end = show_piece()
     try:
@@ -132,7 +132,7 @@ def _next_message(*, is_terminal: bool) -> str | None:
         lines.append(line[:-1])
 
 
-def _obey(talk: Conversation, message: str) -> None:
+def _obey(talk: ChatConversation, message: str) -> None:
     command, _, text = message.partition(" ")
     match command:
         case "/system" if text.strip():

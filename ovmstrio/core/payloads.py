@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.http import HttpRequest
 
-__all__ = ["Document", "Documents", "PayloadService"]
+__all__ = ["Documents", "PayloadDocument", "PayloadService"]
 
 
-class Document(NamedTuple):
+class PayloadDocument(NamedTuple):
     """A document, or a piece of one, and the type of its content."""
 
     data: bytes
@@ -24,7 +24,7 @@ class Document(NamedTuple):
 class Documents(Protocol):
     """What a service answers, as it comes."""
 
-    async def receive(self) -> Document | None:
+    async def receive(self) -> PayloadDocument | None:
         """Give the next document; None behind the last one.
 
         Raises:

@@ -12,7 +12,7 @@ import trio.testing
 
 from ovmstrio.core.errors import DeadlineExceeded, GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpRequest
-from ovmstrio.core.payloads import Document
+from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.runtimes.graphs.config.graph_file import examine_text
 from ovmstrio.runtimes.graphs.examining import examine_graph
 from ovmstrio.work.isolation.isolated_code import Isolation
@@ -47,7 +47,7 @@ ASKED = HttpRequest(
 )
 
 
-async def _documents(graph: GraphServable, request: HttpRequest = ASKED) -> list[Document]:
+async def _documents(graph: GraphServable, request: HttpRequest = ASKED) -> list[PayloadDocument]:
     found = []
     async with graph.open_payload(request, math.inf) as documents:
         while (document := await documents.receive()) is not None:
@@ -82,17 +82,17 @@ async def test_a_node_is_given_the_whole_request(tmp_path: Path, *, isolated: bo
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ('{"a": [1, "\\u00fc"]}', Document(b'{"a": [1, "\\u00fc"]}', "application/json")),
-        ('"text"', Document(b"text", "text/plain; charset=utf-8")),
-        ('b"\\0bytes"', Document(b"\0bytes", "application/octet-stream")),
-        ('[{"a": 1}]', Document(b'{"a": 1}', "application/json")),
-        ('[Tensor("answer", b"<p>", datatype="text/html")]', Document(b"<p>", "text/html")),
-        ('[Tensor("answer", b"raw")]', Document(b"raw", "application/octet-stream")),
+        ('{"a": [1, "\\u00fc"]}', PayloadDocument(b'{"a": [1, "\\u00fc"]}', "application/json")),
+        ('"text"', PayloadDocument(b"text", "text/plain; charset=utf-8")),
+        ('b"\\0bytes"', PayloadDocument(b"\0bytes", "application/octet-stream")),
+        ('[{"a": 1}]', PayloadDocument(b'{"a": 1}', "application/json")),
+        ('[Tensor("answer", b"<p>", datatype="text/html")]', PayloadDocument(b"<p>", "text/html")),
+        ('[Tensor("answer", b"raw")]', PayloadDocument(b"raw", "application/octet-stream")),
     ],
     ids=["dict", "str", "bytes", "list", "tensor of a type", "tensor"],
 )
 async def test_what_a_node_gives_has_a_type_of_content(
-    tmp_path: Path, value: str, expected: Document, *, isolated: bool
+    tmp_path: Path, value: str, expected: PayloadDocument, *, isolated: bool
 ) -> None:
     """Whether it returns or yields it."""
     isolation = Isolation() if isolated else None
@@ -176,7 +176,7 @@ async def test_a_payload_may_go_on_to_tensors_and_come_back_from_them(tmp_path: 
         """,
     }
     async with loaded(tmp_path / "g", text, **sources) as graph:
-        assert await _documents(graph) == [Document(b'{"length": 9}', "application/json")]
+        assert await _documents(graph) == [PayloadDocument(b'{"length": 9}', "application/json")]
     assert [str(each) for each in examine_graph(tmp_path / "g" / "graph.pbtxt").problems] == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ovmstrio.config.remote_entries import BreakerSpec, RemoteAddress, RemoteSpec
 from ovmstrio.core.request import InferRequest, InferResponse
 from ovmstrio.runtimes.remote.breaker import Breaker
-from ovmstrio.runtimes.remote.endpoint import Description
+from ovmstrio.runtimes.remote.endpoint import RemoteDescription
 from ovmstrio.runtimes.remote.remote_servable import RemoteServable
 from ovmstrio.runtimes.remote.targets import Target, Targets
 
@@ -39,9 +39,9 @@ class FakeEndpoint:
         self.seconds.append(seconds)
         return await self.script(request, seconds)
 
-    async def describe(self) -> Description:
+    async def describe(self) -> RemoteDescription:
         """Describe nothing."""
-        return Description("fake", (), ())
+        return RemoteDescription("fake", (), ())
 
     async def ask_ready(self) -> str:
         """Be well."""
@@ -65,4 +65,4 @@ def remote_of(*endpoints: FakeEndpoint, **settings: Any) -> RemoteServable:
     spec = spec_with(**settings)
     breaker: BreakerSpec = spec.breaker
     targets = [Target(each, Breaker(breaker.failures, breaker.open_seconds)) for each in endpoints]
-    return RemoteServable(spec, Description("fake", (), ()), Targets(targets))
+    return RemoteServable(spec, RemoteDescription("fake", (), ()), Targets(targets))

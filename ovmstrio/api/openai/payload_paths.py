@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ovmstrio.api.event_streams import EventSink
     from ovmstrio.api.openai.api import OpenAIApi
     from ovmstrio.core.http import HttpRequest
-    from ovmstrio.core.payloads import Document, PayloadService
+    from ovmstrio.core.payloads import PayloadDocument, PayloadService
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
 
@@ -124,7 +124,7 @@ class _Answering:
         deadline = deadline_of(self._request)
         call, service = await self._call(is_stream=False)
         with call:
-            found: list[Document] = []
+            found: list[PayloadDocument] = []
             size = 0
             async with service.open_payload(self._request, deadline) as documents:
                 while (document := await documents.receive()) is not None:
@@ -148,7 +148,7 @@ class _Answering:
                     await events.send(data)
 
 
-def _joined(documents: Sequence[Document]) -> HttpAnswer:
+def _joined(documents: Sequence[PayloadDocument]) -> HttpAnswer:
     """Make one answer: of several documents of JSON a list, of other pieces what they are together.
 
     Raises:
@@ -169,7 +169,7 @@ def _joined(documents: Sequence[Document]) -> HttpAnswer:
     return HttpAnswer(200, (("content-type", types[0]),), data)
 
 
-def _event(document: Document) -> bytes:
+def _event(document: PayloadDocument) -> bytes:
     """Write a document as an event; bytes are taken for events that have been written."""
     if document.media_type != _JSON and not document.media_type.startswith("text/"):
         return document.data

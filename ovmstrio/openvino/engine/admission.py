@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-__all__ = ["Admission", "Need", "Room"]
+__all__ = ["BlockAdmission", "BlockNeed", "BlockRoom"]
 
 _FIRST_GUESS: Final = 512
 _LEARNS: Final = 0.05
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BlockRoom:
     """What there is: blocks of so many tokens, 0 blocks for any number, and texts side by side."""
 
     blocks: int
@@ -33,7 +33,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class BlockNeed:
     """What a request needs: texts with a prompt each, and up to ``most`` more tokens, ``is_open`` if nobody said."""
 
     prompt: int
@@ -42,7 +42,7 @@ class Need:
     is_open: bool = False
 
 
-class Admission(Generic[T]):
+class BlockAdmission(Generic[T]):
     """Counts what is promised to requests; plain values, nothing waits here.
 
     Answers whose length nobody has limited get room for what answers had lately, and not for all that they may have:
@@ -53,10 +53,10 @@ class Admission(Generic[T]):
         most_waiting: how many requests may wait.
     """
 
-    def __init__(self, room: Room, most_waiting: int) -> None:
+    def __init__(self, room: BlockRoom, most_waiting: int) -> None:
         self._room = room
         self._most_waiting = most_waiting
-        self._queue: deque[tuple[T, Need]] = deque()
+        self._queue: deque[tuple[T, BlockNeed]] = deque()
         self._promised: dict[int, tuple[int, int]] = {}
         self._usual = float(_FIRST_GUESS)
         self.blocks = 0
@@ -72,7 +72,7 @@ class Admission(Generic[T]):
         """Whether a request that cannot be run at once is to be refused."""
         return len(self._queue) >= self._most_waiting
 
-    def blocks_of(self, need: Need) -> int:
+    def blocks_of(self, need: BlockNeed) -> int:
         """Tell how many blocks are promised to a request."""
         most = min(need.most, round(self._usual * _MARGIN)) if need.is_open else need.most
         one = self._blocks(need.prompt + most)
@@ -83,7 +83,7 @@ class Admission(Generic[T]):
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._room.block_tokens)
 
-    def fits_now(self, need: Need) -> bool:
+    def fits_now(self, need: BlockNeed) -> bool:
         """Tell whether there is room; a request that is alone always has it."""
         if not self._promised:
             return True
@@ -93,7 +93,7 @@ class Admission(Generic[T]):
             self.blocks + self.blocks_of(need) <= self._room.blocks * self._room.overcommit
         )
 
-    def wait(self, item: T, need: Need) -> None:
+    def wait(self, item: T, need: BlockNeed) -> None:
         """Put a request at the end of the queue."""
         self._queue.append((item, need))
 

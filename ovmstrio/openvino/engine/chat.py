@@ -14,21 +14,21 @@ from ovmstrio.openvino.engine.templates import ChatTemplate, TemplateFailure, re
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Renderer", "choose_renderer"]
+__all__ = ["PromptRenderer", "choose_renderer"]
 
 _LIBRARY: Final = "MINJA"
 _FIELD: Final = "messages"
 _ANSWERS: Final = "add_generation_prompt"
 
 
-class Renderer(NamedTuple):
+class PromptRenderer(NamedTuple):
     """What makes prompts of conversations, and the source of its template, by which parsers of answers are found."""
 
     render: Callable[[Conversation], str]
     source: str
 
 
-def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> Renderer:
+def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> PromptRenderer:
     """Give what makes prompts of conversations; what is wrong with the template is told to those who have some.
 
     Args:
@@ -37,16 +37,16 @@ def choose_renderer(tokenizer: Any, folder: Path, mode: str) -> Renderer:
         mode: ``MINJA`` for the library's own reading.
     """
     if mode == _LIBRARY:
-        return Renderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
+        return PromptRenderer(partial(_render_with_library, tokenizer), tokenizer.chat_template)
     try:
         template = read_template(
             folder, tokenizer.chat_template, bos_token=tokenizer.get_bos_token(), eos_token=tokenizer.get_eos_token()
         )
     except (TemplateFailure, OSError) as error:
-        return Renderer(partial(_refuse, f"the chat template of the model cannot be used: {error}"), "")
+        return PromptRenderer(partial(_refuse, f"the chat template of the model cannot be used: {error}"), "")
     if template is None:
-        return Renderer(partial(_refuse, "the model has no chat template; send a prompt to /completions"), "")
-    return Renderer(partial(_render, template), template.tool_source)
+        return PromptRenderer(partial(_refuse, "the model has no chat template; send a prompt to /completions"), "")
+    return PromptRenderer(partial(_render, template), template.tool_source)
 
 
 def _refuse(why: str, _: Conversation) -> str:

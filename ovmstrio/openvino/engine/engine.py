@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ovmstrio.core.errors import Overloaded, ServerError
 from ovmstrio.core.generation import Finish
-from ovmstrio.openvino.engine.admission import Admission, Need, Room
+from ovmstrio.openvino.engine.admission import BlockAdmission, BlockNeed, BlockRoom
 from ovmstrio.openvino.engine.batch import Batch
 from ovmstrio.openvino.engine.frames import ACCEPTED, REFUSED, decode_request, encode_failure
 from ovmstrio.openvino.engine.prompt_scores import PromptScores
@@ -71,8 +71,8 @@ class Engine:
         self._prompts = prompts
         self._limits = limits
         self._answer = answer
-        room = Room(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
-        self._admission: Admission[AskedTexts] = Admission(room, limits.waiting)
+        room = BlockRoom(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
+        self._admission: BlockAdmission[AskedTexts] = BlockAdmission(room, limits.waiting)
         self._batch = Batch(pipeline, starts_singly=caches_prefixes)
         self._scores = PromptScores(pipeline, limits.tokens)
         self._rows = TextRows(self._decode)
@@ -145,7 +145,7 @@ class Engine:
             Overloaded: too many others wait.
         """
         texts = max(asked.request.n, asked.request.sampling.best_of)
-        need = Need(len(asked.prompt), asked.most, texts, asked.is_open)
+        need = BlockNeed(len(asked.prompt), asked.most, texts, asked.is_open)
         if self._admission.is_full and (self._admission.waiting or not self._admission.fits_now(need)):
             raise self._overloaded()
         self._asked[asked.id] = asked

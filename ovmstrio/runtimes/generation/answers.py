@@ -15,7 +15,7 @@ from ovmstrio.openvino.engine.frames import FINISHES
 if TYPE_CHECKING:
     from ovmstrio.core.errors import ServerError
 
-__all__ = ["Answer", "Made"]
+__all__ = ["Made", "TextAnswer"]
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Made:
         return "".join(self.texts)
 
 
-class Answer:
+class TextAnswer:
     """The texts of one request, filled by the reader of the engine's frames and emptied by one task.
 
     Args:

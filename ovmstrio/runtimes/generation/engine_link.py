@@ -11,7 +11,7 @@ import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
 from ovmstrio.openvino.engine.frames import ACCEPTED, TOKENS, decode_failure, encode_request
-from ovmstrio.runtimes.generation.answers import Answer
+from ovmstrio.runtimes.generation.answers import TextAnswer
 from ovmstrio.runtimes.generation.text_metrics import CANCELLED, ERROR, TextMetrics
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
@@ -31,7 +31,7 @@ class OpenAnswer:
 
     __slots__ = ("answer", "prompt_end", "prompt_tokens")
 
-    def __init__(self, answer: Answer, prompt_tokens: int, prompt_end: str) -> None:
+    def __init__(self, answer: TextAnswer, prompt_tokens: int, prompt_end: str) -> None:
         self.answer = answer
         self.prompt_tokens = prompt_tokens
         self.prompt_end = prompt_end
@@ -50,7 +50,7 @@ class EngineLink:
     def __init__(self, metrics: TextMetrics) -> None:
         self._metrics = metrics
         self._numbers = itertools.count(1)
-        self._answers: dict[int, Answer] = {}
+        self._answers: dict[int, TextAnswer] = {}
         self._emptied = trio.Event()
         self.last_asked = -math.inf
 
@@ -87,7 +87,7 @@ class EngineLink:
             if answer is not None:
                 answer.fail(decode_failure(failure))
 
-    def _count(self, answer: Answer, index: int, tokens: int, now: float) -> None:
+    def _count(self, answer: TextAnswer, index: int, tokens: int, now: float) -> None:
         self._metrics.generation_tokens.inc(tokens)
         last = answer.last_came.get(index)
         if last is not None:
@@ -114,7 +114,7 @@ class EngineLink:
         Cancellation: at any checkpoint.
         """
         number = next(self._numbers)
-        answer = self._answers[number] = Answer(number, asked.n, asked.deadline)
+        answer = self._answers[number] = TextAnswer(number, asked.n, asked.deadline)
         try:
             with trio.CancelScope(deadline=asked.deadline) as scope:
                 told = await self._call(process, ["add", number, encode_request(asked)])

@@ -2,8 +2,8 @@
 
 ::
 
-    request ─> OutputReading.prepare ─> request as the engine gets it, and Reading
-    engine's text ─> Reading ─> pieces with content, reasoning and calls
+    request ─> OutputReading.prepare ─> request as the engine gets it, and AnswerReading
+    engine's text ─> AnswerReading ─> pieces with content, reasoning and calls
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.runtimes.generation.answers import Made
 
-__all__ = ["OutputReading", "Reading"]
+__all__ = ["AnswerReading", "OutputReading"]
 
 _AUTO: Final = "auto"
 _NONE: Final = "none"
@@ -44,7 +44,7 @@ class OutputReading:
         )
         self._guided = spec.enable_tool_guided_generation
 
-    def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, Reading]:
+    def prepare(self, asked: GenerationRequest) -> tuple[GenerationRequest, AnswerReading]:
         """Give a request as the engine is to get it, and what reads its texts.
 
         Raises:
@@ -54,7 +54,7 @@ class OutputReading:
             check_grammar(asked.grammar)
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
-            return asked, Reading(conversation=None, tools=_NONE, reasoning=_NONE)
+            return asked, AnswerReading(conversation=None, tools=_NONE, reasoning=_NONE)
         has_tools = bool(conversation.tools) and conversation.tool_choice != _NONE
         tools, reasoning = self._tools if has_tools else _NONE, self._reasoning
         imposed = impose_calls(conversation, self._tools, guided=self._guided)
@@ -64,13 +64,13 @@ class OutputReading:
                 tools, reasoning = imposed.tool_parser, _NONE
         if not asked.parses or not asked.skips_special_tokens:
             tools = reasoning = _NONE
-        reading = Reading(conversation, tools, reasoning)
+        reading = AnswerReading(conversation, tools, reasoning)
         if reading.keeps_special_tokens:
             asked = replace(asked, skips_special_tokens=False)
         return asked, reading
 
 
-class Reading:
+class AnswerReading:
     """Reads the texts of one request.
 
     Args:

@@ -10,7 +10,7 @@ from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.generation.engine_link import EngineLink, OpenAnswer
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
-from ovmstrio.runtimes.generation.output_reading import OutputReading, Reading
+from ovmstrio.runtimes.generation.output_reading import AnswerReading, OutputReading
 from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ PLATFORM = "openvino_genai"
 class RunningGeneration:
     """A request that is being answered; see :class:`ovmstrio.core.generation.Generation`."""
 
-    def __init__(self, opened: OpenAnswer, reading: Reading) -> None:
+    def __init__(self, opened: OpenAnswer, reading: AnswerReading) -> None:
         self._answer = opened.answer
         self._reading = reading
         reading.begin(opened.prompt_end)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, ServerError
-from ovmstrio.core.payloads import Document
+from ovmstrio.core.payloads import PayloadDocument
 from ovmstrio.core.request import InferRequest
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.runtimes.graphs.graph_failures import graph_failure
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
         def __call__(
             self, first: InferRequest, *, packets: Sequence[tuple[str, Any]]
-        ) -> AbstractAsyncContextManager[GraphStream[Document]]:
+        ) -> AbstractAsyncContextManager[GraphStream[PayloadDocument]]:
             """Open it with packets in the place of those of a request."""
             ...
 
@@ -69,7 +69,7 @@ def _payload(name: str, request: HttpRequest) -> HttpPayload:
     return HttpPayload._received(name, request.body, head)  # noqa: SLF001 - pyovms's own for the server
 
 
-def document_of(_: int, packet: Packet) -> Document:
+def document_of(_: int, packet: Packet) -> PayloadDocument:
     """Make a document of a packet, whose datatype is the type of its content; other tensors are bytes.
 
     Raises:
@@ -78,4 +78,4 @@ def document_of(_: int, packet: Packet) -> Document:
     made = to_output("payload", packet.value)
     if not isinstance(made, RawTensor):
         raise graph_failure(f"expected a dict, str, bytes or pyovms.Tensor as an answer, got {type(made).__name__}")
-    return Document(bytes(made.data), made.datatype if "/" in made.datatype else _BINARY)
+    return PayloadDocument(bytes(made.data), made.datatype if "/" in made.datatype else _BINARY)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import InferRequest, InferResponse
 
-__all__ = ["Description", "Endpoint", "NotSent", "spec_of", "with_address"]
+__all__ = ["Endpoint", "NotSent", "RemoteDescription", "spec_of", "with_address"]
 
 
 class NotSent(NotReady):
@@ -22,7 +22,7 @@ class NotSent(NotReady):
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class RemoteDescription:
     """What a server says of its model."""
 
     platform: str
@@ -53,7 +53,7 @@ class Endpoint(Protocol):
         """
         ...
 
-    async def describe(self) -> Description:
+    async def describe(self) -> RemoteDescription:
         """Ask for inputs and outputs; raises as :meth:`infer`."""
         ...
 

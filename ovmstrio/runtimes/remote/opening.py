@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
-    from ovmstrio.runtimes.remote.endpoint import Description, Endpoint
+    from ovmstrio.runtimes.remote.endpoint import Endpoint, RemoteDescription
 
 __all__ = ["open_remote"]
 
@@ -70,7 +70,7 @@ def _endpoint(spec: RemoteSpec, address: RemoteAddress, tasks: trio.Nursery, tls
     return RestEndpoint(spec, address, tls)
 
 
-async def _describe(targets: Sequence[Target]) -> Description:
+async def _describe(targets: Sequence[Target]) -> RemoteDescription:
     """Ask one address after the other; those that do not answer are known not to be well."""
     failures: list[ServerError] = []
     for target in targets:
@@ -87,7 +87,7 @@ async def _describe(targets: Sequence[Target]) -> Description:
     raise NotReady("; ".join(error.message for error in failures))
 
 
-async def _compare(known: Description, target: Target) -> str:
+async def _compare(known: RemoteDescription, target: Target) -> str:
     """Tell what is wrong with a server that has come back, if its model is another one now."""
     now = await target.endpoint.describe()
     if (now.inputs, now.outputs) == (known.inputs, known.outputs):
@@ -96,5 +96,5 @@ async def _compare(known: Description, target: Target) -> str:
     return f"its model has other inputs or outputs than when it was loaded here ({', '.join(told)}); reload it"
 
 
-def _named(description: Description) -> list[tuple[str, str]]:
+def _named(description: RemoteDescription) -> list[tuple[str, str]]:
     return [(each.name, str(each)) for each in (*description.inputs, *description.outputs)]

@@ -25,7 +25,7 @@ from ovmstrio.work.backoff import Backoff
 if TYPE_CHECKING:
     from ovmstrio.config.remote_entries import RemoteSpec
     from ovmstrio.core.request import InferRequest, InferResponse
-    from ovmstrio.runtimes.remote.endpoint import Description
+    from ovmstrio.runtimes.remote.endpoint import RemoteDescription
     from ovmstrio.runtimes.remote.sequence import SequenceStep
     from ovmstrio.runtimes.remote.targets import Target, Targets
 
@@ -44,7 +44,7 @@ class RemoteServable(ResidentService):
         targets: where it is.
     """
 
-    def __init__(self, spec: RemoteSpec, description: Description, targets: Targets) -> None:
+    def __init__(self, spec: RemoteSpec, description: RemoteDescription, targets: Targets) -> None:
         super().__init__()
         self._spec = spec
         self._targets = targets

@@ -13,7 +13,7 @@ from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, NotReady, Paylo
 from ovmstrio.core.request import InferResponse
 from ovmstrio.protocol.status_errors import error_of_http
 from ovmstrio.runtimes.models.buffers import buffer_of, framed
-from ovmstrio.runtimes.remote.endpoint import Description, NotSent, spec_of, with_address
+from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription, spec_of, with_address
 from ovmstrio.runtimes.remote.grpc.messages import buffers_of, parameters_sent, tensor_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class RestEndpoint:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does: {error}") from None
 
-    async def describe(self) -> Description:
+    async def describe(self) -> RemoteDescription:
         """See :class:`Endpoint`."""
         response, body = await self._send("GET", self._path, {}, (), _MOST_BYTES)
         self._check(response, body)
@@ -85,7 +85,7 @@ class RestEndpoint:
                 )
                 for side in ("inputs", "outputs")
             )
-            return Description(str(told.get("platform", "")), tuple(inputs), tuple(outputs))
+            return RemoteDescription(str(told.get("platform", "")), tuple(inputs), tuple(outputs))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelFailure(f"{self.address} does not answer as a KServe v2 server does: {error}") from None
 

@@ -10,7 +10,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.generation.parsing.bracket_formats import Gemma, Liquid
 from ovmstrio.runtimes.generation.parsing.deltas import OutputParser
 from ovmstrio.runtimes.generation.parsing.json_formats import DeepSeek, Generic, Hermes, Llama, Mistral, Phi
-from ovmstrio.runtimes.generation.parsing.machine import Machine, Reading, Thinking
+from ovmstrio.runtimes.generation.parsing.machine import FormatReading, Machine, Thinking
 from ovmstrio.runtimes.generation.parsing.message_formats import Harmony, Onyx
 from ovmstrio.runtimes.generation.parsing.tagged_formats import MiniCpm, QwenCoder
 
@@ -123,7 +123,7 @@ def make_parser(
     thinking = _REASONING[thinks]
     if thinking is not None and opened:
         thinking = Thinking(thinking.begin, thinking.end, opened=True, special=thinking.special)
-    return _TOOLS[calls](Reading(thinking, dict(map(_schema, tools))))
+    return _TOOLS[calls](FormatReading(thinking, dict(map(_schema, tools))))
 
 
 def opens_reasoning(reasoning_parser: str, prompt: str) -> bool:

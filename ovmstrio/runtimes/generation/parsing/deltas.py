@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from ovmstrio.core.generation import CallDelta
 
-__all__ = ["Delta", "Output", "OutputParser"]
+__all__ = ["Delta", "OutputParser", "ParsedOutput"]
 
 _ID_LETTERS: Final = string.ascii_letters + string.digits
 _ID_LENGTH: Final = 9  # templates of Mistral's refuse identifiers of any other length
@@ -43,7 +43,7 @@ class OutputParser(Protocol):
         ...
 
 
-class Output:
+class ParsedOutput:
     """Collects what a parser finds; blanks are held until what follows says whether they belong to a text."""
 
     def __init__(self) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias
 
-from ovmstrio.runtimes.generation.parsing.deltas import Delta, Output
+from ovmstrio.runtimes.generation.parsing.deltas import Delta, ParsedOutput
 from ovmstrio.runtimes.generation.parsing.tape import Malformed, Markers, Steps, Tape
 
-__all__ = ["Machine", "Reading", "Thinking"]
+__all__ = ["FormatReading", "Machine", "Thinking"]
 
 _MOST_WASTED: Final = 1 << 20
 """Letters that may be read again because a call was none; beyond them no more calls are looked for."""
@@ -31,7 +31,7 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FormatReading:
     """What a parser needs to know of its request.
 
     Attributes:
@@ -60,14 +60,14 @@ class Machine:
     dropped: ClassVar[tuple[str, ...]] = ()
     """Marks that mean nothing."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: FormatReading) -> None:
         self._thinking: Final = reading.thinking
         self._markers = Markers((*self.begins, *self.dropped))
         self._wasted = 0
         self.marker = ""
         self.schemas: Final = reading.schemas
         self.tape: Final = Tape()
-        self.out: Final = Output()
+        self.out: Final = ParsedOutput()
         self._steps: Final = self._run()
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from ovmstrio.runtimes.generation.parsing.machine import Machine, Reading
+from ovmstrio.runtimes.generation.parsing.machine import FormatReading, Machine
 from ovmstrio.runtimes.generation.parsing.tape import Give, Malformed, Markers, Steps
 
 __all__ = ["MiniCpm", "QwenCoder", "TagForm", "Tagged"]
@@ -31,7 +31,7 @@ class Tagged(Machine):
 
     form: ClassVar[TagForm]
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: FormatReading) -> None:
         super().__init__(reading)
         self._name_end: Final = Markers((self.form.name_end,))
         self._parameter_end: Final = Markers((self.form.parameter_end,))

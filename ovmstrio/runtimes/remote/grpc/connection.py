@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import Buffer
     from ovmstrio.runtimes.remote.grpc.client_core import Exchange
 
-__all__ = ["Connection"]
+__all__ = ["RemoteConnection"]
 
 _READ_BYTES: Final = 256 * 1024
 _JOINED_UP_TO: Final = 64 * 1024
 _MOST_UNSENT: Final = 2**20
 
 
-class Connection:
+class RemoteConnection:
     """Makes unary calls; owned by the task that runs it.
 
     Args:

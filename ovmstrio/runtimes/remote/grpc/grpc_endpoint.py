@@ -15,9 +15,9 @@ from ovmstrio.core.errors import ModelFailure, NotReady, PayloadTooLarge
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import error_of_grpc
 from ovmstrio.runtimes.remote.connecting import connect
-from ovmstrio.runtimes.remote.endpoint import Description, NotSent, spec_of, with_address
+from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription, spec_of, with_address
 from ovmstrio.runtimes.remote.grpc.client_core import literal
-from ovmstrio.runtimes.remote.grpc.connection import Connection
+from ovmstrio.runtimes.remote.grpc.connection import RemoteConnection
 from ovmstrio.runtimes.remote.grpc.messages import decode_response, encode_request
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class GrpcEndpoint:
         self._where = address
         self._tasks = tasks
         self._tls = tls
-        self._connection: Connection | None = None
+        self._connection: RemoteConnection | None = None
         self._connecting = trio.Lock()
 
     async def infer(self, request: InferRequest, seconds: float) -> InferResponse:
@@ -77,14 +77,14 @@ class GrpcEndpoint:
         except ModelFailure as error:
             raise with_address(error, self.address) if self.address not in error.message else error from None
 
-    async def describe(self) -> Description:
+    async def describe(self) -> RemoteDescription:
         """See :class:`Endpoint`."""
         answer = await self._ask("ModelMetadata", "name", "version")
         inputs, outputs = (
             tuple(sorted((spec_of(each.name, each.datatype, each.shape) for each in side), key=lambda each: each.name))
             for side in (answer.inputs, answer.outputs)
         )
-        return Description(answer.platform, inputs, outputs)
+        return RemoteDescription(answer.platform, inputs, outputs)
 
     async def ask_ready(self) -> str:
         """See :class:`Endpoint`."""
@@ -128,7 +128,7 @@ class GrpcEndpoint:
             exchange = await connection.call(headers, message, most)
         return self._message(exchange, most)
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> RemoteConnection:
         connection = self._connection
         if connection is not None and connection.takes_calls:
             return connection
@@ -138,7 +138,7 @@ class GrpcEndpoint:
             stream = await connect(
                 self._where, self._tls, server_name=self._spec.tls.server_name, seconds=self._spec.connect_seconds
             )
-            connection = Connection(stream)
+            connection = RemoteConnection(stream)
             await self._tasks.start(connection.run)
             self._connection = connection
             return connection
