@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import trustme
 
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
@@ -171,6 +173,42 @@ def test_clients_graphs_and_pipelines_call_it_like_any_model(tmp_path: Path, far
             assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
             assert caught.value.message().startswith("Invalid input shape - Expected: (1,10); Actual: (1,11)")
             assert f"told by {where}" in caught.value.message()
+
+
+@contextmanager
+def _secret(folder: Path, tmp_path: Path, authority: trustme.CA) -> Iterator[tuple[int, int]]:
+    """Serve a model to clients that show a certificate; gives the ports of gRPC and REST."""
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name in ("localhost", "client"):
+        authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(tmp_path / f"{name}.pem")
+    grpc_port, rest_port, probe_port = free_ports(3)
+    file = str(tmp_path / "localhost.pem")
+    options = ["--model_name", "dummy", "--model_path", str(folder / "models" / "dummy"), "--trial_load", "off"]
+    options += ["--port", str(grpc_port), "--rest_port", str(rest_port), "--probe_port", str(probe_port)]
+    options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1"]
+    options += ["--tls_cert", file, "--tls_key", file, "--client_ca", str(tmp_path / "ca.pem")]
+    with running("serve", *options, grpc=grpc_port, rest=probe_port):
+        yield grpc_port, rest_port
+
+
+def test_a_server_with_tls_is_called_with_a_certificate(tmp_path: Path, folder: Path) -> None:
+    """Over both protocols; one whose certificate nobody knows is not called, and says why."""
+    authority, other = trustme.CA(), trustme.CA()
+    other.cert_pem.write_to_path(tmp_path / "other.pem")
+    tls = {"ca": "ca.pem", "cert": "client.pem", "key": "client.pem", "server_name": "localhost"}
+    with _secret(folder, tmp_path, authority) as (grpc_port, rest_port):
+        entries = [
+            _remote("over_grpc", f"grpcs://127.0.0.1:{grpc_port}", remote_name="dummy", tls=tls),
+            _remote("over_rest", f"https://127.0.0.1:{rest_port}", remote_name="dummy", tls=tls),
+            _remote("unknown", f"grpcs://127.0.0.1:{grpc_port}", remote_name="dummy", tls={**tls, "ca": "other.pem"}),
+        ]
+        with _near(tmp_path, *entries, ready=False) as near, _client(near) as client:
+            near.wait_live()
+            for name in ("over_grpc", "over_rest"):
+                _wait(partial(client.is_model_ready, name))
+                assert _infer(client, name, 3) == [4.0] * 10
+            with pytest.raises(triton.InferenceServerException, match="cannot be reached: self-signed certificate"):
+                _infer(client, "unknown")
 
 
 def test_a_call_that_is_cancelled_here_is_cancelled_there(tmp_path: Path, far: OvmsProcess) -> None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["client_tls", "connect"]
 
 
-def client_tls(tls: RemoteTls) -> ssl.SSLContext:
+def client_tls(tls: RemoteTls, *, speaks_grpc: bool) -> ssl.SSLContext:
     """Load the files of the TLS settings; blocking.
+
+    Servers of gRPC end connections on which HTTP/2 was not agreed upon (ALPN).
 
     Raises:
         ConfigError: one cannot be read, or does not hold what it should.
@@ -32,6 +34,8 @@ def client_tls(tls: RemoteTls) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert, tls.key, password=_no_password)
         except (OSError, ValueError) as error:
             raise _refused("tls.cert", f"no certificate with its key can be read from {tls.cert}", error) from None
+    if speaks_grpc:
+        context.set_alpn_protocols(["h2"])
     return context
 
 
@@ -82,6 +86,9 @@ def _reason(error: BaseException) -> str:
     while isinstance(cause, BaseExceptionGroup):
         cause = cause.exceptions[0]
     for each in (cause, error):
+        if isinstance(each, ssl.SSLError):
+            # Its number is the library's own, and no error of the system's.
+            return getattr(each, "verify_message", "") or each.reason or str(each)
         if isinstance(each, OSError) and (each.errno or each.strerror):
             # What trio says of a refusal repeats the address.
             return os.strerror(each.errno) if each.errno and each.errno > 0 else str(each.strerror)

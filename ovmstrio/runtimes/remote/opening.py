@@ -41,11 +41,13 @@ async def open_remote(spec: RemoteSpec) -> AsyncIterator[RemoteServable]:
     Ownership: connections and their tasks end with the block.
     Cancellation: at any checkpoint.
     """
-    tls: ssl.SSLContext | None = None
-    if any(address.has_tls for address in spec.addresses):
-        tls = await trio.to_thread.run_sync(client_tls, spec.tls)
+    contexts: list[ssl.SSLContext | None] = []
+    for address in spec.addresses:
+        read = partial(client_tls, spec.tls, speaks_grpc=address.speaks_grpc)
+        contexts.append(await trio.to_thread.run_sync(read) if address.has_tls else None)
     async with trio.open_nursery() as tasks:
-        endpoints = [_endpoint(spec, address, tasks, tls if address.has_tls else None) for address in spec.addresses]
+        where = zip(spec.addresses, contexts, strict=True)
+        endpoints = [_endpoint(spec, address, tasks, tls) for address, tls in where]
         try:
             breaker = partial(Breaker, spec.breaker.failures, spec.breaker.open_seconds)
             targets = Targets([Target(endpoint, breaker()) for endpoint in endpoints])
