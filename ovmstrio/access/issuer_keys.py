@@ -78,7 +78,7 @@ class IssuerKeys:
                 with trio.fail_after(_FETCH_SECONDS):
                     self._keys = await self._fetch()
             except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError, ConfigError, ValueError) as error:
-                log.error("keys of the issuer cannot be had", issuer=self._issuer, error=repr(error))  # noqa: TRY400
+                log.error("keys of the issuer cannot be had", issuer=self._issuer, error=repr(error))  # noqa: TRY400 - theirs
                 return False
             self._fetched_at = trio.current_time()
             return True

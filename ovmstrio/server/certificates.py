@@ -75,7 +75,7 @@ class Certificates:
         try:
             await trio.to_thread.run_sync(self._read_again)
         except ConfigError as error:
-            log.error("certificates cannot be read again; those known stay", reason=error.message)  # noqa: TRY400
+            log.error("certificates cannot be read again; those known stay", reason=error.message)  # noqa: TRY400 - the user's
         else:
             log.info("certificates read again")
         return True
