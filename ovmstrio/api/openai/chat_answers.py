@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from ovmstrio.api.openai.pieces import DONE, JoinedText, write_event
+from ovmstrio.api.openai.text_answers import EventsOfTexts, WholeTexts, answer_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,31 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["ChatEvents", "WholeChat"]
 
 
-class WholeChat:
-    """A chat's answer that is given at once.
-
-    Args:
-        model: as the body names it.
-        texts: how many there are.
-        has_logprobs: whether tokens come with their probabilities.
-    """
-
-    def __init__(self, model: str, texts: int, *, has_logprobs: bool) -> None:
-        self._model = model
-        self._texts = [JoinedText() for _ in range(texts)]
-        self._has_logprobs = has_logprobs
-
-    def take(self, index: int, piece: Piece) -> None:
-        """Take one more piece."""
-        self._texts[index].take(piece)
+class WholeChat(WholeTexts):
+    """A chat's answer that is given at once."""
 
     def document(self, usage: Usage) -> Mapping[str, Any]:
         """Give the answer."""
         return {
-            "id": f"chatcmpl-{uuid4().hex}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": self._model,
+            **answer_head("chatcmpl", "chat.completion", self._model),
             "choices": [
                 {
                     "index": index,
@@ -55,7 +35,7 @@ class WholeChat:
         }
 
 
-class ChatEvents:
+class ChatEvents(EventsOfTexts):
     """A chat's answer as events, each with what has come of one text.
 
     Args:
@@ -65,20 +45,8 @@ class ChatEvents:
     """
 
     def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
-        self._head = {
-            "id": f"chatcmpl-{uuid4().hex}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._asked = asked
-        self._has_logprobs = asked.requests[0].logprobs
-        self._write_error = write_error
+        super().__init__(answer_head("chatcmpl", "chat.completion.chunk", model), asked, write_error)
         self._begun: set[int] = set()
-
-    def begin(self) -> bytes:
-        """Write nothing: a failure before the first token has a status."""
-        return b""
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
         """Write one more piece; the first one of a text says whose it is."""
@@ -92,16 +60,6 @@ class ChatEvents:
         logprobs = _logprobs(piece.logprobs) if self._has_logprobs and piece.logprobs else None
         return first + self._chunk(index, delta, logprobs, piece.finish, usage)
 
-    def end(self, usage: Usage) -> bytes:
-        """Write the account, if it is asked for, and the end."""
-        if not self._asked.tells_usage:
-            return DONE
-        return write_event({**self._head, "choices": [], "usage": usage.document()}) + DONE
-
-    def fail(self, error: Exception) -> bytes:
-        """Write a failure; what follows is the end of the stream."""
-        return self._write_error(error)
-
     def _chunk(self, index: int, delta: Mapping[str, Any], logprobs: Any, finish: Finish | None, usage: Usage) -> bytes:
         choice = {
             "index": index,
@@ -109,10 +67,7 @@ class ChatEvents:
             "logprobs": logprobs,
             "finish_reason": None if finish is None else finish.value,
         }
-        document: dict[str, Any] = {**self._head, "choices": [choice]}
-        if self._asked.tells_usage:
-            document["usage"] = usage.document() if self._asked.counts_on else None
-        return write_event(document)
+        return self._event([choice], usage)
 
 
 def _delta(piece: Piece) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from ovmstrio.api.openai.pieces import DONE, JoinedText, write_event
+from ovmstrio.api.openai.text_answers import EventsOfTexts, WholeTexts, answer_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,31 +16,11 @@ __all__ = ["CompletionEvents", "WholeCompletion"]
 
 
 def _head(model: str) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-    }
+    return answer_head("cmpl", "text_completion", model)
 
 
-class WholeCompletion:
-    """An answer that is given at once.
-
-    Args:
-        model: as the body names it.
-        texts: how many there are, of all prompts.
-        has_logprobs: whether tokens come with their probabilities.
-    """
-
-    def __init__(self, model: str, texts: int, *, has_logprobs: bool) -> None:
-        self._model = model
-        self._texts = [JoinedText() for _ in range(texts)]
-        self._has_logprobs = has_logprobs
-
-    def take(self, index: int, piece: Piece) -> None:
-        """Take one more piece."""
-        self._texts[index].take(piece)
+class WholeCompletion(WholeTexts):
+    """An answer that is given at once."""
 
     def document(self, usage: Usage) -> Mapping[str, Any]:
         """Give the answer."""
@@ -58,7 +36,7 @@ class WholeCompletion:
         return {**_head(self._model), "choices": choices, "usage": usage.document()}
 
 
-class CompletionEvents:
+class CompletionEvents(EventsOfTexts):
     """An answer as events, each with what has come of one text.
 
     Args:
@@ -68,15 +46,8 @@ class CompletionEvents:
     """
 
     def __init__(self, model: str, asked: Asked, write_error: Callable[[Exception], bytes]) -> None:
-        self._head = _head(model)
-        self._asked = asked
-        self._has_logprobs = asked.requests[0].logprobs
-        self._write_error = write_error
+        super().__init__(_head(model), asked, write_error)
         self._lengths: dict[int, int] = {}
-
-    def begin(self) -> bytes:
-        """Write nothing: a failure before the first token has a status."""
-        return b""
 
     def write(self, index: int, piece: Piece, usage: Usage) -> bytes:
         """Write one more piece."""
@@ -87,20 +58,7 @@ class CompletionEvents:
             offset = self._lengths.get(index, 0)
             self._lengths[index] = offset + sum(len(token.text) for token in piece.logprobs)
             logprobs = _logprobs(piece.logprobs, offset)
-        document: dict[str, Any] = {**self._head, "choices": [_choice(index, piece.text, logprobs, piece.finish)]}
-        if self._asked.tells_usage:
-            document["usage"] = usage.document() if self._asked.counts_on else None
-        return write_event(document)
-
-    def end(self, usage: Usage) -> bytes:
-        """Write the account, if it is asked for, and the end."""
-        if not self._asked.tells_usage:
-            return DONE
-        return write_event({**self._head, "choices": [], "usage": usage.document()}) + DONE
-
-    def fail(self, error: Exception) -> bytes:
-        """Write a failure; what follows is the end of the stream."""
-        return self._write_error(error)
+        return self._event([_choice(index, piece.text, logprobs, piece.finish)], usage)
 
 
 def _choice(index: int, text: str, logprobs: Any, finish: Finish | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.api.raw_contents import gather_buffers, raw_contents
 from ovmstrio.core.tensor import RawTensor
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.protocol.parameters import UNSIGNED_FROM, set_parameters
 from ovmstrio.protocol.split_messages import delimited, encode_varint, write_varint
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _RAW_OUTPUT_TAG: Final = b"\x32"
 _ERROR_MESSAGE_TAG: Final = b"\x0a"
 _INFER_RESPONSE_TAG: Final = b"\x12"
 
-_UNSIGNED_FROM: Final = 2**63
 _UNSIGNED_BITS: Final = 2**64 - 1
 
 
@@ -108,8 +108,7 @@ def _encode_output(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 def _encode_placed(tensor: RawTensor, place: MemoryPlace) -> bytes:
     """Describe an output that the client finds in shared memory; it has an empty place among the raw contents."""
     message = _Response(outputs=[{"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}])
-    for name, value in place.parameters.items():
-        setattr(message.outputs[0].parameters[name], _choose_field(value), value)
+    set_parameters(message.outputs[0], place.parameters)
     serialised: bytes = message.SerializeToString()
     return serialised
 
@@ -117,11 +116,10 @@ def _encode_placed(tensor: RawTensor, place: MemoryPlace) -> bytes:
 def _encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
     if len(parameters) == 1:
         ((name, value),) = parameters.items()
-        if type(value) is int and value < _UNSIGNED_FROM:
+        if type(value) is int and value < UNSIGNED_FROM:
             return _encode_int64_parameter(name, value)
     message = _Response()
-    for name, value in parameters.items():
-        setattr(message.parameters[name], _choose_field(value), value)
+    set_parameters(message, parameters)
     serialised: bytes = message.SerializeToString()
     return serialised
 
@@ -138,15 +136,3 @@ def _int64_parameter_head(name: str, digits: int) -> bytes:
     key = b"".join(delimited(_KEY_TAG, name.encode()))
     value_head = _VALUE_TAG + encode_varint(len(_INT64_TAG) + digits) + _INT64_TAG
     return _PARAMETER_TAG + encode_varint(len(key) + len(value_head) + digits) + key + value_head
-
-
-def _choose_field(value: ParameterValue) -> str:
-    match value:
-        case bool():
-            return "bool_param"
-        case int():
-            return "int64_param" if value < _UNSIGNED_FROM else "uint64_param"
-        case float():
-            return "double_param"
-        case str():
-            return "string_param"

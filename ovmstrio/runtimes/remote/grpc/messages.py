@@ -12,6 +12,7 @@ from ovmstrio.core.errors import InvalidRequest, ModelFailure
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.tensor import Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.protocol.parameters import set_parameters
 from ovmstrio.protocol.split_messages import delimited, split_raw_contents
 from ovmstrio.runtimes.models.buffers import buffer_of, framed, wrapped
 from ovmstrio.runtimes.models.contents import to_array
@@ -30,7 +31,6 @@ _Request: Final = message_class("inference.ModelInferRequest")
 _Response: Final = message_class("inference.ModelInferResponse")
 _RAW_INPUT_TAG: Final = b"\x3a"
 _RAW_OUTPUT_TAG: Final = 0x32
-_UNSIGNED_FROM: Final = 2**63
 _SHARED_MEMORY: Final = frozenset({"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"})
 _ABOUT_BODIES: Final = frozenset({"binary_data", "binary_data_size", "binary_data_output"})
 
@@ -42,10 +42,10 @@ def encode_request(request: InferRequest, model: str, version: str) -> Message:
         InvalidRequest: values that came one by one are not of their type.
     """
     message = _Request(model_name=model, model_version=version, id=request.id)
-    _set_parameters(message, parameters_sent(request.parameters))
+    set_parameters(message, parameters_sent(request.parameters))
     for given in request.inputs:
         tensor = message.inputs.add(name=given.name, datatype=given.datatype, shape=given.shape)
-        _set_parameters(tensor, parameters_sent(given.parameters))
+        set_parameters(tensor, parameters_sent(given.parameters))
     for output in request.outputs:
         message.outputs.add(name=output.name)
     pieces: Message = [message.SerializeToString()]
@@ -82,23 +82,6 @@ def _packed(given: InferInput, contents: Contents | None) -> Buffer:
     dims = tuple(map(Dim.fixed, given.shape))
     spec = TensorSpec(given.name, datatype, dims, batch_axis=None)
     return buffer_of(to_array(contents, given.shape, int(np.prod(given.shape, dtype=object)), spec))
-
-
-def _set_parameters(message: Any, parameters: dict[str, ParameterValue]) -> None:
-    for name, value in parameters.items():
-        setattr(message.parameters[name], _field_of(value), value)
-
-
-def _field_of(value: ParameterValue) -> str:
-    match value:
-        case bool():
-            return "bool_param"
-        case int():
-            return "int64_param" if value < _UNSIGNED_FROM else "uint64_param"
-        case float():
-            return "double_param"
-        case str():
-            return "string_param"
 
 
 def decode_response(data: bytearray) -> InferResponse:
