@@ -44,6 +44,9 @@ def new(
     ] = None,
     requests_per_second: Annotated[float, typer.Option(min=0, help="On average; 0 for any number.")] = 0,
     concurrency: Annotated[int, typer.Option(min=0, help="Requests under way at once; 0 for any number.")] = 0,
+    tokens_per_minute: Annotated[
+        int, typer.Option(min=0, help="Of texts that are read and made, on average; 0 for any number.")
+    ] = 0,
     expires: Annotated[str, typer.Option(help="First day (YYYY-MM-DD, UTC) on which it is not valid.")] = "",
     certificate: Annotated[
         str, typer.Option(help="No key: the caller is who has a client certificate with this name.")
@@ -75,6 +78,7 @@ def new(
         concurrency,
         f"{datetime.now(UTC):%Y-%m-%d}",
         expires,
+        tokens_per_minute,
     )
     entries = _read(file) if file.exists() else []
     if any(each.name == name for each in entries):
@@ -130,9 +134,13 @@ def _write(file: Path, entries: list[CallerEntry]) -> None:
 
 
 def _table(entries: list[CallerEntry]) -> Table:
-    table = data_table("name", "by", "scopes", "requests/s", "at once", "created", "expires")
+    table = data_table("name", "by", "scopes", "requests/s", "at once", "tokens/min", "created", "expires")
     for each in entries:
         by = f"key {each.sha256}..." if each.sha256 else f"{each.proof} {each.certificate or each.subject}"
-        limits = (f"{limit:g}" if limit else "any" for limit in (each.requests_per_second, each.concurrency))
+        limits = (f"{limit:g}" if limit else "any" for limit in _limits(each))
         table.add_row(each.name, by, ", ".join(each.scopes.texts()), *limits, each.created, each.expires or "never")
     return table
+
+
+def _limits(entry: CallerEntry) -> tuple[float, ...]:
+    return entry.requests_per_second, entry.concurrency, entry.tokens_per_minute

@@ -1,8 +1,8 @@
-"""How much a caller may ask for: requests a second, and requests at once."""
+"""How much a caller may ask for: requests a second, requests at once, and tokens of text a minute."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["CallerAllowance", "TokenBucket"]
+
+_MINUTE: Final = 60.0
+_ALMOST: Final = 1 - 1e-9
+"""Sums of parts are not exact: what should be one may be a little less."""
 
 
 class TokenBucket:
@@ -34,15 +38,23 @@ class TokenBucket:
 
     def take(self) -> float:
         """Take one; gives 0, or the seconds after which there will be one where there is none."""
+        seconds = self.wait()
+        if not seconds:
+            self._tokens -= 1
+        return seconds
+
+    def wait(self) -> float:
+        """Give the seconds after which there will be one; 0 where there is one."""
         now = self._clock()
         if self._filled_at is not None:
             self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
-        # Sums of parts are not exact: what should be one may be a little less.
-        if self._tokens >= 1 - 1e-9:
-            self._tokens -= 1
-            return 0.0
-        return (1 - self._tokens) / self._rate
+        return 0.0 if self._tokens >= _ALMOST else (1 - self._tokens) / self._rate
+
+    def spend(self, number: int) -> None:
+        """Take as many as were used, be it more than there are: what is missing has to come in before the next one."""
+        self.wait()
+        self._tokens -= number
 
 
 class CallerAllowance:
@@ -52,14 +64,19 @@ class CallerAllowance:
         name: of the caller, for refusals.
         requests_per_second: on average; 0 for any number.
         concurrency: requests under way at once; 0 for any number.
+        tokens_per_minute: of texts that are read and made, on average; 0 for any number.
     """
 
-    __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "under_way")
+    __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_texts", "_tokens_per_minute", "under_way")
 
-    def __init__(self, name: str, requests_per_second: float = 0, concurrency: int = 0) -> None:
+    def __init__(
+        self, name: str, requests_per_second: float = 0, concurrency: int = 0, tokens_per_minute: int = 0
+    ) -> None:
         self._name = name
         self._rate = requests_per_second
         self._bucket = TokenBucket(requests_per_second) if requests_per_second else None
+        self._tokens_per_minute = tokens_per_minute
+        self._texts = TokenBucket(tokens_per_minute / _MINUTE, tokens_per_minute) if tokens_per_minute else None
         self._concurrency = concurrency
         self.under_way = 0
 
@@ -80,3 +97,19 @@ class CallerAllowance:
     def give_back(self) -> None:
         """Count one less under way."""
         self.under_way -= 1
+
+    def check_tokens(self) -> None:
+        """Let a request that reads or makes tokens pass, whose number is told by :meth:`spend_tokens` later.
+
+        Raises:
+            CallerLimited: those before it have used up what there is; the message says when to come again.
+        """
+        seconds = self._texts.wait() if self._texts is not None else 0.0
+        if seconds:
+            text = f"{self._name!r} may use {self._tokens_per_minute} tokens a minute; try again in {seconds:.2g} s"
+            raise CallerLimited(text, retry_after_seconds=seconds)
+
+    def spend_tokens(self, number: int) -> None:
+        """Count tokens that were read or made."""
+        if self._texts is not None:
+            self._texts.spend(number)

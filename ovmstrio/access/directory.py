@@ -81,7 +81,7 @@ class Directory:
 
 
 def _caller(entry: CallerEntry) -> Caller:
-    limits = entry.requests_per_second, entry.concurrency
+    limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
     return Caller(entry.name, entry.proof, entry.scopes, CallerAllowance(entry.name, *limits) if any(limits) else None)
 
 

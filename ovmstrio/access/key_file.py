@@ -55,6 +55,7 @@ class CallerEntry:
         subject: ``sub`` of its tokens.
         requests_per_second: on average; 0 for any number.
         concurrency: requests under way at once; 0 for any number.
+        tokens_per_minute: of texts that are read and made, on average; 0 for any number.
         created: day on which the key was made.
         expires: day from which on (UTC) it is no caller any more; empty for never.
     """
@@ -68,6 +69,7 @@ class CallerEntry:
     concurrency: int = 0
     created: str = ""
     expires: str = ""
+    tokens_per_minute: int = 0
 
     @property
     def proof(self) -> str:
@@ -97,6 +99,7 @@ class _Entry(Schema):
     subject: str = OPTIONAL
     requests_per_second: Annotated[float, Field(ge=0)] = OPTIONAL
     concurrency: Annotated[int, Field(ge=0)] = OPTIONAL
+    tokens_per_minute: Annotated[int, Field(ge=0)] = OPTIONAL
     created: str = OPTIONAL
     expires: str = OPTIONAL
 

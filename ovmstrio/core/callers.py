@@ -19,7 +19,16 @@ from ovmstrio.core.errors import MissingScope, Unauthenticated
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Allowance", "Caller", "Need", "Scopes", "current_caller", "current_certificate", "demand_of_caller"]
+__all__ = [
+    "Allowance",
+    "Caller",
+    "Need",
+    "Scopes",
+    "allowance_of_caller",
+    "current_caller",
+    "current_certificate",
+    "demand_of_caller",
+]
 
 _KNOWN: Final = 1024
 """How many names of services a caller's verdicts are remembered for."""
@@ -111,6 +120,18 @@ class Allowance(Protocol):
 
     def give_back(self) -> None:
         """Count one less under way."""
+        ...
+
+    def check_tokens(self) -> None:
+        """Let a request that reads or makes tokens of text pass.
+
+        Raises:
+            CallerLimited: those before it have used up what there is.
+        """
+        ...
+
+    def spend_tokens(self, number: int) -> None:
+        """Count tokens that were read or made."""
         ...
 
 
@@ -215,3 +236,9 @@ def demand_of_caller(need: Need, service: str = "") -> None:
     if caller is None:
         raise Unauthenticated("who calls is not known")
     caller.demand(need, service)
+
+
+def allowance_of_caller() -> Allowance | None:
+    """Give how much the current caller may ask for; None for as much as there is."""
+    caller = current_caller.get()
+    return None if caller is None else caller.allowance

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, cast
 
 import trio
 
-from ovmstrio.core.errors import DeadlineExceeded, NotSupported
+from ovmstrio.core.callers import allowance_of_caller
+from ovmstrio.core.errors import CallerLimited, DeadlineExceeded, NotSupported
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from typing import Self
 
+    from ovmstrio.core.callers import Allowance
     from ovmstrio.core.events import Door
-    from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Task, TextGenerator
+    from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Piece, Task, TextGenerator
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["call_generative", "open_generation"]
+__all__ = ["call_generative", "charge_caller", "open_generation"]
 
 
 async def call_generative(
@@ -45,6 +48,7 @@ async def call_generative(
         is_stream: whether it is answered bit by bit.
 
     Raises:
+        CallerLimited: the caller has used up its tokens.
         NotSupported: the service does something else.
         ServerError: as ``DataPlane.call``.
 
@@ -54,6 +58,8 @@ async def call_generative(
     if Takes.GENERATION in call.takes:
         does = cast("GenerativeService", call.service).tasks
         if task is None or task in does:
+            if task is not None:
+                _check_tokens(call)
             return call
         said = f"does {' and '.join(sorted(each.value for each in does)) or 'none of it as it is configured'}"
     else:
@@ -61,6 +67,61 @@ async def call_generative(
     wanted = "any of this" if task is None else task.value
     with call:
         raise NotSupported(f'the service "{name[:80]}" does no {wanted}; it {said}')
+
+
+def _check_tokens(call: ObservedCall) -> None:
+    """Let a call pass whose caller has tokens left; another one ends.
+
+    Raises:
+        CallerLimited: it has none.
+    """
+    allowance = allowance_of_caller()
+    if allowance is None:
+        return
+    try:
+        allowance.check_tokens()
+    except CallerLimited:
+        with call:
+            raise
+
+
+def charge_caller(tokens: int) -> None:
+    """Count tokens that were read for the current caller, where those of callers are counted."""
+    allowance = allowance_of_caller()
+    if allowance is not None:
+        allowance.spend_tokens(tokens)
+
+
+class _ChargedGeneration:
+    """A generation whose tokens are counted for its caller as they come; see :class:`Generation`."""
+
+    def __init__(self, generation: Generation, allowance: Allowance) -> None:
+        self._generation = generation
+        self._pieces = aiter(generation)
+        self._allowance = allowance
+        self._charged = 0
+        self.charge_prompt()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._generation.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._generation.cached_tokens
+
+    def charge_prompt(self) -> None:
+        """Count what was read since; code of users tells that at its end."""
+        self._allowance.spend_tokens(self._generation.prompt_tokens - self._charged)
+        self._charged = self._generation.prompt_tokens
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        piece = await anext(self._pieces)
+        self._allowance.spend_tokens(piece.tokens)
+        return piece
 
 
 @asynccontextmanager
@@ -77,6 +138,14 @@ async def open_generation(call: ObservedCall, asked: GenerationRequest) -> Async
     service = cast("TextGenerator", call.service)
     with trio.CancelScope(deadline=asked.deadline) as scope:
         async with service.generate(asked) as generation:
-            yield generation
+            allowance = allowance_of_caller()
+            if allowance is None:
+                yield generation
+            else:
+                charged = _ChargedGeneration(generation, allowance)
+                try:
+                    yield charged
+                finally:
+                    charged.charge_prompt()
     if scope.cancelled_caught:
         raise DeadlineExceeded("the answer was not ready in the time that the request allows")

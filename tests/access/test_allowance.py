@@ -52,6 +52,36 @@ async def test_requests_under_way_are_counted_until_they_end() -> None:
     assert allowance.under_way == 2
 
 
+async def test_a_minute_has_as_many_tokens_as_it_may_and_what_is_more_is_paid_off(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    """A request ends however many it needs; the next one comes when they, and one more, have come in again."""
+    allowance = CallerAllowance("shop", tokens_per_minute=120)
+    allowance.check_tokens()
+    allowance.spend_tokens(119)
+    allowance.check_tokens()
+    allowance.spend_tokens(31)
+    refusal = r"'shop' may use 120 tokens a minute; try again in 16 s"
+    with pytest.raises(CallerLimited, match=refusal) as caught:
+        allowance.check_tokens()
+    assert caught.value.retry_after_seconds == pytest.approx(15.5)
+    mock_clock.jump(15.4)
+    with pytest.raises(CallerLimited):
+        allowance.check_tokens()
+    mock_clock.jump(0.1)
+    allowance.check_tokens()
+
+
+async def test_tokens_are_no_requests() -> None:
+    """Who has none left may still ask for what needs none; who has no limit of them may use any number."""
+    allowance = CallerAllowance("shop", concurrency=1, tokens_per_minute=1)
+    allowance.spend_tokens(1000)
+    allowance.take()
+    other = CallerAllowance("shop", requests_per_second=1)
+    other.spend_tokens(10**9)
+    other.check_tokens()
+
+
 @given(st.floats(0.1, 50), st.lists(st.floats(0, 3), max_size=60))
 def test_no_stretch_of_time_has_more_than_rate_and_burst(rate: float, pauses: list[float]) -> None:
     """However requests come: between any two of those that passed lie at most as many as the rate and the burst."""

@@ -29,6 +29,7 @@ def _entries(draw: Any) -> CallerEntry:
     limits = {
         "requests_per_second": draw(st.floats(0, 1e6, allow_subnormal=False)),
         "concurrency": draw(st.integers(0, 1000)),
+        "tokens_per_minute": draw(st.integers(0, 10**9)),
     }
     expires = draw(st.one_of(st.just(""), st.dates().map(str)))
     name = draw(st.from_regex(r"[\w.@:/-]{1,20}", fullmatch=True))
@@ -78,6 +79,7 @@ _GOOD = {"name": "shop", "sha256": digest_of("x"), "scopes": ["read"]}
         ([{**_GOOD, "expires": "2026-2-30"}], "no such day"),
         ([{**_GOOD, "scopes": ["write"]}], "got 'write'"),
         ([{**_GOOD, "concurrency": -1}], "0 or more"),
+        ([{**_GOOD, "tokens_per_minute": -1}], "0 or more"),
         ([_GOOD, {**_GOOD, "sha256": digest_of("y")}], "another caller has the same name"),
         ([_GOOD, {**_GOOD, "name": "other"}], "another caller has the same sha256"),
     ],

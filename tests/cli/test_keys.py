@@ -19,13 +19,15 @@ def _keys(*arguments: str) -> Result:
 def test_a_key_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
     """Alone on standard output, so that it can be taken from there; lists show how hashes begin."""
     file = tmp_path / "keys.json"
-    made = _keys("new", "shop", "--file", str(file), "--scope", "infer:a*", "--scope", "read", "--concurrency", "2")
+    limits = ("--concurrency", "2", "--tokens_per_minute", "1000")
+    made = _keys("new", "shop", "--file", str(file), "--scope", "infer:a*", "--scope", "read", *limits)
     assert made.exit_code == 0, made.output
     key = made.stdout.strip()
     assert key.startswith("ovms_")
     assert key not in file.read_text()
     (entry,) = read_key_file(file)
-    assert (entry.sha256, entry.scopes.texts(), entry.concurrency) == (digest_of(key), ("infer:a*", "read"), 2)
+    assert (entry.sha256, entry.scopes.texts()) == (digest_of(key), ("infer:a*", "read"))
+    assert (entry.concurrency, entry.tokens_per_minute) == (2, 1000)
     listed = json.loads(_keys("list", "--file", str(file), "--json").stdout)
     assert [(each["name"], each["sha256"]) for each in listed] == [("shop", entry.sha256[:8])]
     assert "infer:a*, read" in _keys("list", "--file", str(file)).stdout

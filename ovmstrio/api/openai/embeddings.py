@@ -15,6 +15,7 @@ from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Task
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.dataplane.generation import charge_caller
 from ovmstrio.wire.http.answers import JSON_TYPE
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def embedding_rules(api: OpenAIApi) -> list[Rule]:
         inputs, is_base64, dimensions = _read(body.document)
         with await api.call(request, body.model, Task.EMBEDDINGS) as call:
             made = await cast("Embedder", call.service).embed(inputs)
+            charge_caller(made.tokens)
             if dimensions not in (None, made.vectors.shape[1]):
                 message = f"this model gives vectors of {made.vectors.shape[1]} numbers, and none that could be cut"
                 raise InvalidField(message, field="dimensions", got=str(dimensions))

@@ -9,6 +9,7 @@ from ovmstrio.api.openai.api import PREFIXES
 from ovmstrio.api.openai.fields import Fields, shown
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import Task
+from ovmstrio.dataplane.generation import charge_caller
 from ovmstrio.wire.http.answers import json_answer
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def rerank_rules(api: OpenAIApi) -> list[Rule]:
         asked = _read(body.document)
         with await api.call(request, body.model, Task.RERANK) as call:
             scores, tokens = await cast("Reranker", call.service).rerank(asked.query, asked.documents)
+            charge_caller(tokens)
             answer = json_answer(_document(body.model, asked, scores, tokens))
             call.event.sent = len(answer.content)
         return answer
