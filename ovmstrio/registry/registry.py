@@ -20,6 +20,7 @@ import trio
 
 from ovmstrio.core.errors import InvalidRequest, NotReady, ServiceMissing
 from ovmstrio.core.limits import NO_LIMIT, Limit
+from ovmstrio.core.reconsidering import readiness_reconsidered
 from ovmstrio.registry.instances import Instance, Lease, RetiredInstances
 from ovmstrio.registry.jobs import Job, JobQueue
 from ovmstrio.registry.order import Marks, callers_before, find_calls, in_order
@@ -108,19 +109,20 @@ class Registry:
         Cancellation: loads are cancelled; then, shielded and with a bound, calls in flight may end and everything
         that is open is closed, and only then what services run is cancelled.
         """
-        async with trio.open_nursery() as outer:
-            services = await outer.start(_run_services)
-            self._context = self._lend(self.lease, services)
-            try:
-                async with trio.open_nursery() as nursery:
-                    self._nursery = nursery
-                    nursery.start_soon(self._jobs.run)
-                    if self._poll_seconds > 0:
-                        nursery.start_soon(self._watch)
-                    task_status.started()
-            finally:
-                await self._shut_down()
-                services.cancel_scope.cancel()
+        with readiness_reconsidered(self._announce_readiness):
+            async with trio.open_nursery() as outer:
+                services = await outer.start(_run_services)
+                self._context = self._lend(self.lease, services)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        self._nursery = nursery
+                        nursery.start_soon(self._jobs.run)
+                        if self._poll_seconds > 0:
+                            nursery.start_soon(self._watch)
+                        task_status.started()
+                finally:
+                    await self._shut_down()
+                    services.cancel_scope.cancel()
 
     @property
     def context(self) -> LoadContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,30 @@ async def test_an_entry_asks_for_a_process(tmp_path: Path) -> None:
                     for _ in range(5):
                         assert (await client.post("/inside", json=1)).status_code == 200
                 assert (await client.post("/alone", json=1)).json()["pid"] != told["pid"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_waits_for_readiness_is_told_of_a_process_that_ends(tmp_path: Path) -> None:
+    """At its end, and when there is another one: nothing else changes that would wake them."""
+    write_project(tmp_path / "alone", _CODE)
+    config = tmp_path / "config.json"
+    entry = {"name": "alone", "path": "alone", "python_isolation": "process"}
+    config.write_text(json.dumps({"model_config_list": [], "handler_config_list": [entry]}))
+    socket = tmp_path / "rest"
+    settings = ServerSettings(config_path=config, port=0, rest_port=0, rest_bind_address=f"unix:{socket}")
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(_PATIENCE_SECONDS):
+            running: Running = await nursery.start(partial(serve, settings, handle_signals=False))
+            plane = running.plane
+            await plane.registry.wait_loaded()
+            transport = httpx.AsyncHTTPTransport(uds=str(socket))
+            async with httpx.AsyncClient(transport=transport, base_url="http://h", timeout=_PATIENCE_SECONDS) as client:
+                os.kill((await client.post("/alone", json=1)).json()["pid"], signal.SIGKILL)
+            while plane.readiness().ready:
+                await plane.wait_change()
+            assert "its worker processes have ended" in plane.readiness().reason
+            while not plane.readiness().ready:
+                await plane.wait_change()
         nursery.cancel_scope.cancel()
 
 

@@ -8,6 +8,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.reconsidering import readiness_may_have_changed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,6 +51,8 @@ async def watch(target: Target, name: str, every_seconds: float, returned: Calla
             target.ailment = f"no answer within {_ASK_SECONDS:g} s"
         if silent >= _SILENT:
             target.endpoint.doubt()
+        # Calls may have opened or closed its circuit since, too.
+        readiness_may_have_changed()
         if bool(before) != bool(target.ailment):
             _tell(target, name)
 

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 import trio
 
+from ovmstrio.core.reconsidering import readiness_may_have_changed
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.processes.worker_process import WorkerEnded, WorkerProcess
 
@@ -114,14 +115,18 @@ class KeptProcess:
                     self._cannot_start(error)
                     return
                 if self.is_ready:
-                    self._changed()
+                    self._tell_change()
                 else:
                     process.kill()
             self._ended(self, process)
         finally:
             self.process = None
             self.is_ready = False
-            self._changed()
+            self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed()
+        readiness_may_have_changed()
 
     async def give(self, value: Any, descriptor: int) -> bool:
         """Give the process a descriptor, and say what it is, if it can still take one.

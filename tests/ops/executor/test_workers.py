@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.reconsidering import readiness_reconsidered
 from ovmstrio.ops import Op, PipelineRequest
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import open_executor
@@ -117,22 +118,25 @@ class Slow:
 async def test_who_waits_for_a_worker_that_takes_long_to_recover_is_told(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Requests wait for a minute at most, and are served again when it is back."""
-    async with trio.open_nursery() as nursery:
-        pool = WorkerPool("op", [Slow()], nursery, NULL)
-        begin = trio.current_time()
-        ends: list[tuple[float, Result]] = []
-        for at, ok in ((0.0, True), (60.0, False), (60.0, False), (100.0, True)):
-            if at == 100.0:
-                await trio.sleep(50)
-            (result,) = await pool.run([Sample(0, 0, {})])
-            ends.append((trio.current_time() - begin, result))
-            assert (result.failure is None) == ok
-            assert pool.is_working == ok
-        assert [seconds for seconds, _ in ends] == [0.0, 60.0, 60.0, 110.0]
-        assert ends[1][1].failure is not None
-        assert "worker 0 has not started within 60 s" in ends[1][1].failure.info
-        nursery.cancel_scope.cancel()
+    """Requests wait for a minute at most, and are served again when it is back; so are those who ask for readiness."""
+    seen: list[bool] = []
+    with readiness_reconsidered(lambda: seen.append(pool.is_working)):
+        async with trio.open_nursery() as nursery:
+            pool = WorkerPool("op", [Slow()], nursery, NULL)
+            begin = trio.current_time()
+            ends: list[tuple[float, Result]] = []
+            for at, ok in ((0.0, True), (60.0, False), (60.0, False), (100.0, True)):
+                if at == 100.0:
+                    await trio.sleep(50)
+                (result,) = await pool.run([Sample(0, 0, {})])
+                ends.append((trio.current_time() - begin, result))
+                assert (result.failure is None) == ok
+                assert pool.is_working == ok
+            assert [seconds for seconds, _ in ends] == [0.0, 60.0, 60.0, 110.0]
+            assert ends[1][1].failure is not None
+            assert "worker 0 has not started within 60 s" in ends[1][1].failure.info
+            nursery.cancel_scope.cancel()
+    assert seen[:2] == [False, True]
 
 
 class Odd(np.ndarray[Any, Any]):

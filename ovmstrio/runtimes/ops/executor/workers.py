@@ -11,6 +11,7 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.reconsidering import readiness_may_have_changed
 from ovmstrio.core.texts import text_of
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
@@ -220,7 +221,8 @@ class WorkerPool:
         return self._free.popleft()
 
     def _release(self, worker: Worker) -> None:
-        self._failing.pop(worker.index, None)
+        if self._failing.pop(worker.index, None) is not None:
+            readiness_may_have_changed()
         self._free_since[worker.index] = time.perf_counter()
         self._free.append(worker)
         if self._parked:
@@ -269,3 +271,4 @@ class WorkerPool:
         self._failing[worker.index] = why
         if not self.is_working:
             self._lot.unpark_all()
+            readiness_may_have_changed()
