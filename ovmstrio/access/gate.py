@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.core.callers import Caller, Need, current_caller
+from ovmstrio.core.callers import NO_SCOPE, Caller, Need, current_caller
+from ovmstrio.core.errors import CallerLimited, MissingScope, Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ovmstrio.access.authentication import Authentication
 
 __all__ = ["Gate"]
+
+
+def nobody_told(reason: str) -> None:
+    """Leave a refusal uncounted."""
+    del reason
+
+
+def _reason_of(error: Unauthenticated | MissingScope | CallerLimited) -> str:
+    if isinstance(error, Unauthenticated):
+        return "not_known" if error.is_wrong else "nothing_shown"
+    return NO_SCOPE if isinstance(error, MissingScope) else "limit"
 
 
 class Gate:
@@ -20,9 +32,13 @@ class Gate:
     Args:
         authentication: tells who calls.
         guards_everything: whether all but health is guarded, and not only what generates.
+
+    Attributes:
+        refused: is told why a request was refused: ``nothing_shown``, ``not_known``, ``scope`` or ``limit``.
     """
 
     def __init__(self, authentication: Authentication, *, guards_everything: bool = True) -> None:
+        self.refused: Callable[[str], object] = nobody_told
         self._authentication = authentication
         self.guards_everything = guards_everything
 
@@ -48,8 +64,12 @@ class Gate:
         if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
             current_caller.set(None)
             return None
-        caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
-        caller.demand(need, service)
-        caller.enter()
+        try:
+            caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
+            caller.demand(need, service)
+            caller.enter()
+        except (Unauthenticated, MissingScope, CallerLimited) as error:
+            self.refused(_reason_of(error))
+            raise
         current_caller.set(caller)
         return caller

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "NO_SCOPE",
     "Allowance",
     "Caller",
     "Need",
@@ -33,6 +34,9 @@ __all__ = [
 _KNOWN: Final = 1024
 """How many names of services a caller's verdicts are remembered for."""
 _INFER: Final = "infer:"
+
+NO_SCOPE: Final = "scope"
+"""What metrics call the refusal of a caller that is known and may not do what it asks for."""
 
 
 class Need(Enum):

@@ -68,6 +68,7 @@ class CallEvent:
         method: as the door's API calls it.
         request_id: that the caller gave, or was given.
         caller: whose call it is; empty where nobody had to be known.
+        trace_id: of the sampled trace that the call is part of; empty for none.
         received: bytes of the call's body, or messages.
         sent: bytes of its answer's.
         queue_seconds: how long it waited, as far as the service knows.
@@ -95,6 +96,7 @@ class CallEvent:
     code: str = ""
     error: BaseException | None = None
     caller: str = ""
+    trace_id: str = ""
 
 
 class CallObserver(Protocol):

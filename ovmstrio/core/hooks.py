@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -15,8 +15,19 @@ __all__ = [
     "Collectors",
     "GraphHooks",
     "Meters",
+    "NodeRan",
     "ServableHooks",
+    "ran_unseen",
 ]
+
+
+NodeRan = Callable[[float], object]
+"""Is told how many seconds a run of a node took that succeeded; on the event loop, and must not wait."""
+
+
+def ran_unseen(seconds: float) -> None:
+    """Tell nobody of a run of a node."""
+    del seconds
 
 
 class BatchHooks:
@@ -72,6 +83,11 @@ class GraphHooks:
     def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
 
+    def node(self, node: str) -> NodeRan:
+        """Give what is told of the runs of a node."""
+        del node
+        return ran_unseen
+
 
 NULL_GRAPH_HOOKS: Final = GraphHooks()
 
@@ -96,6 +112,11 @@ class Meters:
         """Give the hooks of a graph."""
         del name
         return NULL_GRAPH_HOOKS
+
+    def node(self, name: str, node: str) -> NodeRan:
+        """Give what is told of runs of a node of a graph or pipeline."""
+        del name, node
+        return ran_unseen
 
     def batches(self, name: str, version: str) -> BatchHooks:
         """Give the hooks of one batcher."""

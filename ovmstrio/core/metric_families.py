@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["BUCKETS_SIZE", "BUCKETS_US", "FAMILIES", "OWN_FAMILIES", "Family", "families_like"]
+__all__ = [
+    "BUCKETS_COARSE_US",
+    "BUCKETS_SECONDS",
+    "BUCKETS_SIZE",
+    "BUCKETS_US",
+    "FAMILIES",
+    "LOOP_DELAY",
+    "OWN_FAMILIES",
+    "READ_FAMILIES",
+    "Family",
+    "families_like",
+]
 
 _REQUEST = ("name", "version", "api", "method", "interface")
 _GRAPH = ("name", "api", "method", "interface")
@@ -22,8 +33,14 @@ _VERSION = ("name", "version")
 BUCKETS_SIZE: Final = tuple(float(2**power) for power in range(11))
 """Upper bounds of the histogram of batch sizes."""
 
+BUCKETS_SECONDS: Final = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Upper bounds of the histogram of turns of the event loop."""
+
 BUCKETS_US: Final = tuple(float(int(10 * 1.8**step)) for step in range(33))
 """Upper bounds of OVMS's histograms, in microseconds."""
+
+BUCKETS_COARSE_US: Final = BUCKETS_US[1::2]
+"""Every other one, for histograms of which there are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +80,34 @@ FAMILIES: Final[Mapping[str, Family]] = _table(
 
 OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_requests", "counter", (*_REQUEST, "code"), "Requests by outcome, as the gRPC status is called."),
+    Family(
+        "ovmstrio_request_time_us",
+        "histogram",
+        ("kind", "interface"),
+        "Time to answer a request, by kind of service.",
+        buckets=BUCKETS_COARSE_US,
+    ),
+    Family(
+        "ovmstrio_node_time_us",
+        "histogram",
+        ("name", "node"),
+        "Time that one run of a node of a graph or pipeline took.",
+        buckets=BUCKETS_COARSE_US,
+    ),
+    Family(
+        "ovmstrio_event_loop_delay_seconds",
+        "histogram",
+        (),
+        "Length of turns of the event loop: for so long at most whatever was ready had to wait.",
+        buckets=BUCKETS_SECONDS,
+    ),
+    Family("ovmstrio_worker_threads", "gauge", ("name",), "Threads for code of users that may block."),
+    Family("ovmstrio_stuck_threads", "gauge", ("name",), "Threads that were given up, as they do not come back."),
+    Family("ovmstrio_waiting_calls", "gauge", ("name",), "Calls of code of users that wait for a thread."),
+    Family("ovmstrio_worker_processes", "gauge", ("name",), "Worker processes of a service that live."),
+    Family("ovmstrio_worker_restarts", "counter", ("name",), "Worker processes that ended by themselves."),
+    Family("ovmstrio_worker_memory_bytes", "gauge", ("name",), "Resident memory of a service's worker processes."),
+    Family("ovmstrio_refused_callers", "counter", ("reason",), "Requests refused because of who makes them."),
     Family("ovmstrio_model_load_seconds", "gauge", _VERSION, "Time that the last load of a version took."),
     Family("ovmstrio_memory_bytes", "gauge", (*_VERSION, "part"), "Memory that the last load of a version took."),
     Family("ovmstrio_inline", "gauge", _VERSION, "1 while inferences such as the last run on the event loop."),
@@ -79,6 +124,23 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("process_cpu_seconds", "counter", (), "Processor time of the server's process, without others of its."),
     Family("ovmstrio_ready", "gauge", (), "1 while the server calls itself ready."),
 )
+
+LOOP_DELAY: Final = "ovmstrio_event_loop_delay_seconds"
+
+READ_FAMILIES: Final = frozenset(
+    {
+        LOOP_DELAY,
+        "ovmstrio_stuck_threads",
+        "ovmstrio_waiting_calls",
+        "ovmstrio_worker_memory_bytes",
+        "ovmstrio_worker_processes",
+        "ovmstrio_worker_restarts",
+        "ovmstrio_worker_threads",
+        "process_cpu_seconds",
+        "process_resident_memory_bytes",
+    }
+)
+"""Those whose figures somebody else keeps, and that are read whenever somebody scrapes."""
 
 
 def families_like(patterns: Iterable[str]) -> tuple[str, ...]:

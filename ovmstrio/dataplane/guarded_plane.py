@@ -10,7 +10,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.core.callers import Need, current_caller, demand_of_caller
+from ovmstrio.core.callers import NO_SCOPE, Need, current_caller, demand_of_caller
+from ovmstrio.core.errors import MissingScope
 from ovmstrio.dataplane.plane import DataPlane
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ class GuardedPlane(DataPlane):
     Raises: of every method that names a service also ``Unauthenticated`` and ``MissingScope``.
     """
 
+    def _demand(self, need: Need, service: str) -> None:
+        """Let pass what the current caller may do; count what it may not."""
+        try:
+            demand_of_caller(need, service)
+        except MissingScope:
+            if self._metrics is not None:
+                self._metrics.refused(NO_SCOPE)
+            raise
+
     def statuses(self) -> dict[str, list[VersionStatus]]:
         """Tell the states of what the caller may ask about; all of them where nobody had to be known, as for health."""
         every, caller = super().statuses(), current_caller.get()
@@ -63,51 +73,51 @@ class GuardedPlane(DataPlane):
 
     def model_ready(self, name: str, version: str, door: Door) -> bool:
         """Tell whether it can be called."""
-        demand_of_caller(Need.ABOUT, name)
+        self._demand(Need.ABOUT, name)
         return super().model_ready(name, version, door)
 
     def model_status(self, name: str, version: int, door: Door) -> list[VersionStatus]:
         """Tell its states."""
-        demand_of_caller(Need.ABOUT, name)
+        self._demand(Need.ABOUT, name)
         return super().model_status(name, version, door)
 
     def model_metadata(self, name: str, version: str, door: Door) -> ModelMetadata:
         """Tell its inputs and outputs."""
-        demand_of_caller(Need.ABOUT, name)
+        self._demand(Need.ABOUT, name)
         return super().model_metadata(name, version, door)
 
     def statistics(self, name: str, version: str, door: Door) -> list[tuple[str, str, VersionStatistics]]:
         """Tell what was counted of its calls, or of all."""
-        demand_of_caller(Need.ABOUT if name else Need.READ, name)
+        self._demand(Need.ABOUT if name else Need.READ, name)
         return super().statistics(name, version, door)
 
     def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
         """List its sequences."""
-        demand_of_caller(Need.ABOUT, name)
+        self._demand(Need.ABOUT, name)
         return super().sequences(name, version, door)
 
     async def describe(self, name: str, version: str, door: Door) -> Description:
         """Tell what it is called with."""
-        demand_of_caller(Need.ABOUT, name)
+        self._demand(Need.ABOUT, name)
         return await super().describe(name, version, door)
 
     async def takes_streams(self, name: str) -> bool:
         """Tell whether a stream to it is to be opened."""
-        demand_of_caller(Need.INFER, name)
+        self._demand(Need.INFER, name)
         return await super().takes_streams(name)
 
     async def admit(
         self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
     ) -> Place | None:
         """Take a place for a call of it."""
-        demand_of_caller(Need.INFER, name)
+        self._demand(Need.INFER, name)
         return await super().admit(name, version, door, method, arrival)
 
     async def infer(
         self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
     ) -> Any:
         """Answer one inference."""
-        demand_of_caller(Need.INFER, request.model_name)
+        self._demand(Need.INFER, request.model_name)
         return await (super().infer(request, door) if render is None else super().infer(request, door, render))
 
     async def call(
@@ -123,7 +133,7 @@ class GuardedPlane(DataPlane):
     ) -> ObservedCall:
         """Lease it for a call; for one that is free, as health is, the door has asked for what it needs."""
         if not is_free:
-            demand_of_caller(Need.INFER, name)
+            self._demand(Need.INFER, name)
         return await super().call(
             name, door, method, request_id=request_id, received=received, is_stream=is_stream, is_free=is_free
         )
@@ -131,6 +141,6 @@ class GuardedPlane(DataPlane):
     @asynccontextmanager
     async def open_stream(self, first: InferRequest, door: Door) -> AsyncIterator[OpenStream]:
         """Open a stream to it."""
-        demand_of_caller(Need.INFER, first.model_name)
+        self._demand(Need.INFER, first.model_name)
         async with super().open_stream(first, door) as stream:
             yield stream

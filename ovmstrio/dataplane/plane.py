@@ -558,9 +558,9 @@ class DataPlane:
             raise NotSupported("this server has no configuration to reload")
         return await self._reload()
 
-    def render_metrics(self, families: Sequence[str] = ()) -> bytes | None:
-        """Print the metrics, or those of the families named, in Prometheus's text format, None when they are off."""
-        return None if self._metrics is None else self._metrics.render(families)
+    def render_metrics(self, families: Sequence[str] = (), *, is_open: bool = False) -> bytes | None:
+        """Print the metrics, or those of the families named; see ``Metrics.render``; None when they are off."""
+        return None if self._metrics is None else self._metrics.render(families, is_open=is_open)
 
     # Observers
 

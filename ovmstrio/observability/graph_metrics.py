@@ -12,6 +12,7 @@ from ovmstrio.core.hooks import GraphHooks
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
+    from ovmstrio.core.hooks import NodeRan
 
 __all__ = ["GraphMetrics"]
 
@@ -41,6 +42,10 @@ class _Children(Protocol):
         """Give one, or one that counts nothing where the family is off."""
         ...
 
+    def node(self, name: str, node: str) -> NodeRan:
+        """Give what records the times of a node's runs."""
+        ...
+
 
 class GraphMetrics(GraphHooks):
     """The bound metrics of one graph: hooks for its instances, and counters of its calls.
@@ -51,6 +56,7 @@ class GraphMetrics(GraphHooks):
     def __init__(self, metrics: _Children, name: str) -> None:
         self._name = name
         self._child = metrics.child
+        self._node_of = metrics.node
         self._current = metrics.child("ovms_current_graphs", name)
         self._seconds = {method: metrics.child("ovms_graph_processing_time_us", name, method) for method in _RUN}
         self._counter = cache(lambda family, *labels: metrics.child(family, name, *labels))
@@ -72,6 +78,10 @@ class GraphMetrics(GraphHooks):
         self._current.dec()
         if ok:
             self._seconds[method].observe(seconds * _MICROSECONDS)
+
+    def node(self, node: str) -> NodeRan:
+        """Record the times of a node's runs."""
+        return self._node_of(self._name, node)
 
     # Calls
 

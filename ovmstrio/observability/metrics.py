@@ -9,31 +9,36 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_open
 
 from ovmstrio.core.events import OK, QUESTIONS
 from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, ServableHooks
-from ovmstrio.core.metric_families import FAMILIES, OWN_FAMILIES
+from ovmstrio.core.metric_families import FAMILIES, LOOP_DELAY, OWN_FAMILIES, READ_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 from ovmstrio.observability.log_writer import WRITER
-from ovmstrio.observability.process_figures import PROCESS_FIGURES, ProcessFigure
+from ovmstrio.observability.process_figures import PROCESS_FIGURES, work_figures
+from ovmstrio.observability.read_figures import ReadFigures, ReadSpread
 from ovmstrio.observability.service_metrics import ServiceMetrics
 from ovmstrio.observability.tallies import Counts, Spreads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ovmstrio.core.census import Census
     from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.hooks import NodeRan
     from ovmstrio.core.metric_families import Family
 
-__all__ = ["CONTENT_TYPE", "BatchMetrics", "CallMetrics", "Metrics", "ServableMetrics"]
+__all__ = ["CONTENT_TYPE", "OPEN_CONTENT_TYPE", "BatchMetrics", "CallMetrics", "Metrics", "ServableMetrics"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _METHODS: Final = (
     ("ModelInfer", "KServe"),
@@ -52,6 +57,8 @@ _SUFFIXES: Final = ("", "_total", "_bucket", "_sum", "_count")
 """What the names of a family's samples end with."""
 # The client library ends every counter's name in "_total"; dashboards made for OVMS ask for the bare names.
 _TOTAL: Final = re.compile(rb"^((?:# (?:HELP|TYPE) )?ovms_[a-z_]+?)_total\b", re.MULTILINE)
+_OPEN_TOTAL: Final = re.compile(rb"^(?:# TYPE (ovms_[a-z_]+) counter$|(ovms_[a-z_]+)_total\b)", re.MULTILINE)
+"""In OpenMetrics's format the name of a counter must end so; a family of an unknown type may have any."""
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -69,13 +76,33 @@ class Metrics(Meters):
         chosen = {f.name for f in FAMILIES.values() if f.default} if families is None else set(families)
         chosen |= set(OWN_FAMILIES if own is None else own)
         rows = [row for row in (*FAMILIES.values(), *OWN_FAMILIES.values()) if row.name in chosen]
-        self._families: dict[str, Any] = {row.name: _make(row, self.registry) for row in rows}
+        self._read = {row.name: row for row in rows if row.name in READ_FAMILIES}
+        self._families: dict[str, Any] = {
+            row.name: _make(row, self.registry) for row in rows if row.name not in READ_FAMILIES
+        }
+        self._kinds = cache(partial(self.child, "ovmstrio_request_time_us"))
         self._servables: dict[tuple[str, str], CallMetrics] = {}
         self._graphs: dict[str, GraphMetrics] = {}
         self._dropped_lines = 0
         self.child("ovmstrio_dropped_log_lines")
         self._services = ServiceMetrics()
         self.registry.register(self._services)
+        self._read_all(PROCESS_FIGURES)
+
+    def watch(self, census: Census, turns: Callable[[], tuple[Sequence[int], float]]) -> None:
+        """Show what runs beside the event loop, and how long the loop's turns take; see ``ReadSpread``."""
+        self._read_all(work_figures(census))
+        family = self._read.get(LOOP_DELAY)
+        if family is not None:
+            self.registry.register(ReadSpread(family, turns))
+
+    def _read_all(self, figures: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
+        for name in figures.keys() & self._read.keys():
+            self.registry.register(ReadFigures(self._read[name], figures[name]))
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was refused because of who makes it."""
+        self.child("ovmstrio_refused_callers", reason).inc()
 
     def collecting(self, collectors: Collectors, name: str) -> AbstractContextManager[None]:
         """Show what services count themselves; see ``ServiceMetrics.collecting``."""
@@ -98,6 +125,11 @@ class Metrics(Meters):
         if found is None:
             found = self._graphs[name] = GraphMetrics(self, name)
         return found
+
+    def node(self, name: str, node: str) -> NodeRan:
+        """Give what records the times of a node's runs, which are shown once there are any."""
+        found = cache(partial(self.child, "ovmstrio_node_time_us", name, node))
+        return lambda seconds: found().observe(seconds * _MICROSECONDS)
 
     def batches(self, name: str, version: str) -> BatchMetrics:
         """Give the metrics of the batches of one version of a service."""
@@ -123,6 +155,9 @@ class Metrics(Meters):
 
     def call_finished(self, event: CallEvent) -> None:
         """Count a call out, by its outcome."""
+        if event.method not in QUESTIONS:
+            spread = self._kinds(event.kind, event.door.interface)
+            spread.observe(event.seconds * _MICROSECONDS, event.trace_id)
         if event.kind == _GRAPH:
             self.graph(event.name).ended(event)
         else:
@@ -134,13 +169,21 @@ class Metrics(Meters):
         made = self._servables[key] = (ServableMetrics if event.door.infer else CallMetrics)(self, *key)
         return made
 
-    def render(self, families: Sequence[str] = ()) -> bytes:
-        """Print every family, or those named, in Prometheus's text format; from any thread, but one at a time."""
+    def render(self, families: Sequence[str] = (), *, is_open: bool = False) -> bytes:
+        """Print every family, or those named; from any thread, but one at a time.
+
+        Args:
+            families: their names; none for all.
+            is_open: whether that is OpenMetrics's text format, which has exemplars, or Prometheus's.
+        """
         dropped = WRITER.dropped
         self.child("ovmstrio_dropped_log_lines").inc(dropped - self._dropped_lines)
         self._dropped_lines = dropped
         names = [f"{family}{suffix}" for family in families for suffix in _SUFFIXES]
         source: Any = self.registry.restricted_registry(names) if names else self.registry
+        if is_open:
+            text: bytes = generate_open(source)  # type: ignore[no-untyped-call]
+            return _OPEN_TOTAL.sub(_named_as_ovms, text)
         return _TOTAL.sub(rb"\1", generate_latest(source))
 
 
@@ -181,7 +224,7 @@ class CallMetrics(BatchMetrics):
             counter.inc()
         if event.method not in QUESTIONS:
             self.in_flight -= 1
-            self._time(event.door.interface).observe(event.seconds * _MICROSECONDS)
+            self._time(event.door.interface).observe(event.seconds * _MICROSECONDS, event.trace_id)
 
     def _bind_outcome(self, method: str, api: str, interface: str, code: str) -> tuple[Any, Any]:
         name, version = self._labels
@@ -263,10 +306,15 @@ class ServableMetrics(CallMetrics, ServableHooks):
         self._metrics.set_memory(*self._labels, part, size)
 
 
+def _named_as_ovms(found: re.Match[bytes]) -> bytes:
+    """Give the line of a family's type, or a sample's name, under the name that scrapers know of OVMS."""
+    return b"# TYPE %b unknown" % found[1] if found[1] else found[2]
+
+
 class _Off:
     """A metric that is not served."""
 
-    def inc(self, amount: Any = 1) -> None:
+    def inc(self, amount: Any = 1, trace_id: str = "") -> None:
         """Record nothing."""
 
     dec = set = set_function = observe = inc
@@ -275,11 +323,7 @@ class _Off:
 _OFF: Final = _Off()
 
 
-def _make(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads | ProcessFigure:
-    if row.name in PROCESS_FIGURES:
-        figure = ProcessFigure(row)
-        registry.register(figure)
-        return figure
+def _make(row: Family, registry: CollectorRegistry) -> Gauge | Counts | Spreads:
     if row.kind == "gauge":
         return Gauge(row.name, row.help, row.labels, registry=registry)
     made = (Counts if row.kind == "counter" else Spreads)(row)

@@ -1,40 +1,56 @@
-"""What the system tells of the server's process, under the names that Prometheus's own libraries use."""
+"""What the system tells of the server's process, and of processes that work for it."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Final
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ovmstrio.observability.resident_memory import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from ovmstrio.core.metric_families import Family
+    from ovmstrio.core.census import Census
 
-__all__ = ["PROCESS_FIGURES", "ProcessFigure"]
+__all__ = ["PROCESS_FIGURES", "work_figures"]
 
-PROCESS_FIGURES: Final[Mapping[str, Callable[[], float]]] = {
-    "process_resident_memory_bytes": resident_bytes,
-    "process_cpu_seconds": process_time,
+_Figures = dict[tuple[str, ...], float]
+
+PROCESS_FIGURES: Final[Mapping[str, Callable[[], _Figures]]] = {
+    "process_resident_memory_bytes": lambda: {(): resident_bytes()},
+    "process_cpu_seconds": lambda: {(): process_time()},
 }
-"""What is read whenever somebody scrapes, by family."""
+"""What is read whenever somebody scrapes, by family, under the names that Prometheus's own libraries use."""
 
 
-class ProcessFigure:
-    """A family of one figure, as a collector."""
+def work_figures(census: Census) -> Mapping[str, Callable[[], _Figures]]:
+    """Give what reads the figures of what runs beside the event loop, by family."""
+    return {
+        "ovmstrio_worker_threads": lambda: _sums((owner, pool.threads) for owner, pool in census.pools()),
+        "ovmstrio_stuck_threads": lambda: _sums((owner, pool.stuck) for owner, pool in census.pools()),
+        "ovmstrio_waiting_calls": lambda: _sums((owner, pool.waiting) for owner, pool in census.pools()),
+        "ovmstrio_worker_processes": lambda: _sums((owner, 1) for owner, _ in census.processes()),
+        "ovmstrio_worker_restarts": lambda: _sums(tuple(census.ended.items())),
+        "ovmstrio_worker_memory_bytes": lambda: _sums(
+            (owner, _memory_of(process.pid)) for owner, process in census.processes()
+        ),
+    }
 
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._read = PROCESS_FIGURES[family.name]
 
-    def describe(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Tell the family's name, for which it answers."""
-        return self.collect()
+def _sums(figures: Iterable[tuple[str, int]]) -> _Figures:
+    """Add up the figures of each owner."""
+    sums: Counter[tuple[str, ...]] = Counter()
+    for owner, figure in figures:
+        sums[owner,] += figure
+    return dict(sums)
 
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Give the figure of the moment."""
-        made = CounterMetricFamily if self._family.kind == "counter" else GaugeMetricFamily
-        return (made(self._family.name, self._family.help, self._read()),)
+
+def _memory_of(pid: int | None) -> int:
+    """Give the bytes of a process that are in memory, with those that it shares; 0 of one that has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
+from time import time
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
@@ -34,19 +36,39 @@ class Count:
 
 
 class Spread:
-    """How values are spread over buckets, whose upper bounds belong to them."""
+    """How values are spread over buckets, whose upper bounds belong to them.
 
-    __slots__ = ("_bounds", "numbers", "total")
+    Attributes:
+        numbers: how many values are in each bucket.
+        total: all values together.
+        traced: for a bucket the last value in it that belongs to a trace, None while there is none in any.
+    """
+
+    __slots__ = ("_bounds", "numbers", "total", "traced")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.numbers = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.traced: dict[int, Exemplar] | None = None
 
-    def observe(self, value: float) -> None:
-        """Count a value in."""
-        self.numbers[bisect_left(self._bounds, value)] += 1
+    def observe(self, value: float, trace_id: str = "") -> None:
+        """Count a value in, which is of a trace or of none."""
+        bucket = bisect_left(self._bounds, value)
+        self.numbers[bucket] += 1
         self.total += value
+        if trace_id:
+            if self.traced is None:
+                self.traced = {}
+            self.traced[bucket] = Exemplar({"trace_id": trace_id}, value, time())
+
+    def buckets(self, names: Sequence[str]) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """Give each bucket by its name, how many values there are up to its bound, and the traced one in it, if any."""
+        given: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+        given += zip(names, accumulate(map(float, self.numbers)), strict=True)
+        for bucket, exemplar in tuple((self.traced or {}).items()):
+            given[bucket] = (given[bucket][0], given[bucket][1], exemplar)
+        return given
 
 
 class Counts:
@@ -95,8 +117,8 @@ class Spreads:
         """Give what was counted."""
         collected = self._empty()
         for values, child in tuple(self._children.items()):
-            total, numbers = child.total, accumulate(map(float, child.numbers))
-            collected.add_metric(values, list(zip(self._names, numbers, strict=True)), total)
+            total = child.total
+            collected.add_metric(values, child.buckets(self._names), total)
         return (collected,)
 
     def _empty(self) -> HistogramMetricFamily:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 import trio
 
+from ovmstrio.core.census import owned_by
 from ovmstrio.core.errors import ConfigError, NotReady, Problem, ServerError
 from ovmstrio.core.texts import text_of
 from ovmstrio.observability.resident_memory import GrowthWatch
@@ -139,7 +140,7 @@ class VersionLoader:
         if context is None:
             raise NotReady("the server is not running")
         lent = replace(context, remark=remarks.append, names=tuple(self._marks.services))
-        with self._growth.watching() as grown:
+        with owned_by(service.name), self._growth.watching() as grown:
             loaded = await service.kind.load(spec, version, directory, lent)
             size = grown()
         record = service.record(version)

@@ -30,6 +30,7 @@ import structlog
 import trio
 
 from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.core.census import current_census
 from ovmstrio.core.errors import ConfigError, ServerError
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
@@ -60,6 +61,7 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.work.late_imports import import_aside
+from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.user_code.printing import prints_logged
 
 if TYPE_CHECKING:
@@ -211,6 +213,10 @@ class _Server:
         self._control = self._make_control()
         self._source = self._make_source()
         gate = None if access is None else access.gate
+        if self._metrics is not None:
+            self._metrics.watch(current_census(), _turns_of(current_loop_load()))
+            if gate is not None:
+                gate.refused = self._metrics.refused
         guards_calls = gate is not None and gate.guards_everything
         self._plane = (GuardedPlane if guards_calls else DataPlane)(
             self._registry,
@@ -478,6 +484,11 @@ class _Server:
             log.info("drained")
         saved = self._store is None or await self._store.save_at_end()
         self.ended_gently = saved and not cut
+
+
+def _turns_of(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:
+    """Give what reads how long the loop's turns take; from any thread."""
+    return lambda: (tuple(load.turns), load.turn_seconds)
 
 
 def _metrics_of(plan: Plan) -> Metrics | None:

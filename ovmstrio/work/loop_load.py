@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from time import perf_counter, thread_time
 from typing import Final
 
 import trio
 
+from ovmstrio.core.metric_families import BUCKETS_SECONDS
 from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
 
 __all__ = ["LoopLoad", "current_loop_load"]
@@ -22,25 +24,33 @@ class LoopLoad(trio.abc.Instrument):
     Attributes:
         limit: inferences that take less are to run on the loop, in seconds.
         busy: the share of the last tenth of a second in which the loop did not wait.
+        turns: how many turns of the loop took up to each of ``BUCKETS_SECONDS``, and longer than the last of them; one
+            goes from a wait, or a look for what is new, to the next.
+        turn_seconds: how long all of them took.
     """
 
     def __init__(self) -> None:
         self.limit = INLINE_THRESHOLD_SECONDS
         self.busy = 0.0
-        self._begun = self._waits_since = perf_counter()
+        self.turns = [0] * (len(BUCKETS_SECONDS) + 1)
+        self.turn_seconds = 0.0
+        self._begun = self._waits_since = self._goes_on_since = perf_counter()
         self._waited = 0.0
         self._worked_before = thread_time()
 
     def before_io_wait(self, timeout: float) -> None:
         """Be told by trio that the loop has nothing to do, or looks for more."""
         del timeout
-        self._waits_since = perf_counter()
+        now = self._waits_since = perf_counter()
+        turn = now - self._goes_on_since
+        self.turn_seconds += turn
+        self.turns[bisect_left(BUCKETS_SECONDS, turn)] += 1
 
     def after_io_wait(self, timeout: float) -> None:
         """Be told by trio that it goes on."""
         del timeout
         self._worked_before = thread_time()
-        now = perf_counter()
+        now = self._goes_on_since = perf_counter()
         self._waited += now - self._waits_since
         passed = now - self._begun
         if passed >= _WINDOW_SECONDS:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ import pytest
 import trio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
+from tritonclient.utils import InferenceServerException
 
 from ovmstrio.access.allowance import CallerAllowance
 from ovmstrio.api.access.grpc_gate import NEEDS
@@ -21,6 +24,7 @@ from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.callers import Need
 from ovmstrio.core.events import CallEvent, Step
 from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
+from ovmstrio.observability.metrics import Metrics
 from ovmstrio.server.rest_front_end import make_router
 from tests.api.rest.servers import BODY, infer_head, infer_post, serving_rest
 from tests.support import ir
@@ -111,8 +115,6 @@ async def test_tritonclient_gets_what_its_scopes_allow(doors: BothDoors, door: s
 def _assert_refused(
     module: Any, ask: Callable[..., Any], client: Any, headers: dict[str, str], status: tuple[str, str], text: str
 ) -> None:
-    from tritonclient.utils import InferenceServerException
-
     with pytest.raises(InferenceServerException) as caught:
         ask(client, module, headers=headers)
     assert any(code in str(caught.value.status()) for code in status), caught.value
@@ -157,6 +159,26 @@ async def test_a_refusal_over_http_says_what_to_show(doors: BothDoors) -> None:
     ):
         headers = {"x-api-key": key} if key else {}
         assert await trio.to_thread.run_sync(lambda: ask(path, **headers)) == expected  # noqa: B023 - awaited
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_requests_that_are_refused_are_counted_by_why(tmp_path: Path, door: str) -> None:
+    """Also those whose message alone says what they call; no key, no name of a caller is in the metrics."""
+    metrics, gate = Metrics(), gate_of(SCOPES)
+    gate.refused = metrics.refused
+    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
+
+    def work(client: Any, module: Any) -> None:
+        for key in ("", "secret", "other", "reader", "shop"):
+            with suppress(InferenceServerException):
+                _infer(client, module, headers=bearer(key) if key else {})
+
+    async with serving_both([spec], gate=gate, metrics=metrics) as both:
+        await both.with_triton(door, work)
+    text = metrics.render().decode()
+    counted = dict(re.findall(r'(?m)^ovmstrio_refused_callers_total{reason="(\w+)"} (\S+)$', text))
+    assert counted == {"nothing_shown": "1.0", "not_known": "1.0", "scope": "2.0"}
+    assert "secret" not in text
 
 
 async def test_grpc_methods_beside_inference_are_guarded_too(doors: BothDoors) -> None:

@@ -138,6 +138,15 @@ def _sum(metrics: str, family: str, name: str, **labels: str) -> float:
     )
 
 
+def _count(metrics: str, family: str, **labels: str) -> float:
+    """Add up how many values histograms have."""
+    return sum(
+        float(value)
+        for given, value in re.findall(rf"(?m)^{family}_count{{(.*?)}} (\S+)$", metrics)
+        if labels.items() <= dict(re.findall(r'(\w+)="(.*?)"', given)).items()
+    )
+
+
 def test_calls_of_each_are_counted(server: OvmsProcess) -> None:
     """By the server under each name, and by Ops in families of their own beside them."""
     _ask_all(server)
@@ -148,6 +157,10 @@ def test_calls_of_each_are_counted(server: OvmsProcess) -> None:
     assert called == {"model": 2, "dag": 2, "graph": 2, "handler": 1, "ops": 4}
     assert _sum(metrics, "ovms_requests_accepted", "graph") == 2
     assert _sum(metrics, "ovms_responses", "graph") == 2
+    kinds = {"model": 2, "pipeline": 2, "graph": 2, "handler": 1, "op pipeline": 4}
+    assert {kind: _count(metrics, "ovmstrio_request_time_us", kind=kind) for kind in kinds} == kinds
+    assert _count(metrics, "ovmstrio_node_time_us", name="dag", node="node") == 2
+    assert _count(metrics, "ovmstrio_node_time_us", name="graph", node="node") == 2
     assert 'pd_query_request_success_total{name="ops"} 4.0' in metrics.splitlines()
     assert metrics.count("# TYPE pd_query_request_success_total ") == 1
 

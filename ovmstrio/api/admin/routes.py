@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
@@ -14,7 +15,7 @@ from ovmstrio.api.refusals import INVALID_URL, status_document
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.observability.metrics import CONTENT_TYPE
+from ovmstrio.observability.metrics import CONTENT_TYPE, OPEN_CONTENT_TYPE
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -62,18 +63,32 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
         asked = parse_qs(request.query)
         families = [*asked.get("match[]", ()), *asked.get("name[]", ())]
         packs = "gzip" in (request.header("accept-encoding") or "")
-        text = await trio.to_thread.run_sync(_printed, plane, families, packs, limiter=limiter)
+        is_open = _wants_open(request.header("accept") or "")
+        printed = partial(_printed, plane, families, packs=packs, is_open=is_open)
+        text = await trio.to_thread.run_sync(printed, limiter=limiter)
         if text is None:
             raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; --metrics_enable turns them on")
-        headers = (("content-type", CONTENT_TYPE), *((("content-encoding", "gzip"),) if packs else ()))
+        kind = OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE
+        headers = (("content-type", kind), *((("content-encoding", "gzip"),) if packs else ()))
         return HttpAnswer(200, headers, text)
 
     return [rule("/metrics", "GET", metrics, is_hot=True, need=Need.METRICS)]
 
 
-def _printed(plane: DataPlane, families: list[str], packs: bool) -> bytes | None:
+def _wants_open(accepted: str) -> bool:
+    """Tell whether a scraper likes OpenMetrics's format, and no less than Prometheus's."""
+    weights = {}
+    for each in accepted.split(","):
+        kind, *parameters = (part.strip() for part in each.lower().split(";"))
+        given = next((one[2:] for one in parameters if one.startswith("q=")), "1")
+        weights[kind] = float(given) if given.replace(".", "", 1).isdecimal() else 0.0
+    wanted = weights.get("application/openmetrics-text", 0.0)
+    return wanted > 0 and wanted >= weights.get("text/plain", 0.0)
+
+
+def _printed(plane: DataPlane, families: list[str], *, packs: bool, is_open: bool) -> bytes | None:
     """Print the metrics in a thread: with thousands of services there are megabytes of them."""
-    text = plane.render_metrics(families)
+    text = plane.render_metrics(families, is_open=is_open)
     return gzip.compress(text, _LEVEL, mtime=0) if packs and text is not None else text
 
 

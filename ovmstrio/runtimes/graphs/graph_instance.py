@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
@@ -268,11 +269,13 @@ class GraphInstance:
             node.pending.append(call)
         if self._runnable:
             self.dispatch()
+        begun = perf_counter()
         try:
             await calculator.process(call)
         except Exception as error:  # noqa: BLE001 - the border of a node: any failure is the run's
             self.fail(self._explain(node, "Process", error))
             return
+        node.plan.ran(perf_counter() - begun)
         # A run counts until all of it has been delivered, so that the node can neither overtake itself nor close.
         if node.max_in_flight > 1:
             await self._deliver_in_order(node, call)

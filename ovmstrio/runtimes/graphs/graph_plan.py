@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ovmstrio.core.hooks import ran_unseen
 from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ovmstrio.core.hooks import NodeRan
     from ovmstrio.runtimes.graphs.calculator import NodeContract, NodeResources
     from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
     from ovmstrio.work.threads.worker_threads import WorkerThreads
@@ -27,11 +29,12 @@ __all__ = [
 
 
 class LoadedNode(NamedTuple):
-    """A node with what its calculator said and made."""
+    """A node with what its calculator said and made; ``ran`` is told of its runs."""
 
     config: NodeConfig
     contract: NodeContract
     resources: NodeResources
+    ran: NodeRan = ran_unseen
 
 
 class Consumer(NamedTuple):
@@ -53,7 +56,10 @@ class StreamRoute:
 
 @dataclass(frozen=True, slots=True)
 class GraphNodePlan:
-    """One node, with its inputs in the order of tags, the routes of its outputs in that order, and its input policy."""
+    """One node, with its inputs in the order of tags, the routes of its outputs in that order, and its input policy.
+
+    ``ran`` is told of its runs.
+    """
 
     config: NodeConfig
     contract: NodeContract
@@ -61,6 +67,7 @@ class GraphNodePlan:
     inputs: tuple[StreamRef, ...]
     routes: Mapping[Port, StreamRoute]
     policy: PolicyConfig
+    ran: NodeRan = ran_unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,7 @@ def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPl
             node.config.sorted_inputs,
             {ref.port: route(ref.name) for ref in node.config.sorted_outputs},
             _policy(node),
+            node.ran,
         )
         for node in ordered
     )

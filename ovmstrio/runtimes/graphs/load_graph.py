@@ -67,7 +67,8 @@ async def load_graph(
         await tasks.start(threads.run)
         for node in examined.config.nodes:
             kind = _kind_of(node)
-            nodes.append(LoadedNode(node, kind.contract(node), await kind.load(node, scope)))
+            resources = await kind.load(node, scope)
+            nodes.append(LoadedNode(node, kind.contract(node), resources, hooks.node(node.canonical_name)))
     except BaseException:
         with trio.CancelScope(shield=True):
             await close_nodes(nodes, threads)

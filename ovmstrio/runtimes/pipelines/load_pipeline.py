@@ -13,11 +13,12 @@ import trio
 
 from ovmstrio.config.findings import did_you_mean
 from ovmstrio.core.errors import ConfigError, NotFound, NotReady, Problem
+from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
-from ovmstrio.runtimes.pipelines.node_calls import CustomNodeCall, NodeCall, ServableCall
+from ovmstrio.runtimes.pipelines.node_calls import CustomNodeCall, NodeCall, ServableCall, TimedNodeCall
 from ovmstrio.runtimes.pipelines.node_checks import check_entry, check_nodes
 from ovmstrio.runtimes.pipelines.node_signatures import NodeSignature, signature_of_custom_node, signature_of_servable
 from ovmstrio.runtimes.pipelines.pipeline_metadata import describe_inputs, describe_outputs
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ovmstrio.config.specs import PipelineNode, PipelineSpec
+    from ovmstrio.core.hooks import Meters
     from ovmstrio.core.servable import LeaseServable, Servable
 
 __all__ = ["load_pipeline"]
@@ -44,6 +46,7 @@ async def load_pipeline(
     *,
     lease: LeaseServable,
     tasks: trio.Nursery,
+    meters: Meters = NULL_METERS,
     configured: Collection[str] = (),
     hide_errors: bool = False,
     is_isolated: bool = False,
@@ -54,6 +57,7 @@ async def load_pipeline(
         spec: how it was configured.
         lease: how nodes call what else is served; what they call must be there by now.
         tasks: hosts threads and processes of custom nodes; must outlive the servable.
+        meters: tell of runs of the nodes.
         configured: names of what is served, one of which a node may mean that calls something else.
         hide_errors: tell clients only the type of what user code raises.
         is_isolated: whether shared libraries run in processes of their own.
@@ -77,7 +81,8 @@ async def load_pipeline(
         problems += ambiguous + check_entry(structure, inputs)
         _raise_errors(spec.name, problems)
         outputs = describe_outputs(structure, nodes.signatures, inputs)
-        servable = DagServable(spec.name, make_plan(structure, nodes.calls), inputs, outputs, tuple(nodes.custom))
+        calls = {name: TimedNodeCall(call, meters.node(spec.name, name)) for name, call in nodes.calls.items()}
+        servable = DagServable(spec.name, make_plan(structure, calls), inputs, outputs, tuple(nodes.custom))
         opened.pop_all()
         return servable
 

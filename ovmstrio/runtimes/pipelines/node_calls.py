@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -24,10 +25,11 @@ from ovmstrio.runtimes.models.validation import InputValidator
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ovmstrio.core.hooks import NodeRan
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 
-__all__ = ["CustomNodeCall", "NodeCall", "ServableCall"]
+__all__ = ["CustomNodeCall", "NodeCall", "ServableCall", "TimedNodeCall"]
 
 
 _TOLD_WITH_NODE: Final = (InvalidRequest, ModelFailure, GraphFailure)
@@ -46,6 +48,28 @@ class NodeCall(Protocol):
         Cancellation: at any checkpoint; nothing is held.
         """
         ...
+
+
+class TimedNodeCall:
+    """Calls a node, and tells how long that took.
+
+    Args:
+        call: what the node does.
+        ran: is told of runs that succeed.
+    """
+
+    __slots__ = ("_call", "_ran")
+
+    def __init__(self, call: NodeCall, ran: NodeRan) -> None:
+        self._call = call
+        self._ran = ran
+
+    async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
+        """See :class:`NodeCall`."""
+        begun = perf_counter()
+        outputs = await self._call(inputs, request)
+        self._ran(perf_counter() - begun)
+        return outputs
 
 
 class ServableCall:

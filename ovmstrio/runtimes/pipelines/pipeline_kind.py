@@ -71,6 +71,7 @@ class PipelineKind(Kind[PipelineSpec]):
             spec,
             lease=context.lease,
             tasks=context.tasks,
+            meters=context.meters,
             configured=context.names,
             hide_errors=context.hide_errors,
             is_isolated=context.isolates_nodes,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import trio
 
+from ovmstrio.core.census import current_census, current_owner
 from ovmstrio.work.messages.message_packets import NO_MESSAGE, Message
 from ovmstrio.work.processes.message_channel import MessageChannel
 from ovmstrio.work.processes.packet_socket import packet_pair
@@ -98,6 +99,7 @@ class WorkerProcess:
     ) -> None:
         self._heard = heard
         self._names = names
+        self._owner = current_owner.get()
         self.is_retired = False
         self.ended = trio.Event()
         self.why = ""
@@ -200,15 +202,10 @@ class WorkerProcess:
             finally:
                 os.close(lifeline)
             task_status.started()
-            async with output_logged(process, self._names or {}), trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._wait_for_end, process, channel)
-                if self._memory_limit:
-                    nursery.start_soon(self._watch_memory, process.pid)
-                await self._receive_all(channel)
-                with trio.move_on_after(_SECONDS_TO_DIE):
-                    await process.wait()
-                nursery.cancel_scope.cancel()
+            with current_census().process(self, self._owner):
+                await self._run(process, channel)
+            if not self.is_retired or self.why or self._is_stuck:
+                current_census().ended[self._owner] += 1
         finally:
             self.is_retired = True
             with trio.CancelScope(shield=True):
@@ -219,6 +216,18 @@ class WorkerProcess:
                 self._settle(number)
             self.ended.set()
         await buried()
+
+    async def _run(self, process: trio.Process, channel: MessageChannel) -> None:
+        """Hear the process until it ends."""
+        async with output_logged(process, self._names or {}), trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._wait_for_end, process, channel)
+            if self._memory_limit:
+                nursery.start_soon(self._watch_memory, process.pid)
+            await self._receive_all(channel)
+            with trio.move_on_after(_SECONDS_TO_DIE):
+                await process.wait()
+            nursery.cancel_scope.cancel()
 
     async def _wait_for_end(self, process: trio.Process, channel: MessageChannel) -> None:
         try:

@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast
 import structlog
 import trio
 
+from ovmstrio.core.census import current_census, current_owner
 from ovmstrio.core.errors import QueueTimeout
 from ovmstrio.core.line_streams import code_names, finish_lines
 from ovmstrio.work.threads.lending import Places, PoolThread, running_as
@@ -151,6 +152,7 @@ class WorkerThreads:
     ) -> None:
         self.abandoned = 0
         self.names = names
+        self._owner = current_owner.get()
         self._refusal = refusal
         self._told_of_leaving = told_of_leaving
         self._is_strict = is_strict
@@ -176,6 +178,16 @@ class WorkerThreads:
         return self._places.stuck
 
     @property
+    def threads(self) -> int:
+        """How many threads there are, without those that are stuck."""
+        return self._places.taken + self._places.lent
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a thread."""
+        return max(0, self._open_jobs - self._places.lent - self._limit)
+
+    @property
     def is_busy(self) -> bool:
         """Whether a call has not ended, with those whose callers have left."""
         return self._open_jobs > 0
@@ -191,7 +203,7 @@ class WorkerThreads:
     @property
     def is_crowded(self) -> bool:
         """Whether calls wait for a thread; those who could go on later had better let them."""
-        return self._open_jobs - self._places.lent > self._limit
+        return self.waiting > 0
 
     # Life
 
@@ -205,7 +217,7 @@ class WorkerThreads:
         Cancellation: shielded, because those who are cancelled need threads for cleaning up; whoever starts this must
         close the pool.  Unless it ``is_shielded`` it ends at once, and leaves threads behind that are busy.
         """
-        with trio.CancelScope() as scope:
+        with current_census().threads(self, self._owner), trio.CancelScope() as scope:
             try:
                 async with trio.open_nursery() as nursery:
                     self._loop = trio.lowlevel.current_trio_token()

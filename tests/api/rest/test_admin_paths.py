@@ -132,6 +132,27 @@ async def test_scrapers_may_ask_for_families_and_for_gzip(tmp_path: Path, key: s
     assert "ovms_request_time_us_bucket{" in plain.text
 
 
+OPEN = "application/openmetrics-text; version=1.0.0"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        (OPEN, OPEN),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4,*/*;q=0.1", OPEN),
+        ("text/plain;version=0.0.4, application/openmetrics-text;q=0.3", "text/plain"),
+        ("application/openmetrics-text;q=0", "text/plain"),
+        ("*/*", "text/plain"),
+    ],
+)
+async def test_scrapers_get_the_format_that_they_like_best(tmp_path: Path, accept: str, kind: str) -> None:
+    """OpenMetrics's where it is named and liked no less."""
+    async with serving_rest(tmp_path, metrics=Metrics()) as server:
+        answer = await server.get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.text.endswith("# EOF\n") == (kind == OPEN)
+
+
 def test_histograms_are_there_once_there_is_something_in_them() -> None:
     """A server of many models has none of those that nobody called; counters are at zero from the start."""
     metrics = Metrics()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from ovmstrio.api.admin.routes import metrics_rules
 from ovmstrio.api.doors import PADDLE_HTTP
 from ovmstrio.api.paddle.http.pipeline_json import error_answer, read_request, render, status_of_code, text_answer
 from ovmstrio.api.refusals import inflated_body
@@ -156,13 +157,7 @@ def metrics_router(plane: DataPlane, gate: Gate | None = None) -> Router:
     async def health(_: HttpRequest) -> HttpAnswer:
         return _health(plane)
 
-    async def metrics(_: HttpRequest) -> HttpAnswer:
-        return _metrics(plane.render_metrics)
-
-    rules = [
-        rule("/health", "GET", health, need=Need.NOTHING),
-        rule("/metrics", "GET", metrics, need=Need.METRICS),
-    ]
+    rules = [rule("/health", "GET", health, need=Need.NOTHING), *metrics_rules(plane)]
     return Router(rules, _Refusals(), gate=gate)
 
 

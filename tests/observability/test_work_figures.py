@@ -1,0 +1,110 @@
+"""What runs beside the event loop, as a scraper sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+
+import trio
+
+from ovmstrio.core.census import current_census, owned_by
+from ovmstrio.observability.metrics import Metrics
+from ovmstrio.work.loop_load import current_loop_load
+from ovmstrio.work.processes import WorkerProcess
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+from tests.support.obedient_program import PROGRAM
+
+
+def _watching() -> Metrics:
+    metrics, load = Metrics(), current_loop_load()
+    metrics.watch(current_census(), lambda: (tuple(load.turns), load.turn_seconds))
+    return metrics
+
+
+def _figures(metrics: Metrics, name: str) -> dict[str, float]:
+    text = metrics.render().decode()
+    found = re.findall(rf'(?m)^ovmstrio_(\w+){{name="{name}"}} (\S+)$', text)
+    return {family: float(value) for family, value in found}
+
+
+async def test_threads_of_a_service_are_counted_while_they_are_there() -> None:
+    """With calls that wait for one, under the service whose load has made the pool."""
+    metrics, go = _watching(), threading.Event()
+    with owned_by("mine"):
+        pool = WorkerThreads(limit=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            jobs = [pool.start(go.wait, 30) for _ in range(3)]
+            figures = _figures(metrics, "mine")
+            assert figures == {"worker_threads": 1, "stuck_threads": 0, "waiting_calls": 2}
+            go.set()
+            for job in jobs:
+                assert await pool.finish(job, 30)
+        finally:
+            go.set()
+            with trio.CancelScope(shield=True):
+                await pool.aclose()
+    assert _figures(metrics, "mine") == {}
+
+
+async def test_threads_that_were_given_up_are_stuck() -> None:
+    """For as long as they run."""
+    metrics, begun, go = _watching(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        go.wait(30)
+
+    with owned_by("mine"):
+        pool = WorkerThreads(limit=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            job = pool.start(wait)
+            assert await trio.to_thread.run_sync(begun.wait, 30)
+            assert not await pool.finish(job, 0)
+            assert _figures(metrics, "mine")["stuck_threads"] == 1
+        finally:
+            go.set()
+            with trio.CancelScope(shield=True):
+                await pool.aclose()
+
+
+async def test_processes_of_a_service_are_counted_with_their_memory_and_ends() -> None:
+    """One that is told to end has not ended by itself; one that is killed has."""
+    metrics = _watching()
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for restarts, ends in enumerate((False, True)):
+                with owned_by("mine"):
+                    process = WorkerProcess(PROGRAM)
+                await process.start(nursery, "work")
+                figures = _figures(metrics, "mine")
+                assert figures.pop("worker_memory_bytes") > 2**20
+                assert figures == {"worker_processes": 1, "worker_restarts_total": 0}
+                if ends:
+                    assert process.pid is not None
+                    os.kill(process.pid, signal.SIGKILL)
+                    await process.ended.wait()
+                else:
+                    await process.close(5)
+                assert _figures(metrics, "mine") == {"worker_restarts_total": restarts}
+
+
+async def test_turns_of_the_event_loop_are_timed() -> None:
+    """A long one is in a bucket of its own, and the sum has it."""
+    metrics = _watching()
+    await trio.lowlevel.checkpoint()
+    before = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
+    threading.Event().wait(0.06)
+    await trio.sleep(0.001)
+    after = metrics.render(["ovmstrio_event_loop_delay_seconds"]).decode()
+
+    def longer(text: str) -> float:
+        numbers = dict(re.findall(r'_bucket{le="(\S+)"} (\S+)', text))
+        return float(numbers["+Inf"]) - float(numbers["0.05"])
+
+    assert longer(after) == longer(before) + 1
