@@ -108,7 +108,7 @@ class DataPlane:
         self._own_limits = OwnLimits(registry)
         self._obstacle = obstacle
         self._reload = reload
-        self._statistics = CallStatistics()
+        self.call_statistics = CallStatistics()
         self._observers = (*observers, *(() if metrics is None else (metrics,)))
         self._metrics = metrics
         self._metered: set[str] = set()
@@ -230,7 +230,7 @@ class DataPlane:
         names = [name] if name else sorted(self.registry.statuses())
         asked = str(number) if number else ""
         every = ((each, str(number)) for each in names for number in self.registry.available_versions(each))
-        return self._statistics.of(pair for pair in every if asked in ("", pair[1]))
+        return self.call_statistics.of(pair for pair in every if asked in ("", pair[1]))
 
     def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
         """List the live sequences of a version of a stateful model, or of the default one, by id.
@@ -595,6 +595,6 @@ class DataPlane:
         event.error = event.error or error
         if not event.compute_seconds:
             event.compute_seconds = event.seconds - event.queue_seconds
-        self._statistics.call_finished(event)
+        self.call_statistics.call_finished(event)
         for observer in self._observers:
             observer.call_finished(event)

@@ -6,17 +6,21 @@ Kept beside the metrics, which may be off and have other families; counting a ca
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.events import OK, QUESTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ovmstrio.core.events import CallEvent
 
-__all__ = ["CallStatistics", "Total", "VersionStatistics"]
+__all__ = ["TIME_BOUNDS", "CallStatistics", "Total", "VersionStatistics", "time_quantile"]
+
+TIME_BOUNDS: Final = tuple(10 ** (step / 6 - 5) for step in range(43))
+"""Seconds up to which calls are counted together: six bounds a decade, from ten microseconds to a hundred seconds."""
 
 
 @dataclass(slots=True)
@@ -32,7 +36,9 @@ class VersionStatistics:
     """The calls of one version.
 
     Of those that were answered, ``queue`` is what they waited, ``compute`` what the service took, and ``rest`` what
-    is left of ``success``: reading the request and writing the answer.  ``last_call`` is in seconds since the epoch.
+    is left of ``success``: reading the request and writing the answer.  ``times`` tell how many of all took at most
+    each of :data:`TIME_BOUNDS`, and more than the one before; the last one those beyond them all.  ``last_call`` is in
+    seconds since the epoch.
     """
 
     success: Total = field(default_factory=Total)
@@ -40,6 +46,7 @@ class VersionStatistics:
     queue: Total = field(default_factory=Total)
     compute: Total = field(default_factory=Total)
     rest: Total = field(default_factory=Total)
+    times: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS) + 1))
     last_call: float = 0.0
 
     def count(self, event: CallEvent) -> None:
@@ -49,6 +56,7 @@ class VersionStatistics:
         total = self.success if event.code == OK else self.fail
         total.count += 1
         total.seconds += seconds
+        self.times[bisect_left(TIME_BOUNDS, seconds)] += 1
         if total is self.success:
             self.queue.count = self.compute.count = self.rest.count = total.count
             self.queue.seconds += queued
@@ -67,6 +75,11 @@ class CallStatistics:
         """Give those of versions by name and number; of a version that was never called they are zeros."""
         return [(name, version, self._versions.get((name, version)) or VersionStatistics()) for name, version in names]
 
+    @property
+    def versions(self) -> Mapping[tuple[str, str], VersionStatistics]:
+        """Those of everything that was ever called, by name and number."""
+        return self._versions
+
     def call_finished(self, event: CallEvent) -> None:
         """Count a call, but no question."""
         if event.method in QUESTIONS:
@@ -76,3 +89,21 @@ class CallStatistics:
         if found is None:
             found = self._versions[key] = VersionStatistics()
         found.count(event)
+
+
+def time_quantile(times: Sequence[int], part: float) -> float | None:
+    """Tell in how many seconds a part of the calls ended that ``times`` count; None if there are none.
+
+    Between two bounds calls are taken to be spread evenly; beyond the last one that bound is what is known.
+    """
+    rank, below = part * sum(times), 0
+    if not rank:
+        return None
+    for index, number in enumerate(times):
+        if number and below + number >= rank:
+            if index == len(TIME_BOUNDS):
+                break
+            lower = TIME_BOUNDS[index - 1] if index else 0.0
+            return lower + (TIME_BOUNDS[index] - lower) * (rank - below) / number
+        below += number
+    return TIME_BOUNDS[-1]

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
+    from ovmstrio.core.inspection import Inside
     from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.servable import LeaseServable, Servable
     from ovmstrio.runtimes.kind import Kind, Takes
@@ -282,6 +283,21 @@ class Registry:
         """Give the names that are configured for servables of a kind, loaded or not."""
         models = self._services.items()
         return frozenset(name for name, service in models if service.spec is not None and service.kind.name == kind)
+
+    def in_flight(self) -> dict[str, int]:
+        """Count the calls under way by name, where there are any."""
+        counted = {}
+        for name, service in self._services.items():
+            number = sum(each.in_flight for each in {*service.serving.values()})
+            if number:
+                counted[name] = number
+        return counted
+
+    def look_inside(self, name: str, version: str = "") -> Inside:
+        """Tell what a version, or the default one, has inside; raises as :meth:`peek`."""
+        instance = self._find(name, parse_version(version))
+        kind = self.kinds[instance.spec.kind]
+        return kind.look_inside(instance.spec, instance.servable)
 
     def findings(self) -> list[Problem]:
         """Tell everything that is wrong with what is configured, with the places where it can be mended."""

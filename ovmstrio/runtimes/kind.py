@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.errors import ServiceMissing
 from ovmstrio.core.hooks import NULL_METERS
+from ovmstrio.core.inspection import NOTHING_INSIDE
 from ovmstrio.core.limits import ConcurrencyLimit, local_limit
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
+    from ovmstrio.core.inspection import Inside
     from ovmstrio.core.servable import LeaseServable, Service
     from ovmstrio.repository.versions import Listing
 
@@ -208,6 +210,11 @@ class Kind(ABC, Generic[SpecT]):
         """Tell why a service that is loaded cannot answer now, such as a worker that died; empty if it can."""
         del service
         return ""
+
+    def look_inside(self, spec: SpecT, service: Service) -> Inside:
+        """Tell what a loaded service has inside, and what that counts; for those who look, again and again."""
+        del spec, service
+        return NOTHING_INSIDE
 
     def begin_drain(self, service: Service) -> None:
         """Have a service refuse what waits in it and what still comes, for the server ends; calls under way go on."""

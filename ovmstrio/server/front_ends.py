@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ovmstrio.access.gate import Gate
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.observability.recent_past import RecentPast
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.settings import ServerSettings
 
@@ -31,7 +32,9 @@ def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: 
     return GrpcFrontEnd(plane, limits=limits, pending=pending, root=plan.root, allows_remote_admin=remote, gate=gate)
 
 
-def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None) -> RestFrontEnd:
+def rest_front_end(
+    plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None, past: RecentPast | None
+) -> RestFrontEnd:
     """Make what speaks HTTP."""
     settings = plan.settings
     return RestFrontEnd(
@@ -45,6 +48,8 @@ def rest_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: 
         pending=pending,
         root=plan.root,
         openai_errors=settings.openai_errors,
+        console=settings.console,
+        past=past,
     )
 
 

@@ -40,6 +40,7 @@ from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import ModelControl, Registry
@@ -207,6 +208,7 @@ class _Server:
         self._access = access
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
+        self._past = RecentPast() if plan.settings.console != "off" and plan.rest else None
         self._registry = self._make_registry()
         limit = Limit(plan.settings.max_concurrency, plan.settings.max_queue)
         self._admission = Admission(limit, self._registry.limit_of)
@@ -221,7 +223,12 @@ class _Server:
         self._plane = (GuardedPlane if guards_calls else DataPlane)(
             self._registry,
             reload=self._reload,
-            observers=(*((CallerNames(),) if gate is not None else ()), *hosting.observers, RequestLog()),
+            observers=(
+                *((CallerNames(),) if gate is not None else ()),
+                *hosting.observers,
+                RequestLog(),
+                *(() if self._past is None else (self._past.failures,)),
+            ),
             metrics=self._metrics,
             obstacle=hosting.obstacle,
             most_answer_bytes=plan.settings.max_message_size,
@@ -293,7 +300,7 @@ class _Server:
         if plan.grpc:
             front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate)
         if plan.rest:
-            front_ends["REST"] = made.rest_front_end(plane, plan, self._pending, gate)
+            front_ends["REST"] = made.rest_front_end(plane, plan, self._pending, gate, self._past)
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)
         if self._settings.probe_port and self._hosting.listeners is None:
@@ -320,7 +327,8 @@ class _Server:
         Ownership: everything that the server opens.
         Cancellation: ends everything at once.
         """
-        with self._locked_store(), self._control or nullcontext():
+        log_tail = nullcontext() if self._past is None else self._past.log.listening()
+        with self._locked_store(), self._control or nullcontext(), log_tail:
             await self._serve(task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:

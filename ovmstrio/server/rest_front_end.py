@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.admin.changes import Changes
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
+from ovmstrio.api.console.routes import console_rules
 from ovmstrio.api.describing.routes import describing_rules
 from ovmstrio.api.kserve.rest.generate import generate_rules
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ovmstrio.access.gate import Gate
+    from ovmstrio.api.console.guard import ConsoleMode
     from ovmstrio.api.mounts import MountKind
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.observability.recent_past import RecentPast
     from ovmstrio.wire.http.answers import Cors
 
 __all__ = ["RestFrontEnd", "make_router"]
@@ -55,6 +58,8 @@ class RestFrontEnd(HttpFrontEnd):
         pending: counts what waits for clients; of no bound for the server unless given.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
         openai_errors: the form of errors of OpenAI's API, ``openai`` or ``ovms``.
+        console: who may look at the console: ``off`` for nobody, ``local`` for this machine, ``on`` for all.
+        past: what the server remembers for the console; without it there is none.
     """
 
     def __init__(
@@ -72,6 +77,8 @@ class RestFrontEnd(HttpFrontEnd):
         pending: PendingAnswers | None = None,
         root: str = "",
         openai_errors: str = "openai",
+        console: ConsoleMode = "local",
+        past: RecentPast | None = None,
     ) -> None:
         router = make_router(
             plane,
@@ -82,6 +89,8 @@ class RestFrontEnd(HttpFrontEnd):
             gate=gate,
             root=root,
             openai_errors=openai_errors,
+            console=console,
+            past=past,
         )
         super().__init__(
             addresses,
@@ -103,6 +112,8 @@ def make_router(
     gate: Gate | None = None,
     root: str = "",
     openai_errors: str = "openai",
+    console: ConsoleMode = "local",
+    past: RecentPast | None = None,
 ) -> Router:
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
     changes = Changes(allows_remote=allows_remote_admin)
@@ -117,6 +128,7 @@ def make_router(
         *shared_memory_rules(plane, changes),
         *admin_rules(plane, changes),
         *describing_rules(plane, has_root=bool(root)),
+        *(() if past is None else console_rules(plane, changes, past, console)),
     ]
     if not root or plane.render_metrics() is not None:
         # Without metrics of the server the path is that of the service at the root, which may have its own.

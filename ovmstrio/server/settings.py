@@ -71,6 +71,12 @@ class ServerSettings(BaseModel):
     load_model: str | None = _setting(
         None, SERVER, "Names that --model_control explicit loads at the start, comma separated; * for all."
     )
+    console: Literal["off", "local", "on"] = _setting(
+        "local",
+        SERVER,
+        "Page at /console that shows what the server does: to callers of this machine, to all (on), or to nobody; "
+        "where callers have to be known it takes read, and admin for what changes the server.",
+    )
     server_name: str = _setting(
         "OpenVINO Model Server", SERVER, "Name that clients are told; some of those for Triton insist on triton."
     )

@@ -6,7 +6,7 @@ from ipaddress import IPv6Address, ip_address
 
 from ovmstrio.core.errors import PermissionDenied
 
-__all__ = ["check_is_local"]
+__all__ = ["check_is_local", "is_local"]
 
 
 def check_is_local(client: str) -> None:
@@ -17,14 +17,17 @@ def check_is_local(client: str) -> None:
     Raises:
         PermissionDenied: it is, or may be, another machine.
     """
-    if client and not _is_loopback(client):
+    if not is_local(client):
         raise PermissionDenied(
             f"what changes the server is done from its own machine, and this came from {client}; "
             "--allow_remote_admin lets other machines do it"
         )
 
 
-def _is_loopback(client: str) -> bool:
+def is_local(client: str) -> bool:
+    """Tell whether it is at a loopback address, or at a Unix socket, where ``client`` is empty."""
+    if not client:
+        return True
     try:
         address = ip_address(client.partition("%")[0])
     except ValueError:

@@ -12,7 +12,7 @@ from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotSupporte
 from ovmstrio.core.texts import cut
 from ovmstrio.observability.log_level import LOG_LEVEL
 
-__all__ = ["TRACE_SETTINGS", "change_log_settings", "check_trace_settings", "log_settings"]
+__all__ = ["TRACE_SETTINGS", "change_log_settings", "check_trace_settings", "log_settings", "set_log_level"]
 
 log = structlog.get_logger(__name__)
 
@@ -71,8 +71,7 @@ def change_log_settings(asked: Mapping[str, Any]) -> None:
     """
     if not asked:
         return
-    if not LOG_LEVEL.is_begun:
-        raise FailedPrecondition("what is logged is up to the program that the server runs in")
+    _check_own_log()
     present = log_settings()
     unknown = [cut(name, _LONGEST) for name in asked if name not in present]
     if unknown:
@@ -86,6 +85,23 @@ def change_log_settings(asked: Mapping[str, Any]) -> None:
     on = [name for name in _LEVELS if name in asked and _is_on(name, asked[name])]
     off = [name for name in _LEVELS if name in asked and name not in on]
     _apply(on, off)
+
+
+def set_log_level(level: int) -> None:
+    """Log from a level on, of ``logging``'s numbers.
+
+    Raises:
+        FailedPrecondition: the log is that of the program which the server is a part of.
+    """
+    _check_own_log()
+    if level != LOG_LEVEL.value:
+        LOG_LEVEL.set(level)
+        log.info("what is logged was changed", from_level=logging.getLevelName(level))
+
+
+def _check_own_log() -> None:
+    if not LOG_LEVEL.is_begun:
+        raise FailedPrecondition("what is logged is up to the program that the server runs in")
 
 
 def _is_on(name: str, value: object) -> bool:
@@ -113,6 +129,4 @@ def _apply(on: list[str], off: list[str]) -> None:
                 f"{', '.join(_LEVELS)}"
             )
         least = max(least, _ABOVE[off[-1]])
-    if least != LOG_LEVEL.value:
-        LOG_LEVEL.set(least)
-        log.info("what is logged was changed", from_level=logging.getLevelName(least))
+    set_log_level(least)

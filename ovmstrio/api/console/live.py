@@ -1,0 +1,145 @@
+"""The stream of the console: what has changed, once a second, and at once when the server ends.
+
+Every viewer has a task of its own, which waits for the next second of a clock that all share, so that they look at one
+frame.  A viewer that takes nothing holds up itself alone: what it misses it gets as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
+
+import orjson
+import trio
+
+from ovmstrio.api.console.frames import INTERVAL_SECONDS
+from ovmstrio.api.console.service_inside import node_figures
+from ovmstrio.core.errors import InvalidRequest, ServerError
+from ovmstrio.observability.logs import LEVELS
+from ovmstrio.wire.http.answers import error_answer
+
+if TYPE_CHECKING:
+    from ovmstrio.api.console.frames import FrameMaker
+    from ovmstrio.api.event_streams import EventSink
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.observability.recent_past import RecentPast
+
+__all__ = ["Wishes", "error_event", "event", "stream"]
+
+_QUIET_SECONDS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a viewer wants besides the figures of all services.
+
+    Attributes:
+        service: whose nodes are to be told of; empty for none.
+        log: lines of this level and above, of ``logging``'s numbers; 0 for none.
+        failures: whether failed calls are to be told.
+    """
+
+    service: str = ""
+    log: int = 0
+    failures: bool = False
+
+    @classmethod
+    def read(cls, query: str) -> Wishes:
+        """Read what a query asks for.
+
+        Raises:
+            InvalidRequest: there is no such level.
+        """
+        asked = parse_qs(query)
+        level = asked.get("log", [""])[-1].upper()
+        if level and level not in LEVELS:
+            raise InvalidRequest(f"log: expected one of {', '.join(LEVELS)}, got {level[:20]!r}")
+        return cls(asked.get("service", [""])[-1], LEVELS.get(level, 0), "failures" in asked)
+
+
+async def stream(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes: Wishes, events: EventSink) -> None:
+    """Send events until the server begins to end or nobody takes them.
+
+    Cancellation: at any checkpoint.
+    """
+    seen_frame = seen_line = seen_failure = quiet = 0
+    while True:
+        frame = frames.frame()
+        told = b""
+        if frame.number != seen_frame:
+            is_next = frame.number == seen_frame + 1
+            told += _delta(frame) if is_next and seen_frame else _whole(frames, frame)
+            seen_frame = frame.number
+        if wishes.service:
+            told += event("nodes", _nodes(plane, wishes.service))
+        if wishes.failures and (failures := past.failures.since(seen_failure)):
+            seen_failure = failures[-1].number
+            told += event("failures", [asdict(each) for each in failures])
+        if wishes.log and (lines := past.log.since(seen_line)):
+            seen_line = lines[-1].number
+            wanted = [_line(each) for each in lines if each.level >= wishes.log]
+            told += event("log", wanted) if wanted else b""
+        quiet = 0 if told else quiet + 1
+        if told or quiet >= _QUIET_SECONDS:
+            quiet = 0
+            await events.send(told or b": still here\n\n")
+        if plane.is_draining:
+            await events.send(event("end", {"reason": plane.readiness().reason}))
+            return
+        await _next_second(plane)
+
+
+async def _next_second(plane: DataPlane) -> None:
+    """Wait for the next second of the clock that all viewers share, or for the server to begin to end.
+
+    Cancellation: at once.
+    """
+    now = trio.current_time()
+    with trio.move_on_at((math.floor(now / INTERVAL_SECONDS) + 1) * INTERVAL_SECONDS):
+        while not plane.is_draining:
+            await plane.wait_change()
+
+
+def _whole(frames: FrameMaker, frame: Any) -> bytes:
+    rows, figures = frames.everything
+    whole = {
+        "number": frame.number,
+        "rows": rows,
+        "services": figures,
+        "totals": frame.totals,
+        "history": frames.history,
+    }
+    return event("whole", whole)
+
+
+def _delta(frame: Any) -> bytes:
+    told: dict[str, Any] = {"number": frame.number, "totals": frame.totals}
+    if frame.services:
+        told["services"] = frame.services
+    if frame.rows:
+        told["rows"] = frame.rows
+    return event("frame", told)
+
+
+def _nodes(plane: DataPlane, service: str) -> dict[str, Any]:
+    try:
+        return {"service": service, **node_figures(plane, service)}
+    except ServerError as error:
+        return {"service": service, "problem": error.message}
+
+
+def _line(line: Any) -> dict[str, Any]:
+    return {**asdict(line), "level": logging.getLevelName(line.level)}
+
+
+def event(name: str, data: Any) -> bytes:
+    """Write one event."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
+
+
+def error_event(error: Exception) -> bytes:
+    """Write an error as the last event."""
+    return b"event: error\ndata: %b\n\n" % error_answer(error).content

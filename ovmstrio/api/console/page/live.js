@@ -1,0 +1,130 @@
+// What the server does, kept up to date by one stream, which is opened again whenever it ends.
+
+import { ask, get, problemOf, readEvents, Refused } from "./api.js";
+
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 5000;
+const POINTS = 300;
+const LINES = 500;
+const FAILURES = 100;
+
+export const state = {
+  link: "connecting",
+  problem: "",
+  server: null,
+  rows: {},
+  services: {},
+  totals: null,
+  history: [],
+  failures: [],
+  lines: [],
+  nodes: null,
+};
+
+const listeners = new Set();
+let wishes = "";
+let running = null;
+let started = false;
+
+export function listen(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+function tell(what) {
+  for (const listener of [...listeners]) listener(what);
+}
+
+// Says what the view needs besides the figures; opens the stream again if that is something else.
+export function want(wanted) {
+  const query = new URLSearchParams(wanted).toString();
+  if (query === wishes && started) return;
+  wishes = query;
+  state.nodes = null;
+  if (running) running.abort();
+  if (!started) {
+    started = true;
+    run();
+  }
+}
+
+export function reconnect() {
+  if (running) running.abort();
+}
+
+async function run() {
+  let pause = FIRST_PAUSE;
+  for (;;) {
+    running = new AbortController();
+    try {
+      if (!state.server || state.link !== "live") {
+        state.server = await get("/console/api/server");
+        tell("server");
+      }
+      const answer = await ask("/console/api/live" + (wishes ? "?" + wishes : ""), { signal: running.signal });
+      if (!answer.ok) throw new Refused(answer.status, await problemOf(answer));
+      pause = FIRST_PAUSE;
+      await readEvents(answer, take);
+      setLink("lost", "the server closed the stream");
+    } catch (error) {
+      if (running.signal.aborted) continue;
+      if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
+        setLink(error.status === 401 ? "unknown" : "refused", error.message);
+        await new Promise((resume) => { state.retry = resume; });
+        continue;
+      }
+      setLink("lost", error.message || "the server does not answer");
+    }
+    await new Promise((resume) => setTimeout(resume, pause));
+    pause = Math.min(pause * 1.6, LONGEST_PAUSE);
+  }
+}
+
+export function retry() {
+  if (state.retry) state.retry();
+}
+
+function setLink(link, problem) {
+  state.link = link;
+  state.problem = problem || "";
+  tell("link");
+}
+
+function take(name, text) {
+  const data = JSON.parse(text);
+  if (name === "whole") {
+    state.rows = data.rows;
+    state.services = data.services;
+    state.history = data.history;
+    state.totals = data.totals;
+    state.failures = [];
+    state.lines = [];
+    setLink("live");
+    tell("rows");
+    tell("figures");
+  } else if (name === "frame") {
+    state.totals = data.totals;
+    state.history.push(data.totals);
+    if (state.history.length > POINTS) state.history.shift();
+    Object.assign(state.services, data.services || {});
+    if (data.rows) {
+      for (const [key, row] of Object.entries(data.rows)) {
+        if (row) state.rows[key] = row;
+        else delete state.rows[key];
+      }
+      tell("rows");
+    }
+    tell("figures");
+  } else if (name === "nodes") {
+    state.nodes = { ...data, at: performance.now() };
+    tell("nodes");
+  } else if (name === "failures") {
+    state.failures = state.failures.concat(data).slice(-FAILURES);
+    tell("failures");
+  } else if (name === "log") {
+    state.lines = state.lines.concat(data).slice(-LINES);
+    tell("log");
+  } else if (name === "end") {
+    setLink("lost", data.reason);
+  }
+}

@@ -1,0 +1,115 @@
+"""What the console tells of one service: what it takes and gives, how it is wired, and what its parts count."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.api.console.service_rows import service_row
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.servable import SequenceServable
+
+if TYPE_CHECKING:
+    from ovmstrio.core.drawing import Drawing
+    from ovmstrio.core.inspection import Inside
+    from ovmstrio.core.tensor import TensorSpec
+    from ovmstrio.dataplane.plane import DataPlane
+
+__all__ = ["node_figures", "service_document"]
+
+_MOST_SEQUENCES: Final = 200
+
+
+def service_document(plane: DataPlane, name: str) -> dict[str, Any]:
+    """Describe one service.
+
+    Raises:
+        NotFound: nothing has that name, or had it.
+    """
+    document = service_row(plane, name, plane.registry.version_statuses(name))
+    try:
+        service = plane.registry.peek(name)
+        inside = plane.registry.look_inside(name)
+    except ServerError as error:
+        return {**document, "problem": error.message}
+    metadata = service.metadata
+    return {
+        **document,
+        "platform": metadata.platform,
+        "inputs": [_tensor(each) for each in metadata.inputs],
+        "outputs": [_tensor(each) for each in metadata.outputs],
+        "drawing": None if inside.drawing is None else _drawing(inside.drawing),
+        "labels": list(metadata.labels[:1000]),
+        **_figures(inside),
+        **_sequences(service),
+    }
+
+
+def node_figures(plane: DataPlane, name: str) -> dict[str, Any]:
+    """Tell what the nodes and streams of a service have counted, its facts, and its sequences.
+
+    Raises:
+        NotFound: nothing has that name, or it is not served now.
+        VersionLoading: it is not loaded yet.
+    """
+    service = plane.registry.peek(name)
+    return {**_figures(plane.registry.look_inside(name)), **_sequences(service)}
+
+
+def _figures(inside: Inside) -> dict[str, Any]:
+    return {
+        "facts": dict(inside.facts),
+        "nodes": {
+            title: {
+                "runs": tally.runs,
+                "failures": tally.failures,
+                "active": tally.active,
+                "seconds": round(tally.seconds, 6),
+            }
+            for title, tally in inside.nodes.items()
+        },
+        "streams": {name: tally.passed for name, tally in inside.streams.items()},
+        "waiting": dict(inside.waiting),
+    }
+
+
+def _sequences(service: object) -> dict[str, Any]:
+    if not isinstance(service, SequenceServable):
+        return {}
+    live = service.sequences()
+    rows = [
+        {
+            "id": str(each.id),
+            "age_seconds": round(each.age_seconds, 1),
+            "idle_seconds": round(each.idle_seconds, 1),
+            "requests": each.requests,
+        }
+        for each in live[:_MOST_SEQUENCES]
+    ]
+    return {"sequences": rows, "sequence_count": len(live)}
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": [str(dim) for dim in spec.shape]}
+
+
+def _drawing(drawing: Drawing) -> dict[str, Any]:
+    return {
+        "layers": [
+            [
+                {"key": box.key, "kind": box.kind, "title": box.title, "subtitle": box.subtitle, "notes": box.notes}
+                for box in layer
+            ]
+            for layer in drawing.layers
+        ],
+        "edges": [
+            {
+                "source": edge.source,
+                "target": edge.target,
+                "stream": edge.stream,
+                "label": edge.label,
+                "is_back": edge.is_back,
+                "is_side": edge.is_side,
+            }
+            for edge in drawing.edges
+        ],
+    }

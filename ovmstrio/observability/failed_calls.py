@@ -1,0 +1,101 @@
+"""The calls that failed last, with where they failed; never what was sent or answered."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.errors import ServerError
+from ovmstrio.core.events import CANCELLED, OK
+from ovmstrio.core.texts import cut, text_of
+
+if TYPE_CHECKING:
+    from ovmstrio.core.events import CallEvent, Step
+
+__all__ = ["FailedCall", "FailedCalls"]
+
+_KEPT: Final = 100
+_LONGEST: Final = 600
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """One call that failed.
+
+    Attributes:
+        number: of all that failed, from 1.
+        at: when it ended, in seconds since the epoch.
+        name: of the service.
+        version: of the service.
+        kind: of the service.
+        api: whose protocol it came by.
+        interface: gRPC or REST.
+        method: as the protocol calls it.
+        request_id: that the caller gave, or was given.
+        caller: whose call it was; empty where nobody had to be known.
+        code: the name of the error's class.
+        node: of the service in which it failed; empty where there is none, or it failed before.
+        message: what was said of it, cut at 600 characters.
+        milliseconds: how long it took.
+    """
+
+    number: int
+    at: float
+    name: str
+    version: str
+    kind: str
+    api: str
+    interface: str
+    method: str
+    request_id: str
+    caller: str
+    code: str
+    node: str
+    message: str
+    milliseconds: float
+
+
+class FailedCalls:
+    """Observes calls, and keeps the last hundred that failed; those that their clients left are none."""
+
+    def __init__(self) -> None:
+        self._kept: deque[FailedCall] = deque(maxlen=_KEPT)
+        self.count = 0
+
+    def since(self, number: int) -> list[FailedCall]:
+        """Give those that are kept and came behind a number, oldest first."""
+        return [each for each in self._kept if each.number > number]
+
+    def call_started(self, event: CallEvent) -> None:
+        """Nothing has failed yet."""
+
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """What fails in a stream is told at its end."""
+
+    def call_finished(self, event: CallEvent) -> None:
+        """Keep a call that failed."""
+        error = event.error
+        if event.code in {OK, CANCELLED} or error is None:
+            return
+        self.count += 1
+        told = error.message if isinstance(error, ServerError) else text_of(error)
+        self._kept.append(
+            FailedCall(
+                number=self.count,
+                at=time.time(),
+                name=event.name,
+                version=event.version,
+                kind=event.kind,
+                api=event.door.api,
+                interface=event.door.interface,
+                method=event.method,
+                request_id=cut(event.request_id, _LONGEST),
+                caller=event.caller,
+                code=event.code,
+                node=getattr(error, "node", ""),
+                message=cut(told, _LONGEST),
+                milliseconds=round(event.seconds * 1e3, 3),
+            )
+        )

@@ -1,0 +1,337 @@
+"""What the console's endpoints tell, and to whom."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+from ovmstrio.api.console.assets import asset_names
+from ovmstrio.api.console.guard import CHANGE_HEADER
+from ovmstrio.core.errors import ModelFailure
+from ovmstrio.dataplane.guarded_plane import GuardedPlane
+from ovmstrio.observability.recent_past import RecentPast
+from ovmstrio.wire.http.answers import Cors
+from tests.api.rest.servers import BODY, PATIENCE_SECONDS, Serving, serving_rest
+from tests.support.callers import bearer, gate_of
+from tests.support.pass_through import load_pass_through
+
+_EVENT: Final = re.compile(rb"event: (\w+)\ndata: (.*)\n\n")
+INFER: Final = "/v2/models/echo/infer"
+
+
+@asynccontextmanager
+async def _console(folder: Path, mode: str = "local", **options: Any) -> AsyncIterator[tuple[Serving, RecentPast]]:
+    past = RecentPast()
+    front_end = {"console": mode, "past": past, **options.pop("front_end", {})}
+    async with serving_rest(folder, front_end=front_end, observers=(past.failures,), **options) as server:
+        yield server, past
+
+
+class _Events:
+    """Reads server-sent events of one connection, each of which is small enough for one chunk."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._buffer = b""
+
+    async def head(self) -> str:
+        """Give the head of the answer."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            while b"\r\n\r\n" not in self._buffer:
+                await self._more()
+        head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
+        return head.decode()
+
+    async def next(self, name: str) -> Any:
+        """Give the data of the next event of a name."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            while True:
+                for found in _EVENT.finditer(self._buffer):
+                    if found[1] == name.encode():
+                        self._buffer = self._buffer[found.end() :]
+                        return json.loads(found[2])
+                await self._more()
+
+    async def rest(self) -> bytes:
+        """Read until the answer ends."""
+        with trio.fail_after(PATIENCE_SECONDS):
+            while b"\r\n0\r\n\r\n" not in self._buffer:
+                await self._more()
+        return self._buffer
+
+    async def _more(self) -> None:
+        data = await self._stream.receive_some()
+        assert data, "the connection was closed"
+        self._buffer += data
+
+
+@asynccontextmanager
+async def _live(server: Serving, query: str = "") -> AsyncIterator[_Events]:
+    async with server.connect() as peer:
+        await peer.send(f"GET /console/api/live{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        events = _Events(peer.stream)
+        head = await events.head()
+        assert head.startswith("HTTP/1.1 200")
+        assert "content-type: text/event-stream" in head
+        yield events
+
+
+async def test_services_are_listed_with_state_kind_and_versions(tmp_path: Path) -> None:
+    """One row a name."""
+    async with _console(tmp_path) as (server, _):
+        (row,) = (await server.get("/console/api/services")).json()["services"]
+    assert (row["name"], row["kind"], row["state"], row["reason"]) == ("echo", "model", "ready", "")
+    assert [each["version"] for each in row["versions"]] == ["1", "2"]
+    assert {each["state"] for each in row["versions"]} == {"AVAILABLE"}
+
+
+async def test_a_new_version_that_fails_makes_a_service_degraded_with_its_reason(tmp_path: Path) -> None:
+    """What serves goes on, and the list says what is wrong."""
+
+    async def load(spec: Any, version: int, directory: Path) -> Any:
+        if version == 2:
+            raise ModelFailure("the file is <b>broken</b>")
+        return await load_pass_through(spec, version, directory)
+
+    async with _console(tmp_path, loader=load) as (server, _):
+        (row,) = (await server.get("/console/api/services")).json()["services"]
+    assert row["state"] == "degraded"
+    assert "the file is <b>broken</b>" in row["reason"]
+
+
+async def test_a_service_tells_inputs_and_outputs(tmp_path: Path) -> None:
+    """The form of the page is made of them."""
+    async with _console(tmp_path) as (server, _):
+        document = (await server.get("/console/api/services/echo")).json()
+        missing = await server.get("/console/api/services/nothing")
+    assert document["inputs"] == [
+        {"name": "text", "datatype": "BYTES", "shape": ["-1"]},
+        {"name": "x", "datatype": "FP32", "shape": ["1", "10"]},
+    ]
+    assert document["drawing"] is None
+    assert missing.status_code == 404
+
+
+async def test_the_stream_begins_with_everything_and_goes_on_with_what_changes(tmp_path: Path) -> None:
+    """A call is in the figures a second later, at the latest."""
+    async with _console(tmp_path) as (server, _), _live(server) as events:
+        whole = await events.next("whole")
+        assert whole["rows"]["echo"]["state"] == "ready"
+        assert whole["services"] == {}
+        assert whole["totals"]["ready"] is True
+        await server.post(INFER, content=BODY)
+        figures: dict[str, Any] = {}
+        while "echo" not in figures:
+            figures = (await events.next("frame")).get("services", {})
+    assert figures["echo"]["requests"] == 1
+    assert figures["echo"]["errors"] == 0
+
+
+async def test_figures_that_are_at_rest_are_told_once_more_and_then_not(tmp_path: Path) -> None:
+    """An idle viewer gets the totals alone."""
+    async with _console(tmp_path) as (server, _), _live(server) as events:
+        await events.next("whole")
+        await server.post(INFER, content=BODY)
+        rates = []
+        for _ in range(4):
+            frame = await events.next("frame")
+            if "services" in frame:
+                rates.append(frame["services"]["echo"]["rate"] > 0)
+    assert rates == [True, False]
+
+
+async def test_a_change_of_a_service_is_in_the_stream(tmp_path: Path) -> None:
+    """What is not served any more keeps its row, with its state."""
+    async with _console(tmp_path) as (server, _), _live(server) as events:
+        await events.next("whole")
+        await server.registry.apply([])
+        row: Any = None
+        while row is None or row["state"] != "unloaded":
+            row = (await events.next("frame")).get("rows", {}).get("echo")
+    assert {each["state"] for each in row["versions"]} == {"END"}
+
+
+async def test_failed_requests_are_told_without_what_was_sent(tmp_path: Path) -> None:
+    """By whom, where and why, and nothing of the body."""
+    secret = BODY.replace(b"0.5,-1", b'0.123456,"x"')
+    async with _console(tmp_path) as (server, _):
+        await server.post(INFER, content=BODY)
+        assert (await server.post(INFER, content=secret)).status_code == 400
+        answer = await server.get("/console/api/failures")
+    (failed,) = answer.json()["failures"]
+    assert (failed["name"], failed["code"], failed["method"]) == ("echo", "InvalidRequest", "ModelInfer")
+    assert failed["interface"] == "REST"
+    assert "0.123456" not in answer.text
+
+
+async def test_the_log_is_told_from_the_level_that_is_asked_for(tmp_path: Path) -> None:
+    """Lines below it are left out; a level that there is not is refused."""
+    async with _console(tmp_path) as (server, past):
+        log = logging.getLogger("user.code")
+        with past.log.listening():
+            log.error("wrong: %s", "<script>")
+            log.warning("odd")
+        async with _live(server, "?log=error") as events:
+            (line,) = await events.next("log")
+        refused = await server.get("/console/api/live?log=loud")
+    assert (line["level"], line["logger"], line["event"]) == ("ERROR", "user.code", "wrong: <script>")
+    assert refused.status_code == 400
+
+
+async def test_the_stream_ends_when_the_server_begins_to_end(tmp_path: Path) -> None:
+    """A drain waits for no viewer."""
+    async with _console(tmp_path) as (server, _), _live(server) as events:
+        await events.next("whole")
+        server.plane.begin_drain()
+        assert (await events.next("end"))["reason"] == "the server is shutting down"
+        assert b"event: " not in await events.rest()
+
+
+async def test_viewers_share_one_frame_a_second(tmp_path: Path) -> None:
+    """The numbers that many viewers see are the same."""
+    async with _console(tmp_path) as (server, _):
+        numbers: list[list[int]] = []
+
+        async def look() -> None:
+            async with _live(server) as events:
+                await events.next("whole")
+                numbers.append([(await events.next("frame"))["number"] for _ in range(2)])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(look)
+    seen = {number for each in numbers for number in each}
+    assert all(second == first + 1 for first, second in numbers)
+    assert len(seen) <= 4
+
+
+# Who may look
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"x-forwarded-for": "203.0.113.5"}, "proxy"),
+        ({"host": "console.example.org"}, "localhost"),
+        ({"origin": "https://example.org"}, "own page"),
+        ({"sec-fetch-site": "cross-site"}, "own page"),
+        ({"host": "[::1"}, "localhost"),
+    ],
+)
+async def test_requests_of_other_pages_and_machines_are_refused(
+    tmp_path: Path, headers: dict[str, str], reason: str
+) -> None:
+    """A proxy, a name that leads here, and pages of other origins."""
+    async with _console(tmp_path) as (server, _):
+        answer = await server.get("/console/api/services", headers=headers)
+    assert answer.status_code == 403
+    assert reason in answer.json()["error"]
+
+
+async def test_answers_are_not_for_other_origins_even_where_the_server_allows_them(tmp_path: Path) -> None:
+    """Settings for inference from other pages open no console to them."""
+    async with _console(tmp_path, front_end={"cors": Cors("*")}) as (server, _):
+        answer = await server.get("/console/api/services", headers={"origin": "https://example.org"})
+    assert answer.status_code == 403
+
+
+async def test_the_console_can_be_off_or_open(tmp_path: Path) -> None:
+    """Off there is no such path; on, whoever asks is answered."""
+    async with _console(tmp_path / "off", "off") as (server, _):
+        assert (await server.get("/console")).status_code == 400
+        assert (await server.get("/console/api/services")).status_code == 400
+    async with _console(tmp_path / "on", "on") as (server, _):
+        headers = {"x-forwarded-for": "203.0.113.5", "host": "models.example.org"}
+        assert (await server.get("/console/api/services", headers=headers)).status_code == 200
+
+
+async def test_known_callers_need_read_to_look_and_admin_to_change(tmp_path: Path) -> None:
+    """The page itself has no secrets and asks for the key."""
+    gate = gate_of({"reader": "read", "shop": "infer:echo", "boss": "admin"})
+    options: dict[str, Any] = {"plane_class": GuardedPlane, "front_end": {"gate": gate}}
+    change = {CHANGE_HEADER: "1"}
+    async with _console(tmp_path, **options) as (server, _):
+        statuses = {
+            "page": (await server.get("/console")).status_code,
+            "nobody": (await server.get("/console/api/services")).status_code,
+            "shop": (await server.get("/console/api/services", headers=bearer("shop"))).status_code,
+            "reader": (await server.get("/console/api/services", headers=bearer("reader"))).status_code,
+            "reader's change": (
+                await server.post("/console/api/reload", headers={**bearer("reader"), **change})
+            ).status_code,
+        }
+        told = (await server.get("/console/api/server", headers=bearer("reader"))).json()
+        boss = (await server.get("/console/api/server", headers=bearer("boss"))).json()
+    assert statuses == {"page": 200, "nobody": 401, "shop": 403, "reader": 200, "reader's change": 403}
+    assert (told["caller"], told["may_change"]) == ("reader", False)
+    assert boss["may_change"] is True
+
+
+async def test_a_change_needs_a_header_that_no_form_can_send(tmp_path: Path) -> None:
+    """Without it a page of another origin could make a browser ask."""
+    reloads: list[int] = []
+
+    async def reload() -> bool:
+        await trio.lowlevel.checkpoint()
+        reloads.append(1)
+        return True
+
+    async with _console(tmp_path, reload=reload) as (server, _):
+        bare = await server.post("/console/api/reload")
+        crossed = await server.post("/console/api/reload", headers={CHANGE_HEADER: "1", "sec-fetch-site": "same-site"})
+        done = await server.post("/console/api/reload", headers={CHANGE_HEADER: "1"})
+    assert (bare.status_code, crossed.status_code, done.status_code) == (403, 403, 200)
+    assert done.json() == {"changed": True}
+    assert reloads == [1]
+
+
+# The page
+
+
+async def test_the_page_allows_nothing_that_is_not_its_own(tmp_path: Path) -> None:
+    """No inline code, no other hosts, no frames."""
+    async with _console(tmp_path) as (server, _):
+        answer = await server.get("/console")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "<script>" not in answer.text
+    assert "style=" not in answer.text
+
+
+async def test_every_file_of_the_page_is_served_compressed_and_known_again(tmp_path: Path) -> None:
+    """All of them together are below 400 kB."""
+    size = 0
+    async with _console(tmp_path) as (server, _):
+        for name in sorted(asset_names()):
+            path = f"/console/page/{name}"
+            answer = await server.get(path, headers={"accept-encoding": "gzip"})
+            assert answer.status_code == 200, name
+            size += len(gzip.compress(answer.content))
+            again = await server.get(path, headers={"if-none-match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+        assert (await server.get("/console/page/nothing.js")).status_code == 404
+        assert (await server.get("/console/page/..%2froutes.py")).status_code == 400
+    assert size < 400_000
+
+
+def test_no_file_of_the_page_writes_markup_or_asks_other_hosts() -> None:
+    """Texts of others become text, by the only function that makes elements."""
+    for name in asset_names():
+        text = files("ovmstrio.api.console").joinpath("page", name).read_text()
+        for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert forbidden not in text, (name, forbidden)
+        hosts = text.replace("http://www.w3.org/", "")
+        assert "https://" not in hosts, name
+        assert "http://" not in hosts, name
