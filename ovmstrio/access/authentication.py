@@ -101,12 +101,14 @@ class Authentication:
     def seen(self, headers: Iterable[tuple[str, str]]) -> Caller | None:
         """Find the caller of a request that shows what was seen before, and is still valid; None for any other."""
         shown = bearer_of(headers)
-        known = self._seen.get(self._mark(shown)) if shown else None
+        if not shown:
+            return None
+        known = self._seen.get(self._mark(shown))
         return known[0] if known is not None and (known[1] == NEVER or self._clock() < known[1]) else None
 
     def _mark(self, shown: str) -> bytes:
         """Give what a key or token is remembered by, of which nobody can find another with a part in common."""
-        return blake2b(_bytes_of(shown), key=self._secret, digest_size=16).digest()
+        return blake2b(shown.encode("latin-1", "replace"), key=self._secret, digest_size=16).digest()
 
     async def identify(self, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None) -> Caller:
         """Find the caller of a request.

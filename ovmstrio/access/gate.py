@@ -42,6 +42,27 @@ class Gate:
         self._authentication = authentication
         self.guards_everything = guards_everything
 
+    def let_in_now(self, need: Need, service: str, headers: Iterable[tuple[str, str]]) -> bool:
+        """Let a request in that shows what was seen before, and may do what it asks for; nothing is waited for.
+
+        Gives False, and has done nothing, for any other request: :meth:`let_in` is asked then, and says why if it
+        refuses.  Args and Ownership as there.
+        """
+        if need is Need.NOTHING or not (self.guards_everything or need is Need.GENERATE):
+            current_caller.set(None)
+            return True
+        caller = self._authentication.seen(headers)
+        if caller is None:
+            return False
+        try:
+            caller.demand(need, service)
+            if caller.allowance is not None:
+                caller.enter()
+        except (MissingScope, CallerLimited):
+            return False
+        current_caller.set(caller)
+        return True
+
     async def let_in(
         self, need: Need, service: str, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
     ) -> Caller | None:

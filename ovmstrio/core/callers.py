@@ -29,6 +29,7 @@ __all__ = [
     "current_caller",
     "current_certificate",
     "demand_of_caller",
+    "leave_caller",
 ]
 
 _KNOWN: Final = 1024
@@ -163,13 +164,13 @@ class Caller:
 
     def may_infer(self, service: str) -> bool:
         """Tell whether the caller may call a service; with an empty name, whether there is any that it may call."""
-        if self._pattern is None or not service:
-            return self._pattern is not None
         known = self._verdicts.get(service)
         if known is None:
             if len(self._verdicts) >= _KNOWN:
                 self._verdicts.clear()
-            known = self._verdicts[service] = self._pattern.match(service) is not None
+            pattern = self._pattern
+            known = pattern is not None and (not service or pattern.match(service) is not None)
+            self._verdicts[service] = known
         return known
 
     def demand(self, need: Need, service: str = "") -> None:
@@ -246,3 +247,11 @@ def allowance_of_caller() -> Allowance | None:
     """Give how much the current caller may ask for; None for as much as there is."""
     caller = current_caller.get()
     return None if caller is None else caller.allowance
+
+
+def leave_caller() -> None:
+    """End the request of the running task's caller, if it has one."""
+    caller = current_caller.get()
+    if caller is not None:
+        current_caller.set(None)
+        caller.leave()

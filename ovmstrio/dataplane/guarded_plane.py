@@ -15,7 +15,7 @@ from ovmstrio.core.errors import MissingScope
 from ovmstrio.dataplane.plane import DataPlane
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallEvent, Door, Step
@@ -113,12 +113,14 @@ class GuardedPlane(DataPlane):
         self._demand(Need.INFER, name)
         return await super().admit(name, version, door, method, arrival)
 
-    async def infer(
+    def infer(
         self, request: InferRequest, door: Door, render: Callable[[InferResponse], tuple[Any, int]] | None = None
-    ) -> Any:
-        """Answer one inference."""
-        self._demand(Need.INFER, request.model_name)
-        return await (super().infer(request, door) if render is None else super().infer(request, door, render))
+    ) -> Coroutine[Any, Any, Any]:
+        """Answer one inference; who may not is refused when it is called, not when it is waited for."""
+        caller = current_caller.get()
+        if caller is None or not caller.may_infer(request.model_name):
+            self._demand(Need.INFER, request.model_name)
+        return super().infer(request, door) if render is None else super().infer(request, door, render)
 
     async def call(
         self,

@@ -21,7 +21,7 @@ from tritonclient.utils import InferenceServerException
 from ovmstrio.access.allowance import CallerAllowance
 from ovmstrio.api.access.grpc_gate import NEEDS
 from ovmstrio.config.specs import ModelSpec
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Need, current_caller, leave_caller
 from ovmstrio.core.events import CallEvent, Step
 from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.observability.metrics import Metrics
@@ -300,6 +300,31 @@ async def test_requests_at_once_are_limited_by_caller_and_counted_to_their_end(t
                 assert (await peer.ask(infer_post(BODY, *lines))).status == 200
             await serving.wait_closed()
             assert allowance.under_way == 0
+
+
+async def test_a_request_that_shows_what_was_seen_is_let_in_at_once_and_no_other() -> None:
+    """Whoever is not let in at once has left no trace, so that asking again counts it once."""
+    allowance = CallerAllowance("shop", concurrency=1)
+    gate = gate_of({"shop": "infer:echo"}, allowance)
+    shown = [("authorization", "Bearer shop")]
+    assert not gate.let_in_now(Need.INFER, "echo", shown)
+    await gate.let_in(Need.INFER, "echo", shown, None)
+    leave_caller()
+    assert gate.let_in_now(Need.INFER, "echo", shown)
+    assert current_caller.get() is not None
+    assert allowance.under_way == 1
+    assert not gate.let_in_now(Need.INFER, "echo", shown)
+    assert allowance.under_way == 1
+    leave_caller()
+    assert allowance.under_way == 0
+    for need, service, headers in (
+        (Need.INFER, "other", shown),
+        (Need.ADMIN, "", shown),
+        (Need.INFER, "echo", [("authorization", "Bearer wrong")]),
+        (Need.INFER, "echo", []),
+    ):
+        assert not gate.let_in_now(need, service, headers)
+        assert (current_caller.get(), allowance.under_way) == (None, 0)
 
 
 async def test_an_api_key_alone_guards_what_generates_and_nothing_else(tmp_path: Path) -> None:

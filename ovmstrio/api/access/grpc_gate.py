@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
-from ovmstrio.core.callers import Need
+from ovmstrio.core.callers import Need, leave_caller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -99,12 +99,13 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
     answer: Callable[[Call], Awaitable[None]] = handler.func
 
     async def run(call: Call) -> None:
-        caller = await gate.let_in(need, "", call.state.head.headers, call.peer.certificate)
+        headers = call.state.head.headers
+        if not gate.let_in_now(need, "", headers):
+            await gate.let_in(need, "", headers, call.peer.certificate)
         try:
             await answer(call)
         finally:
-            if caller is not None:
-                caller.leave()
+            leave_caller()
 
     return handler._replace(func=run)
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
+from ovmstrio.core.callers import leave_caller
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import leave_place
 from ovmstrio.wire.closing import has_unread
@@ -35,7 +36,6 @@ from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, slownes
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.prefixed_stream import send_answer
 from ovmstrio.wire.http.recoverable import RecoverableStream, recoverable_request
-from ovmstrio.wire.http.router import leave_caller
 from ovmstrio.wire.listeners import client_of
 
 if TYPE_CHECKING:
@@ -298,10 +298,15 @@ class FastLane:
             asked = self._asked = await self._head()
             if asked is None:
                 return True
-            if self._router.lets_in(asked.route):
-                keeps = await self._answer_admitted(asked)
-            else:
+            if not self._router.lets_in(asked.route):
                 keeps = await self._answer_at_once(asked)
+            elif self._router.admit_now(asked.route, asked.head.headers):
+                try:
+                    keeps = await self._answer_at_once(asked)
+                finally:
+                    leave_caller()
+            else:
+                keeps = await self._answer_admitted(asked)
             if not keeps:
                 return False
             if self._recovered is not None:

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import structlog
 
-from ovmstrio.core.callers import Need, current_caller, current_certificate
+from ovmstrio.core.callers import Need, current_certificate, leave_caller
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.limits import Place, current_place
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.answers import Cors
 
-__all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "leave_caller", "rule"]
+__all__ = ["Mounts", "Refusals", "Route", "Router", "Rule", "rule"]
 
 log = structlog.get_logger(__name__)
 
@@ -207,6 +207,15 @@ class Router:
         """Tell whether requests of a route have to be let in by :meth:`admit`."""
         return self._gate is not None or (route.admit is not None and self._has_limits())
 
+    def admit_now(self, route: Route, headers: tuple[tuple[str, str], ...]) -> bool:
+        """Let a request in where nothing has to be waited for; False, with nothing done, where :meth:`admit` has to.
+
+        Who makes it is the ``current_caller`` then, as there.
+        """
+        if self._gate is None or (route.admit is not None and self._has_limits()):
+            return False
+        return self._gate.let_in_now(route.need, route.service, headers)
+
     async def refuse(self, refusal: HttpAnswer, request: HttpRequest) -> HttpAnswer:
         """Refuse a request that nothing answers; what there is is told only to those who are known.
 
@@ -279,14 +288,6 @@ class Router:
 
 async def _unanswered(_: HttpRequest) -> HttpAnswer:
     raise NotImplementedError
-
-
-def leave_caller() -> None:
-    """End the request of the running task's caller, if it has one."""
-    caller = current_caller.get()
-    if caller is not None:
-        current_caller.set(None)
-        caller.leave()
 
 
 def _told(error: Exception, request: HttpRequest, places: Mapping[str, Any]) -> Exception:

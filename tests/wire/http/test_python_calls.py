@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from tests.api.rest.handlers.servers import serving_handler
-from tests.api.rest.servers import infer_post, serving_rest
+from tests.api.rest.servers import BODY, infer_post, serving_rest
+from tests.support.callers import gate_of
 from tests.support.python_calls import calls_of_one
 
 HANDLER = "class Handler:\n    def handle_post(self, payload):\n        return payload\n"
 MOST_OF_A_HANDLER = 335 * 1.1
 MOST_OF_AN_INFERENCE = 248 * 1.1
+MOST_OF_A_KEY = 20
 """With room for a busy machine, on which the event loop takes more turns for the same requests."""
 
 
@@ -35,6 +39,20 @@ async def test_a_post_to_a_handler(tmp_path: Path) -> None:
     head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     async with serving_handler(tmp_path, HANDLER) as served:
         assert await calls_of_one(partial(_drive, served.address, head + body)) <= MOST_OF_A_HANDLER
+
+
+async def test_a_key_that_was_shown_before_costs_few_calls(tmp_path: Path) -> None:
+    """The gate neither waits for such a request nor makes anything for it but the note whose it is."""
+    guarded: dict[str, Any] = {
+        "plane_class": GuardedPlane,
+        "observers": (CallerNames(),),
+        "front_end": {"gate": gate_of({"shop": "infer:echo"})},
+    }
+    request = infer_post(BODY, "Authorization: Bearer shop")
+    async with serving_rest(tmp_path / "open") as open_to_all, serving_rest(tmp_path / "keyed", **guarded) as keyed:
+        free = await calls_of_one(partial(_drive, open_to_all.address, request))
+        known = await calls_of_one(partial(_drive, keyed.address, request))
+    assert known - free <= MOST_OF_A_KEY
 
 
 async def test_an_inference(tmp_path: Path) -> None:
