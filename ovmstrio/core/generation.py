@@ -190,7 +190,10 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What has come of text ``index`` since the last piece; the last has a ``finish``; ``tokens`` were generated."""
+    """What has come of text ``index`` since the last piece; the last has a ``finish``.
+
+    ``tokens`` were generated, ``reasoning_tokens`` of them for reasoning, its marks included.
+    """
 
     index: int = 0
     text: str = ""
@@ -199,6 +202,7 @@ class Piece:
     tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
+    reasoning_tokens: int = 0
 
 
 class Generation(Protocol):

@@ -53,11 +53,12 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Usage:
-    """How many tokens were read, found in a cache among them, and made."""
+    """How many tokens were read, found in a cache among them, made, and for reasoning among these."""
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    reasoning: int = 0
 
     def document(self) -> dict[str, Any]:
         """Tell it as chat and completions do."""
@@ -66,6 +67,7 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
         }
 
 
@@ -235,6 +237,7 @@ async def _generate(
             await begin()
             async for piece in generation:
                 usage.completion += piece.tokens
+                usage.reasoning += piece.reasoning_tokens
                 await take(position * asked.n + piece.index, piece)
             # Code of users tells at its end what it has read.
             usage.prompt += generation.prompt_tokens - prompt

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
+from ovmstrio.openvino.engine.cached_prefixes import CachedPrefixes
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.texts import AskedTexts, DifferentTextError, NewTokens, NoRoomError, RunningText
 
@@ -38,14 +39,17 @@ class Batch:
 
     Attributes:
         rebuilds: how often the pipeline had to be made again.
+        suspensions: how often a text was left out of a step, for lack of room in the cache.
     """
 
     def __init__(self, pipeline: Pipeline, *, starts_singly: bool = False) -> None:
         self._pipeline = pipeline
         self._starts_singly = starts_singly
+        self._prefixes = CachedPrefixes(pipeline.blocks if pipeline.caches_prefixes else 0, pipeline.block_tokens)
         self._numbers = itertools.count(1)
         self._texts: dict[int, RunningText] = {}
         self.rebuilds = 0
+        self.suspensions = 0
 
     @property
     def is_busy(self) -> bool:
@@ -92,8 +96,14 @@ class Batch:
     def _start(self, text: RunningText) -> None:
         number = next(self._numbers)
         if self.takes_more:
-            text.start(self._pipeline, number)
+            self._start_now(text, number)
         self._texts[number] = text
+
+    def _start_now(self, text: RunningText, number: int) -> None:
+        text.start(self._pipeline, number)
+        cached = self._prefixes.find(text.read_first)
+        if text.index == 0 and not text.was_restarted:
+            text.asked.cached = cached
 
     def _start_next(self, outcome: StepOutcome) -> None:
         """Start the first of the texts that wait for their turn."""
@@ -101,7 +111,7 @@ class Batch:
         if text is None or any(each.is_new for each in self._texts.values()):
             return
         try:
-            text.start(self._pipeline, number)
+            self._start_now(text, number)
         except (RuntimeError, TypeError, ValueError) as error:
             self._fail(text.asked, InvalidRequest(f"the model cannot make such a text: {reason_of(error)}"), outcome)
             self.cancel(text.asked)
@@ -116,7 +126,9 @@ class Batch:
 
     def _drop(self, numbers: Iterable[int]) -> None:
         for number in list(numbers):
-            self._texts.pop(number).cancel()
+            text = self._texts.pop(number)
+            self._prefixes.keep(text.computed)
+            text.cancel()
 
     def step(self) -> StepOutcome:
         """Make the next token of each text.
@@ -160,10 +172,13 @@ class Batch:
                 self._fail(text.asked, ModelFailure("the cache of keys and values has no room for this text"), outcome)
                 continue
             outcome.news += news
+            self.suspensions += text.was_suspended
+            if text.is_first:
+                self._prefixes.keep(text.computed, is_whole=False)
             if news and news[-1].finish is not None:
                 ended.append(number)
         for number in ended:
-            self._texts.pop(number, None)
+            self._prefixes.keep(self._texts.pop(number).computed)
         for asked, _ in outcome.failed:
             self.cancel(asked)
 
@@ -189,6 +204,7 @@ class Batch:
             text.cancel()
         self._texts.clear()
         self._pipeline.rebuild()
+        self._prefixes.clear()
         for text in texts:
             if all(asked is not text.asked for asked in blamed):
                 text.was_restarted = True

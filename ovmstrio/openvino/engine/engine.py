@@ -183,9 +183,8 @@ class Engine:
 
     def _accept(self, asked: AskedTexts) -> None:
         if asked.answer_to:
-            self._answer(
-                asked.answer_to, [ACCEPTED, len(asked.prompt), self._prompts.end_of(asked.request.prompt, asked.prompt)]
-            )
+            end = self._prompts.end_of(asked.request.prompt, asked.prompt)
+            self._answer(asked.answer_to, [ACCEPTED, len(asked.prompt), end, asked.cached])
             asked.answer_to = 0
 
     def _tell_prompt(self, asked: AskedTexts) -> None:
@@ -226,7 +225,8 @@ class Engine:
         """Make the next token of each text; give what there is to tell.
 
         That is: rows of texts, failures of requests, and figures: seconds, texts in the step, texts that go on,
-        requests that wait, the part of the cache that is filled, how often the batch was made again.
+        requests that wait, the part of the cache that is filled, how often the batch was made again, and how often a
+        text was suspended.
 
         Raises:
             RuntimeError: the model is lost.
@@ -242,7 +242,8 @@ class Engine:
         failures, self._failures = self._failures, []
         seconds = time.perf_counter() - started
         batch = self._batch
-        figures = [seconds, size, batch.running, self._admission.waiting, batch.used, batch.rebuilds]
+        counts = [batch.rebuilds, batch.suspensions]
+        figures = [seconds, size, batch.running, self._admission.waiting, batch.used, *counts]
         return [rows, failures, figures]
 
     def _step_batch(self) -> None:

@@ -52,7 +52,8 @@ FAILED: Final = "failed"
 """Answers the first message, with the reason."""
 
 ACCEPTED: Final = "accepted"
-"""Answers a request that runs, with the number of its prompt's tokens, and the end of a conversation's prompt."""
+"""Answers a request that runs: how many tokens its prompt has, the end of a conversation's prompt, and how many of
+these tokens were found in the cache."""
 
 REFUSED: Final = "refused"
 """Answers a request that does not, with an error."""

@@ -75,6 +75,11 @@ class Pipeline:
             self._remake()
         self._warm()
 
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether what prompts have in common is computed once."""
+        return self._options.caches_prefixes
+
     def uncached(self, tokens: int) -> Pipeline:
         """Make another batch of the same model that computes all of each prompt, with room for so many tokens.
 

@@ -48,6 +48,7 @@ class AskedTexts:
         prompt_logprobs: of the prompt's tokens, the first one None; empty unless they are echoed.
         left: how many texts have not ended.
         generated: how many tokens have been made.
+        cached: how many of the prompt's tokens were found in the cache of prefixes, as far as that is known.
     """
 
     id: int
@@ -61,6 +62,7 @@ class AskedTexts:
     prompt_logprobs: list[float | None] = field(default_factory=list)
     left: int = 0
     generated: int = 0
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class RunningText:
         handle: the library's, None before it is started; whoever drops it ends the text.
         is_new: whether it was started, and no step has been made since.
         was_restarted: whether it has been begun again, after a step that failed.
+        is_first: whether the last step has brought its first token.
+        was_suspended: whether the last step has left it out, and the one before it had not.
     """
 
     def __init__(self, asked: AskedTexts, index: int = 0) -> None:
@@ -93,6 +97,9 @@ class RunningText:
         self.handle: Any = None
         self.is_new = False
         self.was_restarted = False
+        self.is_first = False
+        self.was_suspended = False
+        self._is_suspended = False
         self._tokens: list[int] = []
         self._told: list[int] = []
 
@@ -100,6 +107,16 @@ class RunningText:
     def length(self) -> int:
         """How many tokens it has, those of its prompt included."""
         return len(self.asked.prompt) + len(self._tokens)
+
+    @property
+    def read_first(self) -> list[int]:
+        """What is read before its next token is made."""
+        return self.asked.prompt + self._tokens
+
+    @property
+    def computed(self) -> list[int]:
+        """The tokens whose keys and values have been computed for sure: all but the last one, once there is any."""
+        return self.asked.prompt + self._tokens[:-1] if self._tokens else []
 
     def start(self, pipeline: Pipeline, number: int) -> None:
         """Have it made, from where it is.
@@ -118,7 +135,7 @@ class RunningText:
         config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), asked.most - made)
         config.logprobs = int(request.logprobs)
         self.is_new = True
-        self.handle = pipeline.add(number, asked.prompt + self._tokens, config)
+        self.handle = pipeline.add(number, self.read_first, config)
 
     def _must_repeat(self) -> bool:
         """Tell whether the tokens so far have more to say about the next one than those of a prompt."""
@@ -134,7 +151,9 @@ class RunningText:
             NoRoomError: as said there.
         """
         # To read where there is nothing would wait for ever.
-        if not self.handle.can_read():
+        has_come = self.handle.can_read()
+        self._note(has_come=has_come)
+        if not has_come:
             if self.handle.get_status() == GenerationStatus.IGNORED:
                 raise NoRoomError
             return []
@@ -156,6 +175,13 @@ class RunningText:
         if told == len(tokens) and finish is None:
             return []
         return [NewTokens(self.asked, self.index, tokens[told:], logprobs[told:], finish)]
+
+    def _note(self, *, has_come: bool) -> None:
+        """Note whether the step has made a token; texts that go on get one each, unless there is no room for it."""
+        has_begun = bool(self._tokens) and not self.is_new
+        self.is_first = has_come and not self._tokens
+        self.was_suspended = has_begun and not has_come and not self._is_suspended
+        self._is_suspended = has_begun and not has_come
 
     def _read_beams(self) -> list[NewTokens]:
         best = sorted(self.handle.read().values(), key=lambda output: output.score, reverse=True)

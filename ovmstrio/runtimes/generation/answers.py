@@ -20,10 +20,10 @@ __all__ = ["Made", "TextAnswer"]
 
 @dataclass(slots=True)
 class Made:
-    """What has come of text ``index`` since somebody looked; ``tokens`` were made for it."""
+    """What has come of text ``index`` since somebody looked: parts with how many tokens were made for each."""
 
     index: int
-    texts: list[str] = field(default_factory=list)
+    parts: list[tuple[str, int]] = field(default_factory=list)
     tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
@@ -31,7 +31,7 @@ class Made:
     @property
     def text(self) -> str:
         """All of it."""
-        return "".join(self.texts)
+        return "".join(text for text, _ in self.parts)
 
 
 class TextAnswer:
@@ -68,8 +68,7 @@ class TextAnswer:
         made = self._made.get(index)
         if made is None:
             made = self._made[index] = Made(index)
-        if text:
-            made.texts.append(text)
+        made.parts.append((text, tokens))
         made.tokens += tokens
         self.tokens += tokens
         if logprobs:

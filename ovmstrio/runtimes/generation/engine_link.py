@@ -27,14 +27,15 @@ _SECONDS_TO_TELL: Final = 5.0
 
 
 class OpenAnswer:
-    """An answer that is being made, how many tokens its prompt has, and the end of a conversation's prompt."""
+    """An answer that is being made, and what is known of its prompt; see :data:`ACCEPTED`."""
 
-    __slots__ = ("answer", "prompt_end", "prompt_tokens")
+    __slots__ = ("answer", "cached_tokens", "prompt_end", "prompt_tokens")
 
-    def __init__(self, answer: TextAnswer, prompt_tokens: int, prompt_end: str) -> None:
+    def __init__(self, answer: TextAnswer, prompt_tokens: int, prompt_end: str, cached_tokens: int) -> None:
         self.answer = answer
         self.prompt_tokens = prompt_tokens
         self.prompt_end = prompt_end
+        self.cached_tokens = cached_tokens
 
 
 class EngineLink:
@@ -123,9 +124,11 @@ class EngineLink:
             if told[0] != ACCEPTED:
                 answer.is_over = True
                 raise decode_failure(told[1])
-            self._metrics.prompt_tokens.inc(told[1])
+            opened = OpenAnswer(answer, *told[1:])
+            self._metrics.prompt_tokens.inc(opened.prompt_tokens)
+            self._metrics.cached_tokens.inc(opened.cached_tokens)
             self._metrics.queue.observe(trio.current_time() - answer.began)
-            yield OpenAnswer(answer, *told[1:])
+            yield opened
         finally:
             del self._answers[number]
             why: Finish | str = CANCELLED if not answer.is_over else answer.finish or ERROR

@@ -17,6 +17,8 @@ from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls
 from ovmstrio.runtimes.generation.parsing import Delta, OutputParser, chosen_parsers, make_parser, opens_reasoning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.config.text_models import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.runtimes.generation.answers import Made
@@ -88,6 +90,7 @@ class AnswerReading:
         self._parsers: dict[int, OutputParser] = {}
         self._calling: set[int] = set()
         self._ready: deque[Piece] = deque()
+        self._counts: dict[int, ReasoningCount] = {}
 
     @property
     def keeps_special_tokens(self) -> bool:
@@ -108,7 +111,7 @@ class AnswerReading:
 
     def feed(self, made: Made) -> None:
         """Read what has been made: one piece, or several where it holds calls, the last of which says how it ended."""
-        deltas = self._deltas(made)
+        deltas, reasoning_tokens = self._deltas(made)
         last = len(deltas) - 1
         for position, delta in enumerate(deltas):
             self._ready.append(
@@ -118,25 +121,57 @@ class AnswerReading:
                     reasoning=delta.reasoning,
                     calls=delta.calls,
                     tokens=0 if position else made.tokens,
+                    reasoning_tokens=0 if position else reasoning_tokens,
                     logprobs=() if position else tuple(made.logprobs),
                     finish=self._finish(made) if position == last else None,
                 )
             )
 
-    def _deltas(self, made: Made) -> list[Delta]:
+    def _deltas(self, made: Made) -> tuple[list[Delta], int]:
+        """Give what a text says, at least one thing, and how many of its tokens are reasoning."""
         if not self._reads:
-            return [Delta(text=made.text)]
+            return [Delta(text=made.text)], 0
         parser = self._parsers.get(made.index)
         if parser is None:
             parser = self._parsers[made.index] = self._parser()
-        deltas = parser.feed(made.text)
+            self._counts[made.index] = ReasoningCount()
+        # Where some of it may be reasoning, what has been joined is read step by step again: tokens are counted so.
+        parts = [(made.text, made.tokens)] if self._reasoning == _NONE else made.parts
+        deltas: list[Delta] = []
+        reasoning_tokens = 0
+        for text, tokens in parts:
+            said = parser.feed(text)
+            reasoning_tokens += self._counts[made.index].take(said, tokens)
+            deltas += said
         if made.finish is not None:
             deltas += parser.finish()
         if any(delta.calls for delta in deltas):
             self._calling.add(made.index)
-        return deltas or [Delta()]
+        return deltas or [Delta()], reasoning_tokens
 
     def _finish(self, made: Made) -> Finish | None:
         if made.finish is Finish.STOP and made.index in self._calling:
             return Finish.TOOL_CALLS
         return made.finish
+
+
+class ReasoningCount:
+    """Tells which of a text's tokens are reasoning: what says nothing, such as marks, belongs to what is before it."""
+
+    __slots__ = ("_is_reasoning", "_undecided")
+
+    def __init__(self) -> None:
+        self._is_reasoning: bool | None = None
+        self._undecided = 0
+
+    def take(self, said: Sequence[Delta], tokens: int) -> int:
+        """Take tokens and what they say; give how many turn out to be reasoning."""
+        if any(delta.text or delta.calls for delta in said):
+            self._is_reasoning = False
+        elif any(delta.reasoning for delta in said):
+            self._is_reasoning = True
+        if self._is_reasoning is None:
+            self._undecided += tokens
+            return 0
+        tokens, self._undecided = tokens + self._undecided, 0
+        return tokens if self._is_reasoning else 0

@@ -42,9 +42,13 @@ class TextMetrics:
         self.cache_usage = self._gauge("kv_cache_usage", "Part of the cache of keys and values that is filled, 0 to 1.")
         self.cache_bytes = self._gauge("kv_cache_bytes", "Size of the cache of keys and values.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were accepted.")
+        self.cached_tokens = self._counter(
+            "cached_prompt_tokens", "Tokens of prompts that were found in the cache of prefixes."
+        )
         self.generation_tokens = self._counter("generation_tokens", "Tokens that were made.")
         self.cancelled_tokens = self._counter("cancelled_tokens", "Tokens of answers that nobody took to their end.")
         self.restarts = self._counter("engine_restarts", "Engines that were started, or batches made, once more.")
+        self.preemptions = self._counter("preemptions", "Texts that were suspended for lack of room in the cache.")
         self.first_token = self._histogram("time_to_first_token_seconds", "From a request to its first token.", _WAITS)
         self.next_token = self._histogram(
             "inter_token_latency_seconds", "From one token of a text to the next.", _STEPS
@@ -58,6 +62,7 @@ class TextMetrics:
         )
         self._families.append(self._finished)
         self._rebuilds = 0.0
+        self._suspensions = 0.0
 
     def _gauge(self, name: str, text: str) -> Gauge:
         family = Gauge(f"{_PREFIX}{name}", text, [_MODEL], registry=None)
@@ -85,7 +90,7 @@ class TextMetrics:
         Raises:
             ValueError: they are none.
         """
-        seconds, size, running, waiting, used, rebuilds = figures
+        seconds, size, running, waiting, used, rebuilds, suspensions = figures
         if size:
             self.step.observe(seconds)
             self.batch.observe(size)
@@ -94,7 +99,9 @@ class TextMetrics:
         self.cache_usage.set(used)
         if rebuilds > self._rebuilds:
             self.restarts.inc(rebuilds - self._rebuilds)
-        self._rebuilds = rebuilds
+        if suspensions > self._suspensions:
+            self.preemptions.inc(suspensions - self._suspensions)
+        self._rebuilds, self._suspensions = rebuilds, suspensions
 
     def lost(self) -> None:
         """Note that there is no process."""
@@ -103,7 +110,7 @@ class TextMetrics:
 
     def rest(self) -> None:
         """Note that nothing is made, and nothing waits."""
-        self._rebuilds = 0.0
+        self._rebuilds = self._suspensions = 0.0
         for gauge in (self.running, self.waiting, self.cache_usage):
             gauge.set(0)
 

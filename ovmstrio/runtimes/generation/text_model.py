@@ -33,7 +33,7 @@ class RunningGeneration:
         self._reading = reading
         reading.begin(opened.prompt_end)
         self.prompt_tokens = opened.prompt_tokens
-        self.cached_tokens = 0
+        self.cached_tokens = opened.cached_tokens
 
     # No generator, which whoever leaves a loop early would have to close.
     def __aiter__(self) -> Self:

@@ -70,6 +70,7 @@ async def test_a_chat_is_answered_with_one_document(serving: Serving, prefix: st
             "completion_tokens": 3,
             "total_tokens": 6,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
@@ -200,14 +201,16 @@ async def test_the_form_of_an_answer_reaches_the_service(serving: Serving, sent:
 async def test_calls_of_tools_and_reasoning_are_told_apart_from_text(serving: Serving) -> None:
     """Whole and bit by bit."""
     generator_of(serving).script = lambda _: [
-        Piece(reasoning="hm"),
+        Piece(reasoning="hm", tokens=3, reasoning_tokens=2),
         Piece(calls=(CallDelta(0, "call_1", "weather", '{"at"'),)),
         Piece(calls=(CallDelta(0, arguments=": 1}"),)),
         Piece(finish=Finish.TOOL_CALLS),
     ]
-    whole = (await serving.post(PATH, json=chat_body())).json()["choices"][0]
+    document = (await serving.post(PATH, json=chat_body())).json()
     streamed = await serving.post(PATH, json=chat_body(stream=True))
 
+    assert document["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    (whole,) = document["choices"]
     assert whole["finish_reason"] == "tool_calls"
     assert whole["message"] == {
         "role": "assistant",

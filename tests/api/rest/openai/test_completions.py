@@ -39,6 +39,7 @@ async def test_a_prompt_is_gone_on_with(serving: Serving) -> None:
             "completion_tokens": 2,
             "total_tokens": 4,
             "prompt_tokens_details": {"cached_tokens": 1},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 

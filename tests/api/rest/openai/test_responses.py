@@ -88,7 +88,7 @@ async def test_input_items_become_messages(serving: Serving) -> None:
 async def test_a_stream_tells_all_there_is_to_tell_in_order(serving: Serving) -> None:
     """Reasoning, a message and a call, each from its begin to its end, and all numbered."""
     generator_of(serving).script = lambda _: [
-        Piece(reasoning="hm"),
+        Piece(reasoning="hm", tokens=3, reasoning_tokens=2),
         Piece(text="so"),
         Piece(text="me"),
         Piece(calls=(CallDelta(0, "call_1", "weather", "{"),)),
@@ -123,6 +123,7 @@ async def test_a_stream_tells_all_there_is_to_tell_in_order(serving: Serving) ->
         "completed",
     ]
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    assert events[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
     assert answer.text.count("event: response.output_text.delta\n") == 2
     thought, said, called = events[-1]["response"]["output"]
     assert thought["summary"] == [{"type": "summary_text", "text": "hm"}]
