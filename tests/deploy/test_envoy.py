@@ -1,0 +1,239 @@
+"""A real Envoy with the shipped configuration before two servers: calls, streams, sequences, servers that go."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from tests.support import ir
+from tests.support.envoy import EnvoyProcess, envoy_before
+from tests.support.graphs import LOOPBACK, graph_text, python_node
+from tests.support.processes import OvmsProcess, free_ports, running
+
+pytestmark = pytest.mark.e2e
+
+_COUNT = """
+from pyovms import Tensor
+
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        for number in range(5):
+            yield [Tensor("out", str(number).encode())]
+"""
+_DRAIN_SECONDS = "3"
+"""Longer than Envoy takes to ask for health."""
+
+
+@contextmanager
+def _server(config: Path, ports: Sequence[int]) -> Iterator[OvmsProcess]:
+    rpc, rest = ports
+    options = ["serve", "--port", str(rpc), "--rest_port", str(rest), "--trial_load", "off", "--metrics_enable"]
+    options += ["--grpc_bind_address", "127.0.0.1", "--rest_bind_address", "127.0.0.1", "--config_path", str(config)]
+    options += ["--drain_delay", _DRAIN_SECONDS, "--drain_seconds", "10"]
+    with running(*options, grpc=rpc, rest=rest) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, one with sequences, and a graph that gives several answers."""
+    folder = tmp_path_factory.mktemp("served")
+    ir.save(ir.dummy(), folder / "models", "dummy")
+    ir.save(ir.accumulator(), folder / "models", "sums")
+    (folder / "count").mkdir()
+    (folder / "count" / "count.py").write_text(_COUNT)
+    (folder / "count" / "graph.pbtxt").write_text(graph_text(python_node("count.py", more=LOOPBACK)))
+    names = {"dummy": False, "sums": True}
+    models = [
+        {"config": {"name": name, "base_path": f"models/{name}", "stateful": keeps}} for name, keeps in names.items()
+    ]
+    config = folder / "config.json"
+    config.write_text(json.dumps({"model_config_list": models, "mediapipe_config_list": [{"name": "count"}]}))
+    return config
+
+
+@pytest.fixture(scope="module")
+def servers(config: Path) -> Iterator[list[OvmsProcess]]:
+    """Two servers that stay."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(_server(config, free_ports(2))) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def proxy(servers: list[OvmsProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvoyProcess]:
+    """Envoy before them."""
+    with envoy_before(tmp_path_factory.mktemp("envoy"), servers) as envoy:
+        envoy.wait_well(2, "grpc", "rest", "grpc_sequences", "rest_sequences")
+        yield envoy
+
+
+def _input(name: str, values: Any) -> Any:
+    array = np.asarray(values, np.float32)
+    made = triton.InferInput(name, array.shape, "FP32")
+    made.set_data_from_numpy(array)
+    return made
+
+
+def _infer(proxy: EnvoyProcess, value: float) -> float:
+    client = triton.InferenceServerClient(proxy.address)
+    try:
+        result = client.infer("dummy", [_input("b", np.full((1, 10), value))], client_timeout=30)
+        return float(result.as_numpy("a")[0, 0])
+    finally:
+        client.close()
+
+
+def _step_grpc(proxy: EnvoyProcess, sequence: int, value: float, **flags: bool) -> float:
+    """Make a step over a connection of its own."""
+    client = triton.InferenceServerClient(proxy.address)
+    try:
+        result = client.infer(
+            "sums", [_input("x", np.full((1, 2), value))], sequence_id=sequence, client_timeout=30,
+            headers={"x-sequence-id": str(sequence)}, **flags,
+        )  # fmt: skip
+        return float(result.as_numpy("y")[0, 0])
+    finally:
+        client.close()
+
+
+def _step_rest(proxy: EnvoyProcess, sequence: int, value: float, **flags: bool) -> float:
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [value, value]}]
+    body = {"inputs": inputs, "parameters": {"sequence_id": sequence, **flags}}
+    headers = {"x-sequence-id": str(sequence)}
+    answer = httpx.post(f"{proxy.url}/v2/models/sums/infer", json=body, headers=headers, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return float(answer.json()["outputs"][0]["data"][0])
+
+
+def _calls(server: OvmsProcess, name: str) -> float:
+    lines = server.get("/metrics").text.splitlines()
+    wanted = [line for line in lines if line.startswith("ovmstrio_requests_total") and f'name="{name}"' in line]
+    return sum(float(line.split()[-1]) for line in wanted)
+
+
+def test_calls_of_both_protocols_come_through_one_port(proxy: EnvoyProcess, servers: list[OvmsProcess]) -> None:
+    """And both servers have their part."""
+    assert [_infer(proxy, value) for value in range(20)] == [value + 1 for value in range(20)]
+    body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
+    with httpx.Client(base_url=proxy.url, timeout=30) as client:
+        for _ in range(20):
+            answer = client.post("/v2/models/dummy/infer", json=body)
+            assert answer.json()["outputs"][0]["data"] == [2.0] * 10
+    assert sum(_calls(server, "dummy") for server in servers) == 40
+    assert all(_calls(server, "dummy") for server in servers)
+
+
+def test_a_stream_comes_through_in_order_and_errors_keep_their_status(proxy: EnvoyProcess) -> None:
+    """Several answers to one request; and a name that nobody has is NOT_FOUND behind the proxy, too."""
+    client = triton.InferenceServerClient(proxy.address)
+    told: list[Any] = []
+    is_whole = threading.Event()
+
+    def take(result: Any, error: Any) -> None:
+        told.append(error or result.get_response().raw_output_contents[0])
+        if len(told) == 5:
+            is_whole.set()
+
+    try:
+        client.start_stream(take)
+        client.async_stream_infer("count", [_input("in", [1])])
+        assert is_whole.wait(30), told
+        with pytest.raises(Exception, match=r"NOT_FOUND.*requested name is not found"):
+            client.infer("nobody", [_input("b", [1])], client_timeout=30)
+    finally:
+        client.stop_stream()
+        client.close()
+    assert told == [str(number).encode() for number in range(5)]
+
+
+def test_a_sequence_stays_with_its_server_over_both_protocols(proxy: EnvoyProcess, servers: list[OvmsProcess]) -> None:
+    """By the header alone: each step comes over another connection, and every second one over the other protocol."""
+    sequences = range(1, 31)
+    for sequence in sequences:
+        assert _step_grpc(proxy, sequence, 1, sequence_start=True) == 1
+    for sequence in sequences:
+        assert _step_rest(proxy, sequence, 2) == 3
+    for sequence in sequences:
+        assert _step_grpc(proxy, sequence, 3) == 6
+    for sequence in sequences:
+        assert _step_rest(proxy, sequence, 4, sequence_end=True) == 10
+    calls = [_calls(server, "sums") for server in servers]
+    assert sum(calls) == 4 * len(sequences)
+    assert all(count % 4 == 0 and count for count in calls), calls
+
+
+@pytest.mark.slow
+def test_no_request_is_lost_while_servers_are_replaced_one_after_the_other(config: Path, tmp_path: Path) -> None:
+    """Each drains for longer than Envoy needs to see it, and the next one goes when its successor is well."""
+    ports = [free_ports(2), free_ports(2)]
+    outcomes: Counter[str] = Counter()
+    with ExitStack() as stack:
+        running_servers = [stack.enter_context(_server(config, each)) for each in ports]
+        proxy = stack.enter_context(envoy_before(tmp_path, running_servers))
+        proxy.wait_well(2, "grpc", "rest")
+        is_over = threading.Event()
+        with ThreadPoolExecutor(4) as pool:
+            loads = [pool.submit(_load_grpc, proxy, is_over), pool.submit(_load_rest, proxy, is_over)]
+            try:
+                for number, server in enumerate(running_servers):
+                    code, output = server.stop()
+                    assert code == 0, output
+                    assert "requests cut" not in output
+                    stack.enter_context(_server(config, ports[number]))
+                    proxy.wait_well(2, "grpc", "rest")
+            finally:
+                is_over.set()
+            for load in loads:
+                outcomes.update(load.result(60))
+    assert outcomes.keys() == {"grpc answered", "rest answered"}, outcomes
+    assert min(outcomes.values()) > 50
+
+
+def _load_grpc(proxy: EnvoyProcess, is_over: threading.Event) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    with triton.InferenceServerClient(proxy.address) as client:
+        while not is_over.is_set():
+            try:
+                client.infer("dummy", [_input("b", np.ones((1, 10)))], client_timeout=30)
+                outcomes["grpc answered"] += 1
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is lost
+                outcomes[f"grpc {error}"] += 1
+    return outcomes
+
+
+def _load_rest(proxy: EnvoyProcess, is_over: threading.Event) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    body = {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1, 10], "data": [1] * 10}]}
+    with httpx.Client(base_url=proxy.url, timeout=30) as client:
+        while not is_over.is_set():
+            answer = client.post("/v2/models/dummy/infer", json=body)
+            outcomes["rest answered" if answer.status_code == 200 else f"rest {answer.status_code}"] += 1
+    return outcomes
+
+
+def test_a_server_that_was_killed_costs_the_calls_that_it_had_and_no_others(config: Path, tmp_path: Path) -> None:
+    """Calls that cannot connect go to the other server, before Envoy has noticed anything."""
+    ports = [free_ports(2), free_ports(2)]
+    with ExitStack() as stack:
+        running_servers = [stack.enter_context(_server(config, each)) for each in ports]
+        proxy = stack.enter_context(envoy_before(tmp_path, running_servers))
+        proxy.wait_well(2, "grpc", "rest")
+        running_servers[0].process.kill()
+        running_servers[0].process.wait()
+        assert [_infer(proxy, value) for value in range(20)] == [value + 1 for value in range(20)]
+        proxy.wait_well(1, "grpc", "rest")
+        with grpc.insecure_channel(proxy.address) as channel:
+            assert grpc.channel_ready_future(channel).result(30) is None
