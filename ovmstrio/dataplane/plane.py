@@ -274,7 +274,7 @@ class DataPlane:
             await arrival.take_turn()
         if self._metrics is not None and name not in self._metered:
             self._metered.add(name)
-            self._metrics.child("ovmstrio_queued_requests", name).set_function(lambda: self._admission.queued(name))
+            self._metrics.limited(name, lambda: self._admission.queued(name))
         place = None
         try:
             place = await self._admission.enter(name)

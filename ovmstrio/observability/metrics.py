@@ -100,6 +100,11 @@ class Metrics(Meters):
         for name in figures.keys() & self._read.keys():
             self.registry.register(ReadFigures(self._read[name], figures[name]))
 
+    def limited(self, name: str, queued: Callable[[], int]) -> None:
+        """Show how many requests of a service wait for a place, and that none was refused yet."""
+        self.child("ovmstrio_queued_requests", name).set_function(queued)
+        self.child("ovmstrio_refused_requests", name)
+
     def refused(self, reason: str) -> None:
         """Count a request that was refused because of who makes it."""
         self.child("ovmstrio_refused_callers", reason).inc()
