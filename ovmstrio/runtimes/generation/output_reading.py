@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.core.generation import Conversation, Finish, Piece
-from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls
+from ovmstrio.runtimes.generation.grammars import check_grammar, impose_calls, on_one_line
 from ovmstrio.runtimes.generation.parsing import Delta, OutputParser, chosen_parsers, make_parser, opens_reasoning
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class OutputReading:
         """
         if asked.grammar is not None:
             check_grammar(asked.grammar)
+            asked = replace(asked, grammar=on_one_line(asked.grammar))
         conversation = asked.prompt
         if not isinstance(conversation, Conversation):
             return asked, AnswerReading(conversation=None, tools=_NONE, reasoning=_NONE)

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ovmstrio.core.generation import CallDelta, Conversation, Grammar, GrammarKind
-from ovmstrio.runtimes.generation.grammars import GrammarRefused, check_grammar, impose_calls
+from ovmstrio.runtimes.generation.grammars import GrammarRefused, check_grammar, impose_calls, on_one_line
+from ovmstrio.runtimes.generation.grammars.one_line import one_line_rules
 from ovmstrio.runtimes.generation.parsing import TOOL_PARSERS, make_parser
 from tests.support.grammar_engine import GrammarEngine, grammar_engine
 from tests.support.tiny_llm import write_tiny_folder
@@ -383,6 +384,9 @@ def _compile_if_checked(engine: GrammarEngine, grammar: Grammar) -> None:
     except GrammarRefused:
         return
     assert engine.make(grammar, tokens=2)[0] == "", grammar.text
+    if (line := on_one_line(grammar)) != grammar:
+        check_grammar(line)
+        assert engine.make(line, tokens=2)[0] == "", line.text
 
 
 @_ENGINE
@@ -453,10 +457,9 @@ def test_a_forced_call_is_made_and_read(engine: GrammarEngine, name: str) -> Non
         content, calls = _called(imposed.tool_parser, text)
         assert [call[0] for call in calls] == ["measure"]
         assert content == ""
-        try:
-            arguments = json.loads(calls[0][1])
-        except ValueError:
-            continue  # a tiny model may write blanks up to the end, which JSON has room for
+        if name == "qwen3coder" and "</tool_call>" not in text:
+            continue  # a tiny model may write blanks up to the end, which that form has room for
+        arguments = json.loads(calls[0][1])
         assert arguments["size"] in {1, 2}
         assert isinstance(arguments["exact"], bool)
         return
@@ -486,8 +489,8 @@ def test_content_stays_free_where_calls_are_only_guided(engine: GrammarEngine) -
     some = impose_calls(Conversation((), (strict, _TOOLS[1])), "hermes3")
     assert some is not None
     one, other = json.loads(some.grammar.text)["format"]["tags"]
-    assert one["content"]["json_schema"] == _FLAGS
-    assert other["content"]["json_schema"] == {"type": "object", "additionalProperties": True}
+    assert one["content"] == {"type": "grammar", "grammar": one_line_rules(_FLAGS)}
+    assert other["content"]["grammar"] == one_line_rules({"type": "object", "additionalProperties": True})
 
 
 def test_a_tool_whose_schema_cannot_be_imposed_is_named() -> None:

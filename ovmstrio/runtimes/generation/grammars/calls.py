@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
+from ovmstrio.runtimes.generation.grammars.one_line import one_line_rules
 from ovmstrio.runtimes.generation.grammars.refusals import GrammarRefused
 from ovmstrio.runtimes.generation.grammars.schemas import check_schema
 
@@ -101,9 +102,16 @@ def _tag(form: _Form, function: Mapping[str, Any], index: int, *, imposed: bool)
     return {
         "type": "tag",
         "begin": form.begin.format(json.dumps(function["name"], ensure_ascii=False)[1:-1]),
-        "content": {"type": form.content, "json_schema": parameters},
+        "content": _content(form, parameters),
         "end": form.end,
     }
+
+
+def _content(form: _Form, parameters: Any) -> Mapping[str, Any]:
+    rules = one_line_rules(parameters) if form.content == "json_schema" else None
+    if rules is not None:
+        return {"type": "grammar", "grammar": rules}
+    return {"type": form.content, "json_schema": parameters}
 
 
 def _parameters(schema: Any) -> Any:
