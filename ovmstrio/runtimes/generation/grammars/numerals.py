@@ -28,7 +28,7 @@ def integers(least: int | None, most: int | None) -> str:
 
 
 def numbers(least: int | None, most: int | None, *, above: bool = False, below: bool = False) -> str:
-    """Give the numerals of all numbers from ``least`` to ``most``, which are whole, or left out by ``above``, ``below``."""
+    """Give the numerals of all numbers from ``least`` to ``most``, themselves left out by ``above``, ``below``."""
     low, high = _within(least, -_MOST, most), _within(most, _MOST, least)
     parts = []
     if low < 0:

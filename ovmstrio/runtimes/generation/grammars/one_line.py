@@ -162,7 +162,9 @@ class _Rules:
                 return '"true" | "false"'
             case "null":
                 return '"null"'
-        return self._known("value")
+            case "":
+                return self._known("value")
+        raise _LeftToTheLibrary
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
