@@ -1,22 +1,42 @@
 """The one place where calls are observed, whatever they ask for and whichever door they came through.
 
 The data plane makes an event of every call to a service that exists, and tells each observer when it starts, what
-moves in it, and how it ended.  Metrics and the request log are observers; they get nothing but events.
+moves in it, and how it ended.  Metrics and the request log are observers; they get nothing but events.  Transports
+make a :class:`WireRequest` of each request, whether it becomes a call or not, where somebody is told of those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from time import perf_counter
 from typing import Final, Literal, Protocol
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.tracing import Span
 
-__all__ = ["CANCELLED", "OK", "QUESTIONS", "CallEvent", "CallObserver", "Door", "Interface", "Step", "say_nothing_else"]
+__all__ = [
+    "CANCELLED",
+    "OK",
+    "QUESTIONS",
+    "CallEvent",
+    "CallObserver",
+    "Door",
+    "Interface",
+    "RequestObserver",
+    "Step",
+    "WireProtocol",
+    "WireRequest",
+    "all_of",
+    "current_event",
+    "current_wire_request",
+    "say_nothing_else",
+]
 
 Interface = Literal["gRPC", "REST"]
+WireProtocol = Literal["gRPC", "HTTP"]
 
 OK: Final = "OK"
 CANCELLED: Final = "Cancelled"
@@ -46,6 +66,59 @@ class Door:
     ready: str = ""
     status: str = ""
     words: Callable[[ServerError, str], ServerError] = say_nothing_else
+
+
+class WireRequest:
+    """One request.
+
+    Attributes:
+        protocol: over which it came.
+        method: of HTTP, in capitals.
+        target: what was asked for, as it was sent; a path of gRPC.
+        headers: names in small letters and values.
+        client: the host that asks; empty at the other end of a Unix socket.
+        started: on the clock of ``time.perf_counter``.
+        status: of gRPC or HTTP, by its number; -1 before the end, and for who left before it was answered.
+        is_stream: whether it may hold any number of messages, each a call.
+        received: bytes of its body, or messages.
+        sent: bytes of its answer's.
+        event: the last call that it became; None where it asked for nothing that is served.
+    """
+
+    __slots__ = (
+        "client",
+        "event",
+        "headers",
+        "is_stream",
+        "method",
+        "protocol",
+        "received",
+        "sent",
+        "started",
+        "status",
+        "target",
+    )
+
+    def __init__(
+        self, protocol: WireProtocol, method: str, target: str, headers: Iterable[tuple[str, str]], client: str
+    ) -> None:
+        self.protocol = protocol
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.client = client
+        self.started = perf_counter()
+        self.status = -1
+        self.is_stream = False
+        self.received = self.sent = 0
+        self.event: CallEvent | None = None
+
+    def header(self, name: str) -> str:
+        """Find the first header of a name in small letters; empty if there is none."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return ""
 
 
 class Step(Enum):
@@ -78,6 +151,8 @@ class CallEvent:
         seconds: how long it took; 0 before its end.
         code: :data:`OK`, :data:`CANCELLED`, or the name of the error's class; empty before its end.
         error: what it ended with.
+        request: as it came over a wire; None where nobody is told of requests.
+        span: of the whole call; None where it is not traced.
     """
 
     name: str
@@ -97,6 +172,12 @@ class CallEvent:
     error: BaseException | None = None
     caller: str = ""
     trace_id: str = ""
+    request: WireRequest | None = None
+    span: Span | None = None
+
+
+current_event: Final[ContextVar[CallEvent | None]] = ContextVar("current_event", default=None)
+"""The call that runs now, for what is logged meanwhile."""
 
 
 class CallObserver(Protocol):
@@ -113,3 +194,34 @@ class CallObserver(Protocol):
     def call_finished(self, event: CallEvent) -> None:
         """A call has ended, as its ``code``, ``error`` and ``seconds`` say."""
         ...
+
+
+class RequestObserver(Protocol):
+    """Someone who is told of requests; must neither block nor raise."""
+
+    def request_ended(self, request: WireRequest) -> None:
+        """A request was answered, or its client has left; it has its status."""
+        ...
+
+
+class _Several:
+    """Tells several of requests, one after the other."""
+
+    def __init__(self, observers: Sequence[RequestObserver]) -> None:
+        self._observers = tuple(observers)
+
+    def request_ended(self, request: WireRequest) -> None:
+        """Tell of the end of a request."""
+        for observer in self._observers:
+            observer.request_ended(request)
+
+
+def all_of(observers: Sequence[RequestObserver]) -> RequestObserver | None:
+    """Make one observer of several; None of none."""
+    if len(observers) > 1:
+        return _Several(observers)
+    return observers[0] if observers else None
+
+
+current_wire_request: Final[ContextVar[WireRequest | None]] = ContextVar("current_wire_request", default=None)
+"""The request that the running task answers; None where nobody is told of requests."""

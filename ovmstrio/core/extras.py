@@ -28,6 +28,7 @@ class Extra(StrEnum):
 
     HANDLERS = "handlers"
     LLM = "llm"
+    OTEL = "otel"
     PADDLE = "paddle"
     QUANTIZE = "quantize"
     S3 = "s3"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from contextlib import asynccontextmanager, contextmanager
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 import trio
@@ -27,22 +26,22 @@ from ovmstrio.core.errors import (
     TooManyRequests,
     VersionRetired,
 )
-from ovmstrio.core.events import OK, CallEvent, Step
+from ovmstrio.core.events import CallEvent, Step
 from ovmstrio.core.limits import current_place
 from ovmstrio.core.pending_answers import current_share
 from ovmstrio.core.servable import SequenceServable
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.answer_room import AnswerRoom
+from ovmstrio.dataplane.call_observers import CallObservers
 from ovmstrio.dataplane.classification import keep_classes
 from ovmstrio.dataplane.descriptions import DEFAULT_NAME, Description, ModelMetadata, no_streams, otherwise
-from ovmstrio.dataplane.observed_call import ObservedCall, code_of
+from ovmstrio.dataplane.observed_call import ObservedCall
 from ovmstrio.dataplane.open_stream import OpenStream
 from ovmstrio.dataplane.own_limits import OwnLimits, count_call, give_place
 from ovmstrio.dataplane.rendering import Renderer
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.dataplane.shared_memory.placed_tensors import names_regions, place_tensors, write_outputs
 from ovmstrio.dataplane.wanted_outputs import StreamedOutputs, check_outputs, keep_outputs
-from ovmstrio.observability.call_statistics import CallStatistics
 from ovmstrio.registry import Readiness, parse_version
 from ovmstrio.runtimes.kind import Takes
 
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
     from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
+    from ovmstrio.observability.tracing.recent import RecentTraces
     from ovmstrio.registry import Lease, ModelControl, Registry, VersionStatus
 
 __all__ = ["DataPlane", "Description", "ModelMetadata"]
@@ -81,6 +81,7 @@ class DataPlane:
         admission: says how many calls there may be at once; by default as the services are configured.
         regions: those of shared memory that clients register; none may be unless given.
         server_name: what clients are told that it is called.
+        traces: the last ones; None where none are kept.
         control: loads and unloads by name; None where that is not how things are loaded.
     """
 
@@ -97,9 +98,11 @@ class DataPlane:
         regions: ClientRegions | None = None,
         control: ModelControl | None = None,
         server_name: str = DEFAULT_NAME,
+        traces: RecentTraces | None = None,
     ) -> None:
         self.registry = registry
         self.server_name = server_name
+        self.traces = traces
         self.control = control
         self.regions = regions or ClientRegions()
         self._renderer = Renderer(most_answer_bytes)
@@ -108,8 +111,8 @@ class DataPlane:
         self._own_limits = OwnLimits(registry)
         self._obstacle = obstacle
         self._reload = reload
-        self.call_statistics = CallStatistics()
-        self._observers = (*observers, *(() if metrics is None else (metrics,)))
+        calls = CallObservers((*observers, *(() if metrics is None else (metrics,))))
+        self._start, self._move, self._end, self.call_statistics = calls.start, calls.move, calls.end, calls.statistics
         self._metrics = metrics
         self._metered: set[str] = set()
         self._room = AnswerRoom()
@@ -577,24 +580,3 @@ class DataPlane:
         if versions:
             event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), door, method)
             self._end(event, None)
-
-    def _start(self, event: CallEvent, lease: Lease | None = None) -> None:
-        if lease is not None and lease.waited_seconds:
-            event.queue_seconds = lease.waited_seconds
-            event.started -= lease.waited_seconds
-        for observer in self._observers:
-            observer.call_started(event)
-
-    def _move(self, event: CallEvent, step: Step) -> None:
-        for observer in self._observers:
-            observer.call_moved(event, step)
-
-    def _end(self, event: CallEvent, error: BaseException | None) -> None:
-        event.seconds = perf_counter() - event.started
-        event.code = event.code or (OK if error is None else code_of(error))
-        event.error = event.error or error
-        if not event.compute_seconds:
-            event.compute_seconds = event.seconds - event.queue_seconds
-        self.call_statistics.call_finished(event)
-        for observer in self._observers:
-            observer.call_finished(event)

@@ -137,6 +137,7 @@ class Kind(ABC, Generic[SpecT]):
         further_sections: the keys of other lists that it reads.
         tells_all: whether loading what has errors in its settings, which a check does, tells all else that is wrong as
             well, and then fails.
+        runs_user_code: whether its services may run code of users, which may bring instrumentation of its own.
         occupied: what is said of a service whose name another kind has taken.
     """
 
@@ -148,6 +149,7 @@ class Kind(ABC, Generic[SpecT]):
     section: ClassVar[str] = ""
     further_sections: ClassVar[tuple[str, ...]] = ()
     tells_all: ClassVar[bool] = False
+    runs_user_code: ClassVar[bool] = True
     occupied: ClassVar[str] = "The name is taken"
 
     def read(self, file: ConfigFile) -> Sequence[ServableSpec]:

@@ -15,6 +15,7 @@ from ovmstrio.wire.http.router import Router
 
 if TYPE_CHECKING:
     from ovmstrio.access.gate import Gate
+    from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
@@ -24,16 +25,32 @@ if TYPE_CHECKING:
 __all__ = ["grpc_front_end", "metrics_front_end", "probe_front_end", "rest_front_end"]
 
 
-def grpc_front_end(plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None) -> GrpcFrontEnd:
+def grpc_front_end(
+    plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None, observer: RequestObserver | None
+) -> GrpcFrontEnd:
     """Make what speaks gRPC."""
     size = plan.settings.max_message_size
     limits = TransportLimits(max_receive_message_bytes=size, max_send_message_bytes=size)
     remote = plan.settings.allow_remote_admin
-    return GrpcFrontEnd(plane, limits=limits, pending=pending, root=plan.root, allows_remote_admin=remote, gate=gate)
+    return GrpcFrontEnd(
+        plane,
+        limits=limits,
+        pending=pending,
+        root=plan.root,
+        allows_remote_admin=remote,
+        gate=gate,
+        observer=observer,
+    )
 
 
 def rest_front_end(
-    plane: DataPlane, plan: Plan, pending: PendingAnswers, gate: Gate | None, past: RecentPast | None
+    plane: DataPlane,
+    plan: Plan,
+    pending: PendingAnswers,
+    gate: Gate | None,
+    *,
+    past: RecentPast | None,
+    observer: RequestObserver | None,
 ) -> RestFrontEnd:
     """Make what speaks HTTP."""
     settings = plan.settings
@@ -45,6 +62,7 @@ def rest_front_end(
         shows_details=settings.debug,
         allows_remote_admin=settings.allow_remote_admin,
         gate=gate,
+        observer=observer,
         pending=pending,
         root=plan.root,
         openai_errors=settings.openai_errors,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.access.gate import Gate
+    from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.connection import Routes
@@ -45,6 +46,7 @@ class GrpcFrontEnd:
         root: the entry that answers where no name is given; empty for none.
         allows_remote_admin: whether those whom nobody knows may change the server from other machines.
         gate: asks who calls; None where nobody has to be known.
+        observer: is told of every request; None for nobody.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class GrpcFrontEnd:
         root: str = "",
         allows_remote_admin: bool = False,
         gate: Gate | None = None,
+        observer: RequestObserver | None = None,
     ) -> None:
         self._addresses = addresses
         self._tls = tls
@@ -75,7 +78,13 @@ class GrpcFrontEnd:
             services = [GuardedService(service, gate) for service in services]
             further = GuardedRoutes(hosted, gate)
         self._server = GrpcServer(
-            services, Codec(), further=further, limits=limits, pending=pending, map_error=map_error
+            services,
+            Codec(),
+            further=further,
+            limits=limits,
+            pending=pending,
+            observer=observer,
+            map_error=map_error,
         )
 
     @property

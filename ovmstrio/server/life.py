@@ -3,6 +3,7 @@
 ::
 
     serve ── log writer          a thread that writes lines, flushed at the end
+          ├─ traces              threads that export them, where there are any, flushed likewise
           ├─ signals             the first drains, the second stops at once
           └─ server
              ├─ watcher          of the files of callers and certificates
@@ -32,6 +33,7 @@ import trio
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.core.census import current_census
 from ovmstrio.core.errors import ConfigError, ServerError
+from ovmstrio.core.events import all_of
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
 from ovmstrio.dataplane.admission import Admission
@@ -61,6 +63,7 @@ from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
+from ovmstrio.server.traces import ServerTraces, open_traces
 from ovmstrio.work.late_imports import import_aside
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.user_code.printing import prints_logged
@@ -175,18 +178,20 @@ async def serve_plan(
     Raises:
         ConfigError: what has its paths at the root cannot be loaded, or as :func:`serve`.
     """
-    server = _Server(plan, hosting or Hosting(), await open_access(plan.settings))
-    async with WRITER.in_thread(), trio.open_nursery() as nursery:
-        if handle_signals:
-            end = partial(server.end, nursery.cancel_scope)
-            await nursery.start(obey_signals, end, nursery.cancel_scope)
-        if hosting is not None and hosting.until is not None:
-            nursery.start_soon(server.end_when, hosting.until, nursery.cancel_scope)
-        if hosting is not None and hosting.warned is not None:
-            nursery.start_soon(server.begin_drain_when, hosting.warned)
-        with prints_logged():
-            await server.run(task_status)
-        nursery.cancel_scope.cancel()
+    access = await open_access(plan.settings)
+    async with WRITER.in_thread(), open_traces(is_watched=_has_console(plan)) as traces:
+        server = _Server(plan, hosting or Hosting(), access, traces)
+        async with trio.open_nursery() as nursery:
+            if handle_signals:
+                end = partial(server.end, nursery.cancel_scope)
+                await nursery.start(obey_signals, end, nursery.cancel_scope)
+            if hosting is not None and hosting.until is not None:
+                nursery.start_soon(server.end_when, hosting.until, nursery.cancel_scope)
+            if hosting is not None and hosting.warned is not None:
+                nursery.start_soon(server.begin_drain_when, hosting.warned)
+            with prints_logged():
+                await server.run(task_status)
+            nursery.cancel_scope.cancel()
     return server.ended_gently
 
 
@@ -198,7 +203,7 @@ class _Server:
             served did.
     """
 
-    def __init__(self, plan: Plan, hosting: Hosting, access: Access | None) -> None:
+    def __init__(self, plan: Plan, hosting: Hosting, access: Access | None, traces: ServerTraces) -> None:
         self._plan = plan
         self._settings = plan.settings
         self._hosting = hosting
@@ -208,7 +213,7 @@ class _Server:
         self._access = access
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
-        self._past = RecentPast() if plan.settings.console != "off" and plan.rest else None
+        self._past = RecentPast() if _has_console(plan) else None
         self._registry = self._make_registry()
         limit = Limit(plan.settings.max_concurrency, plan.settings.max_queue)
         self._admission = Admission(limit, self._registry.limit_of)
@@ -225,6 +230,7 @@ class _Server:
             reload=self._reload,
             observers=(
                 *((CallerNames(),) if gate is not None else ()),
+                *traces.calls,
                 *hosting.observers,
                 RequestLog(),
                 *(() if self._past is None else (self._past.failures,)),
@@ -236,7 +242,9 @@ class _Server:
             regions=ClientRegions(is_allowed=plan.settings.allow_shared_memory),
             control=self._control,
             server_name=plan.settings.server_name,
+            traces=traces.recent,
         )
+        self._told = all_of(traces.requests)
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
@@ -298,9 +306,11 @@ class _Server:
         plan, plane, gate = self._plan, self._plane, None if self._access is None else self._access.gate
         front_ends: dict[str, FrontEnd] = {}
         if plan.grpc:
-            front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate)
+            front_ends["gRPC"] = made.grpc_front_end(plane, plan, self._pending, gate, self._told)
         if plan.rest:
-            front_ends["REST"] = made.rest_front_end(plane, plan, self._pending, gate, self._past)
+            front_ends["REST"] = made.rest_front_end(
+                plane, plan, self._pending, gate, past=self._past, observer=self._told
+            )
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)
         if self._settings.probe_port and self._hosting.listeners is None:
@@ -497,6 +507,10 @@ class _Server:
 def _turns_of(load: LoopLoad) -> Callable[[], tuple[Sequence[int], float]]:
     """Give what reads how long the loop's turns take; from any thread."""
     return lambda: (tuple(load.turns), load.turn_seconds)
+
+
+def _has_console(plan: Plan) -> bool:
+    return plan.settings.console != "off" and bool(plan.rest)
 
 
 def _metrics_of(plan: Plan) -> Metrics | None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ovmstrio.access.gate import Gate
     from ovmstrio.api.console.guard import ConsoleMode
     from ovmstrio.api.mounts import MountKind
+    from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.pending_answers import PendingAnswers
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
@@ -55,6 +56,7 @@ class RestFrontEnd(HttpFrontEnd):
         shows_details: whether callers of handlers may see what their code raised.
         allows_remote_admin: whether those whom nobody knows may change the server from other machines.
         gate: asks who calls; None where nobody has to be known.
+        observer: is told of every request; None for nobody.
         pending: counts what waits for clients; of no bound for the server unless given.
         root: the name of the service whose paths are at the root of the port, too; empty for none.
         openai_errors: the form of errors of OpenAI's API, ``openai`` or ``ovms``.
@@ -74,6 +76,7 @@ class RestFrontEnd(HttpFrontEnd):
         shows_details: bool = False,
         allows_remote_admin: bool = False,
         gate: Gate | None = None,
+        observer: RequestObserver | None = None,
         pending: PendingAnswers | None = None,
         root: str = "",
         openai_errors: str = "openai",
@@ -87,6 +90,7 @@ class RestFrontEnd(HttpFrontEnd):
             shows_details=shows_details,
             allows_remote_admin=allows_remote_admin,
             gate=gate,
+            observer=observer,
             root=root,
             openai_errors=openai_errors,
             console=console,
@@ -110,6 +114,7 @@ def make_router(
     shows_details: bool = False,
     allows_remote_admin: bool = False,
     gate: Gate | None = None,
+    observer: RequestObserver | None = None,
     root: str = "",
     openai_errors: str = "openai",
     console: ConsoleMode = "local",
@@ -139,7 +144,13 @@ def make_router(
         OpPipelineSpec.kind: partial(_pipelines_of_ops, plane, max_body_bytes),
     }
     router = Router(
-        rules, OvmsRefusals(), ServiceMounts(plane, kinds, root), cors, has_limits=plane.has_limits, gate=gate
+        rules,
+        OvmsRefusals(),
+        ServiceMounts(plane, kinds, root),
+        cors,
+        has_limits=plane.has_limits,
+        gate=gate,
+        observer=observer,
     )
     plane.registry.subscribe(lambda _: router.forget())
     return router

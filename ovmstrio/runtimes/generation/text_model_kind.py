@@ -26,6 +26,7 @@ class TextModelKind(Kind[TextModelSpec]):
     name = TextModelSpec.kind
     spec = TextModelSpec
     takes = frozenset({Takes.GENERATION})
+    runs_user_code = False
     section = TEXT_MODELS
     occupied = "Text model has a name that is taken"
 

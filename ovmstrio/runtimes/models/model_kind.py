@@ -35,6 +35,7 @@ class ModelKind(Kind[ModelSpec]):
     name = ModelSpec.kind
     spec = ModelSpec
     takes = frozenset({Takes.TENSORS})
+    runs_user_code = False
     has_versions = True
     section: ClassVar[str] = ModelEntries.section
     occupied = "Model has a name that is taken"

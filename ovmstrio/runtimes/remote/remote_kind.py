@@ -26,6 +26,7 @@ class RemoteKind(Kind[RemoteSpec]):
     name: ClassVar[str] = RemoteSpec.kind
     spec = RemoteSpec
     takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS})
+    runs_user_code = False
     occupied: ClassVar[str] = "Remote model has a name that is taken"
 
     def read(self, file: ConfigFile) -> list[RemoteSpec]:

@@ -19,6 +19,7 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.core.arrivals import Arrivals
+from ovmstrio.core.events import RequestObserver
 from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.core.request import Buffer
 from ovmstrio.observability.repeated_faults import RepeatedFaults
@@ -78,6 +79,7 @@ class Connection:
         faults: of peers, for the log.
         inflater: decompresses messages.
         mark_dirty: lets the writer send what waits in the core.
+        observer: is told of every call; None for nobody.
         senders: messages that wait for the peer.
         share: counts what waits for the peer.
         closed: set when ``run`` has ended.
@@ -96,7 +98,9 @@ class Connection:
         endings: Endings,
         share: PendingShare,
         peer: Peer,
+        observer: RequestObserver | None = None,
     ) -> None:
+        self.observer = observer
         self.arrivals = Arrivals()
         self.core = Http2Core(limits, trio.current_time)
         self.codec = codec

@@ -13,6 +13,7 @@ import trio
 from grpclib.const import Handler
 from grpclib.encoding.base import CodecBase
 
+from ovmstrio.core.events import RequestObserver
 from ovmstrio.core.pending_answers import PendingAnswers
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
@@ -67,6 +68,7 @@ class GrpcServer:
         further: is asked for the handler of a path that no service has; it may answer differently each time.
         limits: what peers may do.
         pending: counts what waits for clients; of no bound for the server unless given.
+        observer: is told of every call; None for nobody.
         map_error: translates the application's errors; called for everything that a handler or the codec raises and
             that is not a ``GRPCError``.
 
@@ -82,6 +84,7 @@ class GrpcServer:
         further: Routes = NO_ROUTES,
         limits: TransportLimits | None = None,
         pending: PendingAnswers | None = None,
+        observer: RequestObserver | None = None,
         map_error: ErrorMapper | None = None,
     ) -> None:
         self._routes: dict[str, Handler] = {}
@@ -94,6 +97,7 @@ class GrpcServer:
         self._codec = codec
         self._limits = limits or TransportLimits()
         self._pending = pending or PendingAnswers()
+        self._observer = observer
         self._failures = FailureTranslator(map_error)
         self._faults = RepeatedFaults(log)
         self._endings = Endings()
@@ -194,6 +198,7 @@ class GrpcServer:
             endings=self._endings,
             share=self._pending.share(),
             peer=peer_of(stream),
+            observer=self._observer,
         )
         self._connections.add(connection)
         if self._drain is not None:

@@ -15,6 +15,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
+from ovmstrio.core.events import WireRequest, current_wire_request
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import StreamState
@@ -37,6 +38,7 @@ from ovmstrio.wire.listeners import Peer
 
 if TYPE_CHECKING:
     from ovmstrio.core.arrivals import Arrival, Arrivals
+    from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.pending_answers import PendingShare
     from ovmstrio.observability.repeated_faults import RepeatedFaults
     from ovmstrio.wire.grpc.inflation import Inflater
@@ -81,6 +83,7 @@ class CallHost(Protocol):
     failures: FailureTranslator
     faults: RepeatedFaults
     inflater: Inflater
+    observer: RequestObserver | None
     peer: Peer
     senders: Senders
     share: PendingShare
@@ -116,7 +119,9 @@ class Call:
         "_readable",
         "_replies",
         "_requests",
+        "_said_status",
         "_sending",
+        "_status",
         "_trailing_metadata",
         "_trailing_status",
         "arrival",
@@ -152,6 +157,8 @@ class Call:
         self._sending = False
         self._trailing_metadata = b""
         self._trailing_status = b""
+        self._said_status = Status.OK.value
+        self._status = -1
 
     # -- about the call ------------------------------------------------------------------------------------------
 
@@ -421,6 +428,7 @@ class Call:
         if self._trailing_status:
             raise ProtocolError("trailing metadata was already sent")
         self._check_open()
+        self._said_status = status.value
         self._trailing_status = trailers_block(status, status_message, status_details)
         if metadata:
             self._trailing_metadata = metadata_block(encode_metadata(metadata))
@@ -437,6 +445,8 @@ class Call:
         Cancellation: ``scope`` ends in trailers; a cancellation from outside passes through.
         """
         _current.set(self)
+        observer = self._host.observer
+        told = None if observer is None else self._begin_told()
         failure: GRPCError | None = None
         try:
             with self.scope:
@@ -458,6 +468,17 @@ class Call:
         finally:
             # Its traceback knows this frame: both would keep what the call was given until cycles are looked for.
             del failure
+            if told is not None and observer is not None:
+                told.received, told.sent, told.status = self.received, self.sent, self._status
+                observer.request_ended(told)
+
+    def _begin_told(self) -> WireRequest:
+        """Make the request that observers are told of the one that this task answers."""
+        head = self.state.head
+        told = WireRequest("gRPC", "POST", self.path, head.headers, self.peer.host)
+        told.is_stream = self.handler.cardinality.client_streaming
+        current_wire_request.set(told)
+        return told
 
     def _end(self, failure: GRPCError | None) -> None:
         """Say how the call ended, if nothing has been said yet."""
@@ -484,10 +505,12 @@ class Call:
     def _finish(self, failure: GRPCError | None) -> None:
         core = self._host.core
         if failure is None:
+            self._status = self._said_status
             if not self._headers_sent:
                 core.send_headers(self.state, RESPONSE_HEADERS)
             block = self._trailing_status or OK_TRAILERS
         else:
+            self._status = failure.status.value
             details = failure.details if isinstance(failure.details, bytes) else None
             encode = trailers_block if self._headers_sent else trailers_only_block
             block = encode(failure.status, failure.message, details)

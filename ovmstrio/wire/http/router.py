@@ -26,11 +26,13 @@ from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.limits import Place, current_place
 from ovmstrio.wire.http.answers import challenge, error_answer
+from ovmstrio.wire.http.told_requests import ToldRequests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.access.gate import Gate
+    from ovmstrio.core.events import RequestObserver
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.wire.http.answers import Cors
 
@@ -151,6 +153,7 @@ class Router:
         cors: what browsers of other origins may do, None for nothing.
         has_limits: tells whether requests may have to be let in, as routes say.
         gate: asks who calls; None where nobody has to be known.
+        observer: is told of every request; None for nobody.
     """
 
     def __init__(
@@ -162,7 +165,9 @@ class Router:
         *,
         has_limits: Callable[[], bool] = bool,
         gate: Gate | None = None,
+        observer: RequestObserver | None = None,
     ) -> None:
+        self._told = None if observer is None else ToldRequests(observer)
         self._rules = rules
         self._own = frozenset(each.first for each in rules)
         self._refusals = refusals
@@ -200,7 +205,10 @@ class Router:
             if route.admit is not None and self._has_limits():
                 current_place.set(await route.admit(request.method))
         except ServerError as error:
-            return self.shared(challenge(route.refuse(error), error), request.header("origin") or "")
+            refusal = self.shared(challenge(route.refuse(error), error), request.header("origin") or "")
+            if self._told is not None:
+                self._told.refused(request, refusal)
+            return refusal
         return None
 
     def lets_in(self, route: Route) -> bool:
@@ -225,7 +233,12 @@ class Router:
         unknown = Route(_unanswered, error_answer, "", need=Need.CALLER)
         told = await self.admit(unknown, request) if is_guarded else None
         leave_caller()
-        return told or self.shared(refusal, request.header("origin") or "")
+        if told is not None:
+            return told
+        answer = self.shared(refusal, request.header("origin") or "")
+        if self._told is not None:
+            self._told.refused(request, answer)
+        return answer
 
     async def answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         """Answer a request.
@@ -235,6 +248,17 @@ class Router:
         Ownership: a stream in the answer is the caller's to close.
         Cancellation: as that of what answers.
         """
+        if self._told is None:
+            return await self._answer(route, request)
+        told = self._told.begin(request)
+        try:
+            answer = await self._answer(route, request)
+        except BaseException:
+            self._told.left(told)
+            raise
+        return self._told.answered(told, answer)
+
+    async def _answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         try:
             answer = await route.view(request)
         except Exception as error:  # noqa: BLE001 - the border of one request

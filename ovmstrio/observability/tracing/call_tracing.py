@@ -1,0 +1,181 @@
+"""The spans of calls, from the one event that each of them is."""
+
+from __future__ import annotations
+
+from random import getrandbits
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from ovmstrio.core.events import CANCELLED, OK
+from ovmstrio.core.tracing import current_span
+from ovmstrio.observability.tracing.conventions import describe_call, describe_end, is_failing_status, span_name
+from ovmstrio.observability.tracing.spans import QuietSpan, RecordedSpan
+from ovmstrio.observability.tracing.trace_context import read_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ovmstrio.core.events import CallEvent, Step, WireRequest
+    from ovmstrio.observability.tracing.recent import RecentTraces
+    from ovmstrio.observability.tracing.sampling import Sampling
+    from ovmstrio.observability.tracing.spans import SpanSink, UserContext
+    from ovmstrio.observability.tracing.trace_context import TraceParent
+
+__all__ = ["CallTracing", "WatchedCalls"]
+
+_TRACE_BITS: Final = 128
+
+
+class CallTracing:
+    """Observes calls and requests, and makes a span of each call.
+
+    A call that is not recorded has ids all the same, and is recorded at its end if it has failed.
+
+    Args:
+        sampling: decides which are recorded.
+        sinks: get the spans that are.
+        is_failure: tells whether an error is the server's, rather than the caller's.
+        user: makes spans the current ones of the code of users; None where that knows none.
+        has_user_code: tells whether services of a kind run code of users.
+        is_told_of_requests: whether :meth:`request_ended` is called, so that a span lasts as long as its request.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        sinks: Sequence[SpanSink],
+        *,
+        is_failure: Callable[[BaseException], bool],
+        user: UserContext | None = None,
+        has_user_code: Callable[[str], bool] = bool,
+        is_told_of_requests: bool = True,
+    ) -> None:
+        self._sampling = sampling
+        self._sinks = tuple(sinks)
+        self._is_failure = is_failure
+        self._user = user
+        self._has_user_code = has_user_code
+        self._is_told_of_requests = is_told_of_requests
+
+    def call_started(self, event: CallEvent) -> None:
+        """Begin the span of a call, which is the current one from now on."""
+        parent = None
+        request = event.request
+        if request is not None:
+            for name, value in request.headers:
+                if name == "traceparent":
+                    parent = read_parent(value, request.header("tracestate"))
+                    break
+        trace = getrandbits(_TRACE_BITS) if parent is None else parent.trace_id
+        if self._sampling.records(trace, parent):
+            span: RecordedSpan | QuietSpan = self._recorded(event, trace, parent)
+            event.trace_id = span.trace_id
+        else:
+            span = QuietSpan(trace, getrandbits(64), parent)
+        event.span = span
+        current_span.set(span)
+        if self._user is not None and (span.is_recorded or self._has_user_code(event.kind)):
+            self._user.enter(span)
+
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """Leave the steps of streams out: there may be any number of them."""
+
+    def call_finished(self, event: CallEvent) -> None:
+        """End the span of a call, unless its request has yet to be answered."""
+        if event.span is None:
+            return
+        current_span.set(None)
+        if self._user is not None:
+            self._user.leave(None)
+        request = event.request
+        if request is None or request.is_stream or not self._is_told_of_requests:
+            self._end(event, None)
+
+    def request_ended(self, request: WireRequest) -> None:
+        """End the span of the call that a request was."""
+        if request.event is not None and not request.is_stream:
+            self._end(request.event, request)
+
+    def _end(self, event: CallEvent, request: WireRequest | None) -> None:
+        span = event.span
+        has_failed = self._has_failed(event, request)
+        if isinstance(span, QuietSpan):
+            if not has_failed:
+                return
+            span = self._recorded(event, span.trace, span.parent, span.number)
+        if not isinstance(span, RecordedSpan):
+            return
+        describe_end(event, span.set)
+        if event.code == CANCELLED:
+            span.set("ovmstrio.cancelled", True)
+        elif has_failed:
+            span.fail(event.error or _StatusError(event.code))
+        elif event.code != OK:
+            span.set("error.type", event.code)
+        span.end()
+
+    def _recorded(self, event: CallEvent, trace: int, parent: TraceParent | None, number: int = 0) -> RecordedSpan:
+        """Make the span of a call, which began with its request unless that has several."""
+        request, began = event.request, event.started
+        if request is not None and not request.is_stream:
+            began = min(began, request.started)
+        span = RecordedSpan(
+            span_name(event),
+            self._sinks,
+            trace,
+            number=number,
+            parent=0 if parent is None else parent.span_id,
+            has_remote_parent=parent is not None,
+            state="" if parent is None else parent.state,
+            kind="server",
+            user=self._user,
+            seconds_ago=perf_counter() - began,
+        )
+        describe_call(event, span.set)
+        return span
+
+    def _has_failed(self, event: CallEvent, request: WireRequest | None) -> bool:
+        if request is not None and is_failing_status(request):
+            return True
+        error = event.error
+        return error is not None and event.code != CANCELLED and self._is_failure(error)
+
+
+class WatchedCalls:
+    """Has calls be recorded only while somebody looks at recent traces, and otherwise costs a test.
+
+    Args:
+        tracing: records them.
+        recent: what is looked at.
+        most: how many calls are recorded a second.
+    """
+
+    def __init__(self, tracing: CallTracing, recent: RecentTraces, most: int = 20) -> None:
+        self._tracing = tracing
+        self._recent = recent
+        self._most = most
+        self._second = 0
+        self._count = 0
+
+    def call_started(self, event: CallEvent) -> None:
+        """Record a call that is watched."""
+        if not self._recent.is_watched:
+            return
+        second = int(perf_counter())
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += 1
+        if self._count <= self._most:
+            self._tracing.call_started(event)
+
+    def call_moved(self, event: CallEvent, step: Step) -> None:
+        """Do nothing, as steps are left out."""
+
+    def call_finished(self, event: CallEvent) -> None:
+        """End the span of a call that has one."""
+        if event.span is not None:
+            self._tracing.call_finished(event)
+
+
+class _StatusError(Exception):
+    """Stands for the error of a call that said itself what it was answered with."""

@@ -1,0 +1,51 @@
+"""Which calls are recorded: as their callers are, and of those that have no parent a share.
+
+The names are those of ``OTEL_TRACES_SAMPLER``.  A share is taken by the trace's id, so that all servers that a call
+passes through decide alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ovmstrio.observability.tracing.trace_context import TraceParent
+
+__all__ = ["ALWAYS", "SAMPLERS", "Sampling"]
+
+_PARENT_BASED: Final = "parentbased_"
+_RATIOS: Final = {"always_on": 1.0, "always_off": 0.0}
+_RATIO: Final = "traceidratio"
+SAMPLERS: Final = tuple(f"{prefix}{name}" for prefix in ("", _PARENT_BASED) for name in (*_RATIOS, _RATIO))
+"""The names that are understood."""
+_LOW_BITS: Final = 2**64 - 1
+
+
+class Sampling:
+    """Decides for one call after the other.
+
+    Args:
+        name: one of :data:`SAMPLERS`.
+        ratio: the share, from 0 to 1, where the name has one.
+
+    Raises:
+        ValueError: the name is none of them, or the ratio out of its bounds.
+    """
+
+    def __init__(self, name: str = "parentbased_always_on", ratio: float = 1.0) -> None:
+        if name not in SAMPLERS:
+            raise ValueError(f"expected one of {', '.join(SAMPLERS)}, got {name!r}")
+        if not 0 <= ratio <= 1:
+            raise ValueError(f"expected a ratio from 0 to 1, got {ratio}")
+        self._follows_parent = name.startswith(_PARENT_BASED)
+        share = _RATIOS.get(name.removeprefix(_PARENT_BASED), ratio)
+        self._bound = round(share * (_LOW_BITS + 1))
+
+    def records(self, trace_id: int, parent: TraceParent | None) -> bool:
+        """Decide for a call of a trace."""
+        if parent is not None and self._follows_parent:
+            return parent.is_sampled
+        return trace_id & _LOW_BITS < self._bound
+
+
+ALWAYS: Final = Sampling("always_on")

@@ -1,0 +1,55 @@
+"""Requests over HTTP, told to whoever wants to know of each: begun, answered, refused, or left by their clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ovmstrio.core.events import WireRequest, current_wire_request
+
+if TYPE_CHECKING:
+    from ovmstrio.core.events import RequestObserver
+    from ovmstrio.core.http import HttpAnswer, HttpRequest
+
+__all__ = ["ToldRequests"]
+
+
+class ToldRequests:
+    """Makes a :class:`WireRequest` of each request, and tells of its end.
+
+    Args:
+        observer: is told.
+    """
+
+    def __init__(self, observer: RequestObserver) -> None:
+        self._observer = observer
+
+    def begin(self, request: HttpRequest) -> WireRequest:
+        """Make a request the one that the running task answers."""
+        told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.client)
+        told.received = len(request.body)
+        current_wire_request.set(told)
+        return told
+
+    def answered(self, told: WireRequest, answer: HttpAnswer) -> HttpAnswer:
+        """Tell of a request that has its answer; one that is a stream lasts as long as that."""
+        current_wire_request.set(None)
+        told.status = answer.status
+        if isinstance(answer.body, bytes):
+            told.sent = len(answer.body)
+            self._observer.request_ended(told)
+            return answer
+        return answer.followed_by(lambda: self._end_stream(told))
+
+    def refused(self, request: HttpRequest, answer: HttpAnswer) -> None:
+        """Tell of a request that is answered before its body was read."""
+        self.answered(self.begin(request), answer)
+
+    def left(self, told: WireRequest) -> None:
+        """Tell of a request whose client left before there was an answer, or that was cut off."""
+        current_wire_request.set(None)
+        self._observer.request_ended(told)
+
+    def _end_stream(self, told: WireRequest) -> None:
+        if told.event is not None:
+            told.sent = told.event.sent
+        self._observer.request_ended(told)

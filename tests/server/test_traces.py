@@ -1,0 +1,235 @@
+"""Calls through every door as spans that a collector of OpenTelemetry's receives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+import pytest
+import trio
+
+from ovmstrio.server.plan import read_plan
+from ovmstrio.server.settings import ServerSettings
+from tests.support.all_kinds import write_all_kinds
+from tests.support.both_doors import triton_module
+from tests.support.otlp import Collector, collecting
+from tests.support.served_plans import ServedPlan, serving_plan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SPAN = "b7ad6b7169203331"
+PARENT = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "vendor=x"}
+UNSAMPLED = {"traceparent": f"00-{TRACE}-{SPAN}-00"}
+_LOOPBACK = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1", "trial_load": "off"}
+
+
+@asynccontextmanager
+async def serving(config: Path, **settings: Any) -> AsyncIterator[ServedPlan]:
+    """Serve a configuration until the block ends, gently, so that all spans have been exported then."""
+    plan = await read_plan(ServerSettings.model_validate({**_LOOPBACK, "config_path": config, **settings}))
+    plan = replace(plan, grpc=("127.0.0.1:0",), rest=("127.0.0.1:0",))
+    async with serving_plan(plan, drains=True) as server:
+        with trio.fail_after(60):
+            await server.plane.registry.wait_loaded()
+        yield server
+
+
+@asynccontextmanager
+async def traced(
+    monkeypatch: pytest.MonkeyPatch, config: Path, protocol: str = "http/protobuf", **environment: str
+) -> AsyncIterator[tuple[Collector, ServedPlan]]:
+    """Serve with traces; what was recorded is at the collector after the block."""
+    async with collecting() as collector:
+        for name, value in collector.environment(protocol, **environment).items():
+            monkeypatch.setenv(name, value)
+        async with serving(config) as server:
+            yield collector, server
+
+
+async def ask(server: ServedPlan, method: str, path: str, **options: Any) -> httpx.Response:
+    """Make a call over REST."""
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        return await client.request(method, f"http://{server.rest[0]}{path}", **options)
+
+
+def infer_body(name: str = "b") -> dict[str, Any]:
+    """Give an inference of the model in KServe's JSON."""
+    return {"id": "r1", "inputs": [{"name": name, "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}]}
+
+
+def infer_over_grpc(address: str, headers: dict[str, str]) -> Any:
+    """Infer with tritonclient."""
+    triton = triton_module("grpc")
+    with triton.InferenceServerClient(address) as client:
+        given = triton.InferInput("b", [1, 10], "FP32")
+        given.set_data_from_numpy(np.ones((1, 10), np.float32))
+        return client.infer("model", [given], request_id="r2", headers=headers).as_numpy("a")
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+async def test_a_call_over_grpc_is_a_part_of_its_callers_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """Over either form of OTLP; the span has the conventions' names, and the server's own."""
+    async with traced(monkeypatch, write_all_kinds(tmp_path), protocol) as (collector, server):
+        answer = await trio.to_thread.run_sync(infer_over_grpc, server.grpc[0], PARENT)
+        assert answer.tolist() == [[2.0] * 10]
+    span = collector.named("inference.GRPCInferenceService/ModelInfer")
+    assert (span.kind, span.trace_id, span.parent_id, span.state) == ("server", TRACE, SPAN, "vendor=x")
+    assert (span.service, span.failure) == ("ovms", "")
+    told = span.attributes
+    assert told["rpc.system.name"] == "grpc"
+    assert told["rpc.method"] == "inference.GRPCInferenceService/ModelInfer"
+    assert told["rpc.response.status_code"] == "OK"
+    assert told["ovmstrio.service.name"] == "model"
+    assert told["ovmstrio.service.kind"] == "model"
+    assert told["ovmstrio.request.id"] == "r2"
+    assert told["client.address"] == "127.0.0.1"
+
+
+async def test_calls_over_rest_of_every_protocol_are_parts_of_their_callers_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KServe, TensorFlow Serving, a handler's routes and a pipeline of Ops; statuses are those that clients got."""
+    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, server):
+        kserve = await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=PARENT)
+        tensorflow = await ask(
+            server, "POST", "/v1/models/model:predict", json={"instances": [[1.0] * 10]}, headers=PARENT
+        )
+        handler = await ask(server, "POST", "/handler", json=[1, 2], headers=PARENT)
+        ops = await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=PARENT)
+        bad = await ask(server, "POST", "/v2/models/model/infer", json=infer_body("wrong"), headers=PARENT)
+        assert [each.status_code for each in (kserve, tensorflow, handler, ops, bad)] == [200, 200, 200, 200, 400]
+    spans = [span for span in collector.spans if span.kind == "server"]
+    assert {span.trace_id for span in spans} == {TRACE}
+    assert {span.parent_id for span in spans} == {SPAN}
+    assert [(span.name, span.attributes["http.response.status_code"]) for span in spans] == [
+        ("POST /v2/models/model/infer", 200),
+        ("POST /v1/models/model:predict", 200),
+        ("POST /handler", 200),
+        ("POST /ops", 200),
+        ("POST /v2/models/model/infer", 400),
+    ]
+    assert [span.attributes["ovmstrio.service.kind"] for span in spans[:4]] == [
+        "model",
+        "model",
+        "handler",
+        "op pipeline",
+    ]
+    assert spans[4].failure == ""
+    assert spans[4].attributes["error.type"] == "InvalidRequest"
+
+
+async def test_a_call_without_a_parent_begins_a_trace_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at recent traces finds the same ids as the collector."""
+    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, server):
+        await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
+        assert server.plane.traces is not None
+        (kept,) = server.plane.traces.traces()
+    span = collector.named("POST /v2/models/model/infer")
+    assert span.parent_id == ""
+    assert kept.trace_id == span.trace_id
+    assert kept.root is not None
+    assert kept.root.span_id == span.span_id
+    assert kept.root.attributes["http.response.status_code"] == 200
+
+
+async def test_without_the_variables_calls_are_recorded_while_somebody_looks(tmp_path: Path) -> None:
+    """As the console's viewers do, and at no other time."""
+    async with serving(write_all_kinds(tmp_path)) as server:
+        traces = server.plane.traces
+        assert traces is not None
+        await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
+        assert traces.traces() == []
+        with traces.watching():
+            await ask(server, "POST", "/v2/models/dag/infer", json=infer_body())
+        (trace,) = traces.traces()
+        assert trace.summary()["name"] == "ModelInfer dag"
+        assert traces.trace(trace.trace_id) == trace
+    async with serving(tmp_path / "config.json", console="off") as server:
+        assert server.plane.traces is None
+
+
+FAILING = """
+class Handler:
+    def handle_post(self, payload):
+        raise RuntimeError("the cat is out")
+"""
+
+
+async def test_calls_that_are_not_sampled_are_recorded_if_they_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the ids that they had; what succeeds, or is the caller's mistake, is not."""
+    config = write_all_kinds(tmp_path, handler=FAILING)
+    async with traced(monkeypatch, config) as (collector, server):
+        await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=UNSAMPLED)
+        await ask(server, "POST", "/v2/models/model/infer", json=infer_body("wrong"), headers=UNSAMPLED)
+        failed = await ask(server, "POST", "/handler", json=[1], headers=UNSAMPLED)
+        assert failed.status_code == 500
+    (span,) = collector.spans
+    assert (span.name, span.trace_id, span.parent_id) == ("POST /handler", TRACE, SPAN)
+    assert span.failure
+    assert span.attributes["http.response.status_code"] == 500
+
+
+async def test_a_share_of_the_calls_without_a_parent_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ratio of nothing records nothing, and a parent's decision counts more."""
+    sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
+    async with traced(monkeypatch, write_all_kinds(tmp_path), **sampler) as (collector, server):
+        for _ in range(5):
+            await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
+        await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=PARENT)
+    (span,) = [each for each in collector.spans if each.kind == "server"]
+    assert span.trace_id == TRACE
+
+
+async def test_no_thread_of_the_exporters_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the server is theirs."""
+    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (_, server):
+        await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
+        assert _exporting()
+    assert not _exporting()
+
+
+def _exporting() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("OtelBatch")]
+
+
+_SHOW = """
+import sys, trio
+from ovmstrio.server.traces import open_traces
+import ovmstrio.server.life, ovmstrio.server.front_ends
+
+async def main():
+    async with open_traces() as traces:
+        assert not traces.calls and not traces.requests and traces.recent is None
+
+trio.run(main)
+print([name for name in sys.modules if name.partition(".")[0] == "opentelemetry"])
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"OTEL_SERVICE_NAME": "x"}, {"OTEL_TRACES_EXPORTER": "none"}])
+def test_without_the_variables_opentelemetry_is_not_imported(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing watches calls either."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run([sys.executable, "-c", _SHOW], capture_output=True, text=True, timeout=120, check=True)
+
+    assert done.stdout.strip() == "[]", done.stdout

@@ -1,0 +1,138 @@
+"""A collector of OpenTelemetry's in this process, over HTTP and over gRPC, made of the server's own transports."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import trio
+from grpclib.const import Cardinality, Handler
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from ovmstrio.api.grpc_codec import Codec
+from ovmstrio.api.refusals import OvmsRefusals
+from ovmstrio.core.http import HttpAnswer
+from ovmstrio.wire.grpc.server import GrpcServer
+from ovmstrio.wire.http.http_server import HttpFrontEnd
+from ovmstrio.wire.http.router import Router, rule
+from ovmstrio.wire.listeners import open_listeners
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from ovmstrio.core.http import HttpRequest
+    from ovmstrio.wire.grpc.stream import Call
+
+__all__ = ["Collector", "Seen", "collecting"]
+
+_EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_KINDS = ("", "internal", "server", "client")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A span as it came over the wire."""
+
+    name: str
+    kind: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    attributes: dict[str, Any]
+    links: list[str]
+    events: list[str]
+    state: str
+    failure: str
+    seconds: float
+    service: str
+
+
+@dataclass
+class Collector:
+    """What has come, and where it is awaited."""
+
+    grpc: str = ""
+    http: str = ""
+    spans: list[Seen] = field(default_factory=list)
+
+    def take(self, data: bytes) -> None:
+        """Read one export."""
+        for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+            named = {each.key: each.value.string_value for each in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                self.spans += [_seen(span, named["service.name"]) for span in scope.spans]
+
+    def named(self, name: str) -> Seen:
+        """Give the one span of a name."""
+        found = [span for span in self.spans if span.name == name]
+        assert len(found) == 1, (name, [span.name for span in self.spans])
+        return found[0]
+
+    def below(self, parent: Seen) -> list[Seen]:
+        """Give the spans that are parts of one."""
+        return [span for span in self.spans if span.parent_id == parent.span_id]
+
+    def environment(self, protocol: str = "http/protobuf", **more: str) -> Mapping[str, str]:
+        """Give the variables that have a server export to here, with little delay."""
+        address = f"http://{self.grpc if protocol == 'grpc' else self.http}"
+        return {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": address,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_BSP_SCHEDULE_DELAY": "100",
+            "NO_PROXY": "127.0.0.1",
+            **more,
+        }
+
+
+@asynccontextmanager
+async def collecting() -> AsyncIterator[Collector]:
+    """Collect as long as the block lasts."""
+    collector = Collector()
+
+    async def export_http(request: HttpRequest) -> HttpAnswer:
+        packed = request.header("content-encoding") == "gzip"
+        collector.take(gzip.decompress(request.body) if packed else request.body)
+        return HttpAnswer(200, (("content-type", "application/x-protobuf"),))
+
+    async def export_grpc(call: Call) -> None:
+        collector.take(await call.recv_message(is_decoded=False))
+        await call.send_message(memoryview(b""))
+
+    http = HttpFrontEnd(
+        ("127.0.0.1:0",), Router([rule("/v1/traces", "POST", export_http, is_hot=True)], OvmsRefusals())
+    )
+    grpc = GrpcServer([_Collecting(Handler(export_grpc, Cardinality.UNARY_UNARY, bytes, bytes))], Codec())
+    async with trio.open_nursery() as nursery, open_listeners(["127.0.0.1:0"], None) as listeners:
+        (collector.http,) = await nursery.start(http.serve)
+        (collector.grpc,) = await nursery.start(grpc.serve, listeners)
+        yield collector
+        nursery.cancel_scope.cancel()
+
+
+class _Collecting:
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        return {_EXPORT: self._handler}
+
+
+def _seen(span: Any, service: str) -> Seen:
+    attributes = {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+    return Seen(
+        span.name,
+        _KINDS[span.kind],
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        attributes,
+        [link.span_id.hex() for link in span.links],
+        [event.name for event in span.events],
+        span.trace_state,
+        span.status.message if span.status.code == Status.STATUS_CODE_ERROR else "",
+        (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
+        service,
+    )
