@@ -14,6 +14,7 @@ from ovmstrio.core.generation import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.config.located import Located
@@ -49,6 +50,8 @@ class _TextModel(ServiceEntry):
     enable_tool_guided_generation: bool = OPTIONAL
     chat_template_mode: str = OPTIONAL
     kv_overcommit: float = OPTIONAL
+    draft_models_path: str = OPTIONAL
+    draft_device: str = OPTIONAL
     pooling: str = OPTIONAL
     normalize: bool = OPTIONAL
     truncate: bool = OPTIONAL
@@ -70,7 +73,7 @@ def _read_entry(entry: Located, file: ConfigFile) -> TextModelSpec | None:
     if not is_whole(config, members, _TextModel) or not file.is_first(TextModelSpec.kind, config, members["name"]):
         return None
     given = {key: member.plain() for key, member in members.items()}
-    task, fields, problems = _read_settings(given)
+    task, fields, problems = _read_settings(given, file.directory)
     path = file.directory / given["base_path"]
     place = file.place(config)
     return TextModelSpec(
@@ -86,11 +89,13 @@ def _read_entry(entry: Located, file: ConfigFile) -> TextModelSpec | None:
     )
 
 
-def _read_settings(given: Mapping[str, Any]) -> tuple[Task, dict[str, Any], list[Problem]]:
+def _read_settings(given: Mapping[str, Any], directory: Path) -> tuple[Task, dict[str, Any], list[Problem]]:
     problems = [*check_name(given["name"]), *check_base_path(given["base_path"])]
     try:
         task = read_task(given.get("task", Task.TEXT_GENERATION.value))
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [*problems, *error.problems]
-    fields, wrong = read_text_options(task, {key: value for key, value in given.items() if key in TEXT_OPTIONS})
+    fields, wrong = read_text_options(
+        task, {key: value for key, value in given.items() if key in TEXT_OPTIONS}, directory
+    )
     return task, fields, problems + wrong

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
 from ovmstrio.config.specs import ServableSpec
 from ovmstrio.core.generation import Task
 
-__all__ = ["TextModelSpec"]
+__all__ = ["PROMPT_LOOKUP", "TextModelSpec"]
+
+PROMPT_LOOKUP: Final = "prompt_lookup"
+"""What the library calls it in its properties."""
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -41,6 +44,9 @@ class TextModelSpec(ServableSpec):
         max_allowed_chunks: how many pieces of documents one call of a reranker may have.
         max_queue: how many requests wait for room at most.
         kv_overcommit: how much of the cache is promised to requests, 1 for what there is.
+        draft_path: a second, smaller model of the same vocabulary, as ``path``, that proposes tokens for the first to
+            check; None for none.
+        draft_device: where that runs; empty for where the first does.
         idle_unload_seconds: after how long without a request its memory is given back; 0 for never.
     """
 
@@ -69,4 +75,11 @@ class TextModelSpec(ServableSpec):
     max_allowed_chunks: Count = 10_000
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 256
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
+    draft_path: Path | None = None
+    draft_device: str = ""
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the prompt proposes tokens for what comes, by which the library calls it."""
+        return str(self.plugin_config.get(PROMPT_LOOKUP, "")).lower() in {"true", "1"}

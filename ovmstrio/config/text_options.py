@@ -26,10 +26,11 @@ TASKS: Final = tuple(task.value for task in Task)
 _GENERATION: Final = frozenset({Task.TEXT_GENERATION})
 _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
 _EVERY: Final = frozenset(Task)
+_DRAFT_PATH: Final = "draft_models_path"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
 _SERVED_PIPELINES: Final = ("AUTO", "LM_CB", "LM")
 _IMAGES: Final = "models that take images or sound beside text are not served by this version"
-_DRAFT: Final = "a second model that drafts for the first is not served by this version"
+_DRAFT: Final = "the model that drafts has the settings of the first by this version"
 
 
 class _Option(NamedTuple):
@@ -60,6 +61,8 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
             "kv_overcommit",
         )
     },
+    "draft_models_path": _Option("draft_path", _GENERATION),
+    "draft_device": _Option("draft_device", _GENERATION),
     "pooling": _Option("pooling", _EMBEDDINGS),
     "normalize": _Option("normalize", _EMBEDDINGS),
     "truncate": _Option("truncate", _EMBEDDINGS),
@@ -72,17 +75,15 @@ TEXT_OPTIONS: Final = frozenset(_OPTIONS)
 _NOT_SERVED: Final = {
     **dict.fromkeys(
         (
-            "draft_models_path",
-            "draft_device",
             "draft_max_num_batched_tokens",
             "draft_cache_size",
             "draft_block_size",
             "draft_max_num_seqs",
             "draft_dynamic_split_fuse",
-            "draft_eagle3_mode",
         ),
         (_DRAFT, "remove it"),
     ),
+    "draft_eagle3_mode": ("models that draft by EAGLE-3 are not served by this version", "remove it"),
     "cache_eviction_config": ("tokens are not evicted from the cache by this version", "remove it"),
     "sparse_attention_config": ("attention is not thinned out by this version", "remove it"),
     "cache_interval_multiplier": ("it is not served by this version", "remove it"),
@@ -111,12 +112,13 @@ def read_task(value: Any) -> Task:
     raise wrong("task", value, " or ".join(TASKS), suggestion=did_you_mean(str(value), TASKS))
 
 
-def read_text_options(task: Task, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+def read_text_options(task: Task, options: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], list[Problem]]:
     """Read the options of a model; those that cannot be read are left out.
 
     Args:
         task: what the model does.
         options: what the user wrote; names that no model of text has are passed over.
+        directory: what paths are relative to.
 
     Returns:
         Fields of ``TextModelSpec``, and the problems, whose ``path`` is the option.  The model is to be served if there
@@ -131,7 +133,7 @@ def read_text_options(task: Task, options: Mapping[str, Any]) -> tuple[dict[str,
             problems.append(_misplaced(option, task))
         elif option in _OPTIONS:
             try:
-                _read(option, value, fields)
+                _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
     return fields, problems + _out_of_bounds(fields, options)
@@ -150,7 +152,7 @@ def _misplaced(option: str, task: Task) -> Problem:
     return Problem(message, path=option, suggestion="leave it out")
 
 
-def _read(option: str, value: Any, fields: dict[str, Any]) -> None:
+def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> None:
     field = _OPTIONS[option].field
     if option == "plugin_config":
         fields[field] = {**_plugin_config(value), **fields.get(field, {})}
@@ -158,6 +160,8 @@ def _read(option: str, value: Any, fields: dict[str, Any]) -> None:
         fields[field] = {**fields.get(field, {}), _KV_CACHE_PRECISION: value}
     elif option == "pipeline_type":
         _check_pipeline(value)
+    elif option == _DRAFT_PATH:
+        fields[field] = directory / value
     else:
         fields[field] = value
 

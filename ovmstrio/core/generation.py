@@ -105,6 +105,8 @@ class Sampling:
     """How tokens are chosen; None leaves the choice to the model's ``generation_config.json``, and then to the library.
 
     ``temperature`` 0 is greedy.  ``best_of`` above 1 is beam search.  ``max_tokens`` None is as many as fit.
+    Where tokens are proposed before they are chosen, ``num_assistant_tokens`` are at a time, or those that the proposer
+    is surer of than ``assistant_confidence_threshold``; ``max_ngram_size`` tokens are looked for in the prompt.
     """
 
     max_tokens: int | None = None
@@ -121,6 +123,9 @@ class Sampling:
     ignore_eos: bool | None = None
     best_of: int = 1
     stop_token_ids: TokenIds = ()
+    num_assistant_tokens: int | None = None
+    assistant_confidence_threshold: float | None = None
+    max_ngram_size: int | None = None
 
 
 class GrammarKind(Enum):

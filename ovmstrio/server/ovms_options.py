@@ -12,7 +12,7 @@ _FETCHING: Final = (
     "--model_path, or in the file of --config_path; ovms prepare makes it of files of other formats, and "
     "ovms prepare --sample chat has a model that chats"
 )
-_DRAFTING: Final = "a second model that drafts for the first is not served: leave it out, answers are the same"
+_DRAFTING: Final = "the model of --draft_models_path has the settings of the first: leave it out, answers are the same"
 _IMAGES: Final = "models that take or make images are not served: leave it out"
 _ENGINE: Final = 'it is no option here; what is one of OpenVINO goes into --plugin_config, such as {"NUM_STREAMS": "1"}'
 _CONFIGURING: Final = (
@@ -31,18 +31,16 @@ WAYS_OUT: Final = {
             "weight_format",
             "extra_quantization_params",
             "source_loras",
+            "draft_source_model",
         ),
         _FETCHING,
     ),
     **dict.fromkeys(
         (
             "draft_cache_size",
-            "draft_device",
             "draft_eagle3_mode",
             "draft_max_num_batched_tokens",
             "draft_max_num_seqs",
-            "draft_models_path",
-            "draft_source_model",
         ),
         _DRAFTING,
     ),

@@ -179,6 +179,10 @@ class ServerSettings(BaseModel):
         TEXT,
         "Give the model's memory back after so long without a request; the next one loads it again. 0 never.",
     )
+    draft_models_path: str | None = _setting(
+        None, TEXT, "A smaller model of the same vocabulary, which proposes tokens for the first one to check."
+    )
+    draft_device: str | None = _setting(None, TEXT, "Where that model runs; by default where the first one does.")
     pooling: str | None = _setting(None, TEXT, "What makes one vector of a text's: CLS (default), LAST, MEAN.")
     normalize: bool | None = _setting(None, TEXT, "Give embeddings the length 1; on by default.")
     truncate: bool | None = _setting(None, TEXT, "Cut texts that are too long for embeddings, rather than refuse them.")

@@ -71,7 +71,8 @@ def _read(settings: ServerSettings) -> tuple[Task, dict[str, Any], list[Problem]
     except ConfigError as error:
         return Task.TEXT_GENERATION, {}, [_option(problem) for problem in error.problems]
     given = {name: getattr(settings, name) for name in sorted(TEXT_OPTIONS & settings.model_fields_set)}
-    fields, problems = read_text_options(task, {name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    fields, problems = read_text_options(task, given, Path.cwd())
     return task, fields, [_option(problem) for problem in problems]
 
 

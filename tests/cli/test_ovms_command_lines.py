@@ -76,7 +76,7 @@ REFUSED = {
     "--rest_port 8000 --model_path /m --model_name m --max_prompt_len 8000 --task text_generation": ["--plugin_config"],
     "--rest_port 8000 --config_path /c.json --allowed_media_domains example.com": [_IMAGES],
     "--model_path /m --model_name m --task image_generation --resolution 512x512": [_IMAGES],
-    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["a second model"],
+    "--model_path /m --model_name m --task text_generation --draft_source_model Org/Small": ["no hub"],
     "--model_path /m --model_name m --task text_generation --pipeline_type VLM_CB": [
         "--pipeline_type: models that take"
     ],

@@ -185,7 +185,8 @@ def test_the_siblings_are_models_of_their_tasks(tmp_path: Path, prefix: str) -> 
     ("option", "words"),
     [
         ("max_num_seq: 8", "did you mean 'max_num_seqs'?"),
-        ('draft_models_path: "small"', "a second model that drafts for the first is not served"),
+        ("draft_cache_size: 1", "the model that drafts has the settings of the first"),
+        ("draft_eagle3_mode: true", "models that draft by EAGLE-3 are not served"),
         ("pipeline_type: OMNI", "models that take images or sound"),
         ("pipeline_type: VLM_CB", "models that take images or sound"),
         ("cache_eviction_config { start_size: 1 recent_size: 1 max_cache_size: 9 }", "tokens are not evicted"),
@@ -210,6 +211,14 @@ def test_a_model_of_images_is_refused(tmp_path: Path) -> None:
     problem = _problem(tmp_path, text)
     assert "models that make images are not served" in problem.message
     assert problem.line == 3
+
+
+def test_a_draft_stands_where_the_file_says(tmp_path: Path) -> None:
+    """Relative to the graph's folder, as the model itself."""
+    spec = _only(tmp_path, _llm('draft_models_path: "../small"', 'draft_device: "CPU"'))
+    assert spec.problems == ()
+    assert spec.draft_path is not None
+    assert (spec.draft_path.resolve(), spec.draft_device) == ((spec.base_path / "../small").resolve(), "CPU")
 
 
 def test_what_is_switched_off_is_not_asked_for(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["read_max_tokens", "read_number_of_texts", "read_sampling", "read_stop", "refuse_unserved"]
 
 _MOST_STOPS: Final = 16
+_MOST_PROPOSED: Final = 100
+"""Of tokens at a time, which are computed whether or not they are right."""
 _GREATEST: Final = 1e6
 """Of penalties that have no bounds of their own."""
 
@@ -54,6 +56,9 @@ def read_sampling(fields: Fields, limits: GenerationLimits, *, max_tokens: int |
         ignore_eos=fields.flag("ignore_eos"),
         best_of=_read_best_of(fields, limits, is_stream=is_stream),
         stop_token_ids=_read_stop_token_ids(fields, limits),
+        num_assistant_tokens=_read_assistant_tokens(fields),
+        assistant_confidence_threshold=_read_confidence(fields),
+        max_ngram_size=_read_proposed(fields, "max_ngram_size"),
     )
 
 
@@ -146,6 +151,30 @@ def _read_best_of(fields: Fields, limits: GenerationLimits, *, is_stream: bool) 
     elif best_of > 1 and is_stream:
         fields.refuse("best_of", "best_of cannot be used in streaming mode")
     return best_of
+
+
+def _read_assistant_tokens(fields: Fields) -> int | None:
+    number = _read_proposed(fields, "num_assistant_tokens")
+    if number is not None and fields.get("assistant_confidence_threshold") is not None:
+        told = "num_assistant_tokens and assistant_confidence_threshold are mutually exclusive and cannot both be set"
+        fields.refuse("num_assistant_tokens", told)
+    return number
+
+
+def _read_proposed(fields: Fields, name: str) -> int | None:
+    number = fields.unsigned(name, least=1)
+    if number is not None and number > _MOST_PROPOSED:
+        fields.refuse(name, f"{name} value can't be greater than {_MOST_PROPOSED}", got=str(number))
+        return None
+    return number
+
+
+def _read_confidence(fields: Fields) -> float | None:
+    threshold = fields.number("assistant_confidence_threshold", 0, 1)
+    if threshold == 0:
+        fields.refuse("assistant_confidence_threshold", "assistant_confidence_threshold should be above 0", got="0")
+        return None
+    return threshold
 
 
 def _read_stop_token_ids(fields: Fields, limits: GenerationLimits) -> TokenIds:

@@ -18,6 +18,12 @@ GIB: Final = 2**30
 _BLOCK_TOKENS: Final = 32
 _GPU_BLOCK_TOKENS: Final = 16
 _MEASURED_BLOCKS: Final = 2
+_DRAFT: Final = "draft_model"
+_LOOKUP: Final = "prompt_lookup"
+_PROPOSED: Final = 5
+"""How many tokens are proposed at a time, unless the model or the request says otherwise."""
+_LOOKED_UP: Final = 3
+"""How many tokens are looked for in the prompt, likewise."""
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
 
@@ -35,6 +41,9 @@ class PipelineOptions:
         texts: how many texts a step makes at most.
         splits_prompts: whether a step takes parts of prompts.
         caches_prefixes: whether what prompts have in common is computed once.
+        draft_folder: of a second model, which proposes tokens; empty for none.
+        draft_device: where that runs.
+        looks_up: whether the prompt proposes tokens.
     """
 
     folder: str
@@ -45,6 +54,9 @@ class PipelineOptions:
     texts: int = 256
     splits_prompts: bool = True
     caches_prefixes: bool = True
+    draft_folder: str = ""
+    draft_device: str = ""
+    looks_up: bool = False
 
 
 class Pipeline:
@@ -88,7 +100,8 @@ class Pipeline:
         """
         bytes_of_block = -(-self._options.cache_bytes // self.blocks)
         cache_bytes = -(-tokens // self.block_tokens) * bytes_of_block
-        return Pipeline(replace(self._options, caches_prefixes=False, cache_bytes=cache_bytes))
+        alone = replace(self._options, caches_prefixes=False, draft_folder="", looks_up=False)
+        return Pipeline(replace(alone, cache_bytes=cache_bytes))
 
     def rebuild(self) -> None:
         """Make the batch again; no handle of the old one may be in use.
@@ -115,7 +128,12 @@ class Pipeline:
         scheduler.max_num_seqs = options.texts
         scheduler.dynamic_split_fuse = options.splits_prompts
         scheduler.enable_prefix_caching = options.caches_prefixes
-        return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, options.properties)
+        properties = dict(options.properties)
+        if options.looks_up:
+            properties[_LOOKUP] = True
+        if options.draft_folder:
+            properties[_DRAFT] = genai.draft_model(options.draft_folder, options.draft_device or options.device)
+        return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties)
 
     def _count_blocks(self) -> int:
         """Tell how many blocks there are, of which the library only gives the part that is used."""
@@ -143,7 +161,13 @@ class Pipeline:
 
     def defaults(self) -> Any:
         """Give a configuration with the settings of the model's folder, which is the caller's to change."""
-        return self._batch.get_config()
+        config = self._batch.get_config()
+        if self._options.draft_folder or self._options.looks_up:
+            if not config.assistant_confidence_threshold:
+                config.num_assistant_tokens = config.num_assistant_tokens or _PROPOSED
+            if self._options.looks_up:
+                config.max_ngram_size = config.max_ngram_size or _LOOKED_UP
+        return config
 
     @property
     def is_busy(self) -> bool:

@@ -25,6 +25,7 @@ _SAME_NAMES: Final = (
     "repetition_penalty",
     "length_penalty",
     "ignore_eos",
+    "max_ngram_size",
 )
 _GRAMMARS: Final = {
     GrammarKind.JSON_SCHEMA: "json_schema",
@@ -53,6 +54,7 @@ def configure(config: Any, sampling: Sampling, *, texts: int = 1, seed: int = 0,
         value = getattr(sampling, name)
         if value is not None:
             setattr(config, name, value)
+    _propose(config, sampling)
     if sampling.stop_token_ids:
         config.stop_token_ids = {*config.stop_token_ids, *sampling.stop_token_ids}
     if sampling.best_of > 1:
@@ -80,3 +82,12 @@ def _choose(config: Any, sampling: Sampling, seed: int) -> None:
         config.top_k = sampling.top_k if sampling.top_k > 0 else NO_TOP_K
     elif config.top_k == NO_TOP_K:
         config.top_k = USUAL_TOP_K
+
+
+def _propose(config: Any, sampling: Sampling) -> None:
+    """Say how many tokens are proposed: so many, or for as long as the proposer is sure of them."""
+    if sampling.num_assistant_tokens is not None:
+        config.num_assistant_tokens, config.assistant_confidence_threshold = sampling.num_assistant_tokens, 0.0
+    elif sampling.assistant_confidence_threshold is not None:
+        config.num_assistant_tokens = 0
+        config.assistant_confidence_threshold = sampling.assistant_confidence_threshold

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 import trio
 
+from ovmstrio.config.text_models import PROMPT_LOOKUP
 from ovmstrio.runtimes.generation.engine_link import EngineLink
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
 from ovmstrio.runtimes.generation.model_folders import model_folder
@@ -55,7 +56,8 @@ async def _open(spec: TextModelSpec, meters: Meters) -> AsyncIterator[TextModel]
     Ownership: the engine's process.
     """
     folder = await model_folder(spec)
-    options = _options(spec, folder)
+    draft = None if spec.draft_path is None else await model_folder(spec.model_copy(update={"path": spec.draft_path}))
+    options = _options(spec, folder, draft)
     metrics = TextMetrics(spec.name)
     metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
     link = EngineLink(metrics)
@@ -95,18 +97,24 @@ async def _asked_no_more(link: EngineLink, seconds: float) -> None:
         await trio.sleep_until(link.last_asked + seconds)
 
 
-def _options(spec: TextModelSpec, folder: Path) -> dict[str, Any]:
+def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str, Any]:
     """Give what the engine's program is told first."""
+    proposes = draft is not None or spec.looks_up
+    properties = {name: value for name, value in spec.plugin_config.items() if name != PROMPT_LOOKUP}
     return {
         "pipeline": {
             "folder": str(folder),
             "device": spec.device,
-            "properties": dict(spec.plugin_config),
+            "properties": properties,
             "cache_bytes": _cache_bytes(spec),
             "batched_tokens": spec.max_num_batched_tokens,
             "texts": spec.max_num_seqs,
             "splits_prompts": spec.dynamic_split_fuse,
-            "caches_prefixes": spec.enable_prefix_caching,
+            # Tokens that were proposed and not chosen would be among the prefixes.
+            "caches_prefixes": spec.enable_prefix_caching and not proposes,
+            "draft_folder": "" if draft is None else str(draft),
+            "draft_device": spec.draft_device,
+            "looks_up": spec.looks_up,
         },
         "template_mode": spec.chat_template_mode,
         "limits": {

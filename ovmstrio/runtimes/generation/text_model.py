@@ -11,6 +11,7 @@ from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.generation.engine_link import EngineLink, OpenAnswer
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
 from ovmstrio.runtimes.generation.output_reading import AnswerReading, OutputReading
+from ovmstrio.runtimes.generation.proposing import check_proposing
 from ovmstrio.runtimes.resident import ResidentService
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class TextModel(ResidentService):
         """
         limits, sampling = self._limits, asked.sampling
         texts = max(asked.n, sampling.best_of)
+        check_proposing(self._spec, asked)
         if texts > limits.best_of_limit:
             field = "n" if asked.n > sampling.best_of else "best_of"
             raise InvalidField(f"{field} is at most {limits.best_of_limit} here", field=field, got=str(texts))

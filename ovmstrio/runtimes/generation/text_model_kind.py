@@ -41,7 +41,8 @@ class TextModelKind(Kind[TextModelSpec]):
     def files_mark(self, spec: TextModelSpec, directory: Path) -> str:
         """Look at the files of the model."""
         del directory
-        return tree_mark(spec.path)
+        drafts = "" if spec.draft_path is None else tree_mark(spec.draft_path)
+        return tree_mark(spec.path) + drafts
 
     async def load(self, spec: TextModelSpec, version: int, directory: Path, context: LoadContext) -> Service:
         """Load it by its task."""

@@ -52,7 +52,7 @@ def read_text_graph(spec: GraphSpec, cache_dir: Path | None = None) -> TextGraph
     node = graph.nodes[0]
     calculator = TEXT_CALCULATORS[node.calculator]
     given = _given_options(node, calculator)
-    fields, problems = read_text_options(calculator.task, given)
+    fields, problems = read_text_options(calculator.task, given, spec.base_path)
     findings = Findings(graph.file)
     _check_streams(graph, findings)
     path = _models_path(node, calculator, spec.base_path)

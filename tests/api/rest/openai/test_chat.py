@@ -113,6 +113,8 @@ async def test_every_field_of_sampling_reaches_the_service(serving: Serving) -> 
         "seed": 4294967295,
         "ignore_eos": True,
         "stop_token_ids": [3],
+        "num_assistant_tokens": 4,
+        "max_ngram_size": 2,
     }
     asked = await _asked(serving, **sent, max_tokens=5, stop=["x", "y"], n=2, logprobs=True)
 
@@ -130,7 +132,11 @@ async def test_every_field_of_sampling_reaches_the_service(serving: Serving) -> 
         seed=4294967295,
         ignore_eos=True,
         stop_token_ids=(3,),
+        num_assistant_tokens=4,
+        max_ngram_size=2,
     )
+    sampling = (await _asked(serving, assistant_confidence_threshold=0.4)).sampling
+    assert sampling == Sampling(assistant_confidence_threshold=0.4)
     assert (asked.stop, asked.keeps_stop, asked.n, asked.logprobs, asked.parses) == (("x", "y"), False, 2, True, True)
     assert (await _asked(serving, temperature=None, stop="x")).sampling == Sampling()
 
@@ -301,6 +307,14 @@ async def test_several_texts_have_their_own_indices(serving: Serving) -> None:
         ({"chat_template_kwargs": []}, "chat_template_kwargs must be an object; got a list", "chat_template_kwargs"),
         ({"response_format": {"type": "json_schema"}}, "is missing", "response_format.json_schema"),
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported", "logit_bias"),
+        ({"num_assistant_tokens": 0}, "num_assistant_tokens value should be at least 1", "num_assistant_tokens"),
+        ({"max_ngram_size": 101}, "max_ngram_size value can't be greater than 100", "max_ngram_size"),
+        (
+            {"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.4},
+            "num_assistant_tokens and assistant_confidence_threshold are mutually exclusive",
+            "num_assistant_tokens",
+        ),
+        ({"assistant_confidence_threshold": 0}, "should be above 0", "assistant_confidence_threshold"),
         ({"top_logprobs": 2}, "top_logprobs above 0 is not supported", "top_logprobs"),
         ({"store": True}, "store is not supported: nothing is stored", "store"),
     ],
