@@ -104,8 +104,11 @@ __all__ = [
 class ServerError(Exception):
     """Root of every error that the server means to tell its caller.
 
-    ``message`` is fit for the caller: it names what was expected, what came and the way out.
+    ``message`` is fit for the caller: it names what was expected, what came and the way out.  ``node`` is the node of a
+    service in which it was raised, for those who look; empty where there is none.
     """
+
+    node: str = ""
 
     def __init__(self, message: str) -> None:
         # A text of a user's in it has been cut before; the words around it are the server's.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.core.hooks import NodeRan, ran_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +19,9 @@ __all__ = ["NOTHING_INSIDE", "Inside", "NodeTally", "StreamTally"]
 class NodeTally:
     """What one node of a service has done, in all calls together; counted by the event loop alone.
 
+    Args:
+        ran: is told of the runs that succeed.
+
     Attributes:
         runs: that have ended, however they did.
         failures: how many of these failed.
@@ -23,19 +29,38 @@ class NodeTally:
         seconds: that the runs took in all.
     """
 
-    __slots__ = ("active", "failures", "runs", "seconds")
+    __slots__ = ("_ran", "active", "failures", "runs", "seconds")
 
-    def __init__(self) -> None:
+    def __init__(self, ran: NodeRan = ran_unseen) -> None:
+        self._ran = ran
         self.runs = 0
         self.failures = 0
         self.active = 0
         self.seconds = 0.0
 
-    def ended(self, seconds: float) -> None:
-        """Count the end of a run that is under way."""
+    def begin(self) -> float:
+        """Count a run in, and give the time of its begin, which is told at its end."""
+        self.active += 1
+        return perf_counter()
+
+    def succeeded(self, begun: float) -> None:
+        """Count the end of a run."""
+        seconds = perf_counter() - begun
         self.active -= 1
         self.runs += 1
         self.seconds += seconds
+        self._ran(seconds)
+
+    def failed(self, begun: float) -> None:
+        """Count a run that failed."""
+        self.active -= 1
+        self.runs += 1
+        self.failures += 1
+        self.seconds += perf_counter() - begun
+
+    def left(self) -> None:
+        """Count out a run that was cancelled, which is none."""
+        self.active -= 1
 
 
 class StreamTally:
@@ -54,16 +79,17 @@ class Inside:
     Attributes:
         drawing: how its nodes are joined; None for what has none.
         facts: by name, numbers, texts, or lists and objects of them.
-        nodes: what the nodes count, by the titles of their boxes.
-        streams: how much went along the edges, by the names of their streams; empty where that is told by the nodes.
-        waiting: how much waits at the entrance of nodes, by the titles of their boxes.
+        nodes: what the nodes count, by the keys of their boxes.
+        streams: how much went along the edges, by their numbers in the drawing; one that is not there had what the
+            runs of its source gave.
+        waiting: how much waits at the entrance of nodes, by the keys of their boxes.
     """
 
     drawing: Drawing | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     nodes: Mapping[str, NodeTally] = field(default_factory=dict)
-    streams: Mapping[str, StreamTally] = field(default_factory=dict)
+    streams: Mapping[int, StreamTally] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
 
 
-NOTHING_INSIDE = Inside()
+NOTHING_INSIDE: Final = Inside()

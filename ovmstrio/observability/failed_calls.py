@@ -77,10 +77,13 @@ class FailedCalls:
     def call_finished(self, event: CallEvent) -> None:
         """Keep a call that failed."""
         error = event.error
-        if event.code in {OK, CANCELLED} or error is None:
+        if event.code in {OK, CANCELLED}:
             return
         self.count += 1
-        told = error.message if isinstance(error, ServerError) else text_of(error)
+        if error is None:
+            told = f"answered with the status {event.code}"
+        else:
+            told = error.message if isinstance(error, ServerError) else text_of(error)
         self._kept.append(
             FailedCall(
                 number=self.count,

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import trio
 
@@ -21,6 +21,7 @@ from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.buckets import NO_CUTS, Cuts, Fitted
 from ovmstrio.openvino.compile import Compiled
+from ovmstrio.openvino.device_facts import device_facts
 from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
@@ -81,6 +82,8 @@ class Network:
         self._idle = trio.Event()
         self._waits_inline = compiled.blocking is Blocking.QUEUED
         self._runs = Runs(may_fail=compiled.may_fail)
+        self._weight_bytes = compiled.weight_bytes
+        self._device = device_facts(compiled.model)
         self._threads = trio.CapacityLimiter(2 * self.pool.size)
         median = compiled.timing.median_seconds if compiled.timing is not None else 0.0
         # Requests that run side by side share the device, and each takes so much longer.
@@ -96,6 +99,17 @@ class Network:
     def _loop_load(self) -> LoopLoad:
         """The watcher of the loop that it serves, looked up once."""
         return current_loop_load()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it was compiled to, and where it runs now, for those who look."""
+        return {
+            **self._device,
+            "streams": self._streams,
+            "infer requests": self.pool.size,
+            "runs": "on the event loop" if self.runs_inline else "on OpenVINO's threads",
+            "weights": {"bytes": self._weight_bytes},
+        }
 
     @property
     def runs_inline(self) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ovmstrio.api.console.service_rows import service_row
+from ovmstrio.core.census import current_census
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.servable import SequenceServable
+from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
     from ovmstrio.core.drawing import Drawing
+    from ovmstrio.core.generation import GenerativeService
     from ovmstrio.core.inspection import Inside
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
@@ -37,9 +40,10 @@ def service_document(plane: DataPlane, name: str) -> dict[str, Any]:
         "platform": metadata.platform,
         "inputs": [_tensor(each) for each in metadata.inputs],
         "outputs": [_tensor(each) for each in metadata.outputs],
+        "tasks": _tasks(plane, name, service),
         "drawing": None if inside.drawing is None else _drawing(inside.drawing),
         "labels": list(metadata.labels[:1000]),
-        **_figures(inside),
+        **_figures(name, inside),
         **_sequences(service),
     }
 
@@ -52,24 +56,47 @@ def node_figures(plane: DataPlane, name: str) -> dict[str, Any]:
         VersionLoading: it is not loaded yet.
     """
     service = plane.registry.peek(name)
-    return {**_figures(plane.registry.look_inside(name)), **_sequences(service)}
+    return {**_figures(name, plane.registry.look_inside(name)), **_sequences(service)}
 
 
-def _figures(inside: Inside) -> dict[str, Any]:
+def _workers(name: str) -> dict[str, Any]:
+    """Tell of the threads and processes that belong to a service."""
+    census = current_census()
+    pools = [pool for owner, pool in census.pools() if owner == name]
+    pids = [process.pid for owner, process in census.processes() if owner == name and process.pid is not None]
+    facts: dict[str, Any] = {}
+    if pools:
+        facts["threads of its own"] = sum(pool.threads for pool in pools)
+        facts["calls that wait for a thread"] = sum(pool.waiting for pool in pools)
+        facts["stuck threads"] = sum(pool.stuck for pool in pools)
+    if pids or name in census.ended:
+        facts["processes"] = pids
+        facts["processes that ended by themselves"] = census.ended[name]
+    return facts
+
+
+def _figures(name: str, inside: Inside) -> dict[str, Any]:
     return {
-        "facts": dict(inside.facts),
+        "facts": {**inside.facts, **_workers(name)},
         "nodes": {
-            title: {
+            key: {
                 "runs": tally.runs,
                 "failures": tally.failures,
                 "active": tally.active,
                 "seconds": round(tally.seconds, 6),
             }
-            for title, tally in inside.nodes.items()
+            for key, tally in inside.nodes.items()
         },
-        "streams": {name: tally.passed for name, tally in inside.streams.items()},
+        "streams": {str(number): tally.passed for number, tally in inside.streams.items()},
         "waiting": dict(inside.waiting),
     }
+
+
+def _tasks(plane: DataPlane, name: str, service: object) -> list[str]:
+    """Tell what a service makes of texts, if it does."""
+    if Takes.GENERATION not in plane.registry.takes_of(name):
+        return []
+    return sorted(task.value for task in cast("GenerativeService", service).tasks)
 
 
 def _sequences(service: object) -> dict[str, Any]:

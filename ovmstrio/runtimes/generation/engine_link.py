@@ -88,6 +88,11 @@ class EngineLink:
             if answer is not None:
                 answer.fail(decode_failure(failure))
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """What is known of the batch."""
+        return self._metrics.facts()
+
     def _count(self, answer: TextAnswer, index: int, tokens: int, now: float) -> None:
         self._metrics.generation_tokens.inc(tokens)
         last = answer.last_came.get(index)

@@ -79,6 +79,18 @@ class TextMetrics:
         self._families.append(family)
         return family.labels(self._model)
 
+    def facts(self) -> dict[str, float]:
+        """Tell the newest values of some, for those who look."""
+        told = {
+            "texts in the batch": self.running,
+            "requests that wait": self.waiting,
+            "cache in use": self.cache_usage,
+            "tokens made": self.generation_tokens,
+            "tokens of prompts": self.prompt_tokens,
+            "engines started again": self.restarts,
+        }
+        return {name: next(iter(child.collect())).samples[0].value for name, child in told.items()}
+
     def collect(self) -> Iterable[Metric]:
         """Give all families."""
         for family in self._families:

@@ -100,6 +100,11 @@ class TextModel(ResidentService):
         return self._process.pid
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What its engine does now, for those who look."""
+        return {"engine process": self.pid or "asleep", **self._link.facts}
+
+    @property
     def open_requests(self) -> int:
         """How many requests run or wait."""
         return self._link.open

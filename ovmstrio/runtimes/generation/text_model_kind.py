@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.config.text_entries import TEXT_MODELS, read_text_models
 from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.inspection import NOTHING_INSIDE, Inside
 from ovmstrio.repository.fingerprints import tree_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Kind, Takes
@@ -55,3 +56,10 @@ class TextModelKind(Kind[TextModelSpec]):
         """Tell of a process that has ended, and is not there again yet."""
         told: str = getattr(service, "obstacle", "")
         return told
+
+    def look_inside(self, spec: TextModelSpec, service: Service) -> Inside:
+        """Tell of the batch and the cache of what makes text."""
+        from ovmstrio.runtimes.generation.text_model import TextModel  # noqa: PLC0415 - for who loads only
+
+        del spec
+        return Inside(facts=service.facts) if isinstance(service, TextModel) else NOTHING_INSIDE

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import asynccontextmanager
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
@@ -269,13 +268,18 @@ class GraphInstance:
             node.pending.append(call)
         if self._runnable:
             self.dispatch()
-        begun = perf_counter()
+        tally = node.plan.tally
+        begun = tally.begin()
         try:
             await calculator.process(call)
         except Exception as error:  # noqa: BLE001 - the border of a node: any failure is the run's
+            tally.failed(begun)
             self.fail(self._explain(node, "Process", error))
             return
-        node.plan.ran(perf_counter() - begun)
+        except BaseException:
+            tally.left()
+            raise
+        tally.succeeded(begun)
         # A run counts until all of it has been delivered, so that the node can neither overtake itself nor close.
         if node.max_in_flight > 1:
             await self._deliver_in_order(node, call)
@@ -315,6 +319,7 @@ class GraphInstance:
 
     def _send(self, route: StreamRoute, packet: Packet) -> bool:
         """Put a packet where its stream leads; False if the outputs of the graph have no room for more."""
+        route.tally.passed += 1
         for consumer in route.consumers:
             target = self._nodes[consumer.node]
             if not target.is_closed:
@@ -489,6 +494,7 @@ class GraphInstance:
 
     def _explain(self, node: NodeRun, phase: str, error: Exception) -> ServerError:
         explained = node_failure(node.name, phase, error)
+        explained.node = node.name
         log.error(
             "graph node failed",
             graph=self.context.graph,

@@ -12,6 +12,7 @@ import trio
 from ovmstrio.config.graph_sections import GRAPHS, read_graphs
 from ovmstrio.config.specs import GraphSpec, ServableSpec
 from ovmstrio.core.errors import ConfigError, Problem, ServerError
+from ovmstrio.core.inspection import NOTHING_INSIDE
 from ovmstrio.repository.graph_files import graph_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Dependency, Kind, Takes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.core.inspection import Inside
     from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.graphs.text_graphs import TextGraph
     from ovmstrio.runtimes.kind import LoadContext
@@ -93,6 +95,13 @@ class GraphKind(Kind[GraphSpec]):
                 spec.python, is_default=context.isolates_python, memory_limit=context.python_memory_limit
             ),
         )
+
+    def look_inside(self, spec: GraphSpec, service: Service) -> Inside:
+        """Tell of the graph's nodes and streams."""
+        from ovmstrio.runtimes.graphs.graph_servable import GraphServable  # noqa: PLC0415 - as in `load`
+
+        del spec
+        return service.inside if isinstance(service, GraphServable) else NOTHING_INSIDE
 
 
 def text_graph_of(spec: GraphSpec, cache_dir: Path | None) -> TextGraph | None:

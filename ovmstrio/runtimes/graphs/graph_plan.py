@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ovmstrio.core.hooks import ran_unseen
+from ovmstrio.core.inspection import NodeTally, StreamTally
 from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
 
 if TYPE_CHECKING:
@@ -47,18 +48,19 @@ class Consumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamRoute:
-    """Where the packets of one stream go: inputs of nodes, and outputs of the graph by number."""
+    """Where the packets of one stream go: inputs of nodes, and outputs of the graph by number, counted by ``tally``."""
 
     stream: str
     consumers: tuple[Consumer, ...]
     outputs: tuple[int, ...]
+    tally: StreamTally = field(default_factory=StreamTally, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNodePlan:
     """One node, with its inputs in the order of tags, the routes of its outputs in that order, and its input policy.
 
-    ``ran`` is told of its runs.
+    ``tally`` counts its runs.
     """
 
     config: NodeConfig
@@ -67,7 +69,7 @@ class GraphNodePlan:
     inputs: tuple[StreamRef, ...]
     routes: Mapping[Port, StreamRoute]
     policy: PolicyConfig
-    ran: NodeRan = ran_unseen
+    tally: NodeTally = field(default_factory=NodeTally, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPl
             node.config.sorted_inputs,
             {ref.port: route(ref.name) for ref in node.config.sorted_outputs},
             _policy(node),
-            node.ran,
+            NodeTally(node.ran),
         )
         for node in ordered
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,11 +15,13 @@ from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.errors import GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.gathered import Gathered
 from ovmstrio.core.generation import GenerationLimits, Task
+from ovmstrio.core.inspection import Inside
 from ovmstrio.core.request import InferResponse, ParameterValue, ServableMetadata, StreamProblem
 from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
 from ovmstrio.runtimes.graphs.chat.chat_generation import generate_text, no_chat
 from ovmstrio.runtimes.graphs.chat.said import SaidMaker
+from ovmstrio.runtimes.graphs.graph_drawing import draw
 from ovmstrio.runtimes.graphs.graph_instance import GraphInstance, running
 from ovmstrio.runtimes.graphs.graph_requests import RequestReader, side_packets, timestamp_of
 from ovmstrio.runtimes.graphs.graph_stream import REPLIES_BUFFERED, GraphStream
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
+    from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.generation import Generation, GenerationRequest
     from ovmstrio.core.hooks import GraphHooks
     from ovmstrio.core.http import HttpRequest
@@ -72,6 +75,24 @@ class GraphServable:
         self._reader = RequestReader(config.inputs)
         self._timestamps = AutomaticTimestamps()
         self.metadata = ServableMetadata(name, _PLATFORM, _describe(config.inputs), _describe(config.outputs))
+
+    @cached_property
+    def _drawing(self) -> Drawing:
+        return draw(self._plan.config)
+
+    @cached_property
+    def inside(self) -> Inside:
+        """Its nodes and streams, with what they count in all calls."""
+        keys = {id(node): f"n{number}" for number, node in enumerate(self._plan.config.nodes)}
+        routes = {route.stream: route for route in self._plan.inputs.values()}
+        routes |= {route.stream: route for node in self._plan.nodes for route in node.routes.values()}
+        streams = {
+            number: routes[edge.stream].tally
+            for number, edge in enumerate(self._drawing.edges)
+            if not edge.is_side and edge.stream in routes
+        }
+        nodes = {keys[id(node.config)]: node.tally for node in self._plan.nodes if id(node.config) in keys}
+        return Inside(self._drawing, nodes=nodes, streams=streams)
 
     # Calls
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from time import perf_counter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import trio
@@ -83,6 +83,11 @@ class BatchedServable:
         Cancellation: see :meth:`Batcher.serve`.
         """
         await self._batcher.serve(task_status=task_status)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it was compiled to, for those who look; nothing once it is closed."""
+        return {} if self._network is None else self._network.facts
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call with all outputs of the model, in the order of their names, whichever were asked for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import trio
 
@@ -46,6 +47,11 @@ class ModelServable:
     def follows_requests(self) -> bool:
         """Whether the model is reshaped to whatever a request brings."""
         return self._source is not None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it was compiled to, for those who look; nothing once it is closed."""
+        return {} if self._network is None else self._network.facts
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call with all outputs of the model, in the order of their names.

@@ -11,6 +11,7 @@ from ovmstrio.config.mapping import MAPPING_FILE
 from ovmstrio.config.model_entries import ModelEntries
 from ovmstrio.config.specs import ModelSpec, SpecificVersions
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.inspection import NOTHING_INSIDE, Inside
 from ovmstrio.repository.fingerprints import tree_mark
 from ovmstrio.repository.versions import scan
 from ovmstrio.runtimes.kind import Kind, Takes
@@ -107,3 +108,14 @@ class ModelKind(Kind[ModelSpec]):
         )
         hooks.set_load_seconds(perf_counter() - started)
         return servable
+
+    def look_inside(self, spec: ModelSpec, service: Service) -> Inside:
+        """Tell what the model was compiled to."""
+        from ovmstrio.runtimes.models.batched import BatchedServable  # noqa: PLC0415 - imports what loading does
+        from ovmstrio.runtimes.models.model import ModelServable  # noqa: PLC0415 - as above
+        from ovmstrio.runtimes.models.stateful import StatefulServable  # noqa: PLC0415 - as above
+
+        if not isinstance(service, ModelServable | BatchedServable | StatefulServable):
+            return NOTHING_INSIDE
+        batching = {} if spec.batching is None else {"batches": f"up to {spec.batching.max_batch_size}"}
+        return Inside(facts={"device": spec.target_device, **service.facts, **batching})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
@@ -46,6 +46,11 @@ class StatefulServable:
         self._variables = {variable.name: variable for variable in network.variables}
         self._managers = managers
         self._manager = managers.open(spec, version, network.variables)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it was compiled to, for those who look; nothing once it is closed."""
+        return {} if self._network is None else self._network.facts
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call with all outputs of the model, in the order of their names, and ``sequence_id`` behind them.

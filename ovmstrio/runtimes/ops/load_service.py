@@ -11,6 +11,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.line_streams import running_code_of
 from ovmstrio.runtimes.ops.executor.opening import open_executor
+from ovmstrio.runtimes.ops.graph import draw
 from ovmstrio.runtimes.ops.observing.figures import PIPELINE
 from ovmstrio.runtimes.ops.observing.observing import open_observing
 from ovmstrio.runtimes.ops.op_service import NAMELESS, OpService
@@ -94,6 +95,6 @@ async def _open_service(name: str | None, prepared: PreparedService) -> AsyncIte
             open_observing(settings) as observing,
             open_executor(graph, settings, make_predictor=maker, hooks=observing.hooks, source=source) as executor,
         ):
-            yield OpService(name, executor, observing, settings)
+            yield OpService(name, executor, observing, settings, draw(graph, settings))
     finally:
         PIPELINE.reset(pipeline)

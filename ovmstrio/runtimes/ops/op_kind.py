@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ovmstrio.config.mounted_entries import OP_PIPELINES, read_op_pipelines
 from ovmstrio.config.specs import OpPipelineSpec
 from ovmstrio.core.errors import ConfigError
+from ovmstrio.core.inspection import NOTHING_INSIDE
 from ovmstrio.repository.fingerprints import paths_mark
 from ovmstrio.repository.graph_files import python_files
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.core.inspection import Inside
     from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.kind import LoadContext
     from ovmstrio.runtimes.ops.op_service import OpService
@@ -91,3 +93,10 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
 
         if isinstance(service, OpService):
             service.begin_drain()
+
+    def look_inside(self, spec: OpPipelineSpec, service: Service) -> Inside:
+        """Tell of the Ops."""
+        from ovmstrio.runtimes.ops.op_service import OpService  # noqa: PLC0415 - as in `load`
+
+        del spec
+        return service.inside if isinstance(service, OpService) else NOTHING_INSIDE

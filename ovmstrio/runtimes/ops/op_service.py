@@ -19,6 +19,7 @@ from ovmstrio.core.errors import (
     ServerError,
 )
 from ovmstrio.core.gathered import Gathered
+from ovmstrio.core.inspection import NOTHING_INSIDE, Inside
 from ovmstrio.core.request import InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Dim, Tensor, TensorSpec
 from ovmstrio.runtimes.models.contents import to_array
@@ -33,6 +34,7 @@ from ovmstrio.runtimes.resident import ResidentService
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.request import Buffer, InferInput, InferRequest
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
 
@@ -204,6 +206,10 @@ class PipelineFigures(Protocol):
         """Print what scrapers get."""
         ...
 
+    def inside(self, drawing: Drawing | None) -> Inside:
+        """Join a picture with what its Ops count."""
+        ...
+
 
 class OpService(ResidentService):
     """One running pipeline.
@@ -213,6 +219,7 @@ class OpService(ResidentService):
         executor: runs the Ops; whoever opened it closes it.
         figures: what is known of it; None for nothing.
         settings: its configuration.
+        drawing: how its Ops are joined.
 
     Attributes:
         metadata: what it tells of itself, which has neither inputs nor outputs.
@@ -227,7 +234,12 @@ class OpService(ResidentService):
     keeps_order: Final = True
 
     def __init__(
-        self, name: str | None, executor: PipelineExecutor, figures: PipelineFigures | None, settings: PipelineSettings
+        self,
+        name: str | None,
+        executor: PipelineExecutor,
+        figures: PipelineFigures | None,
+        settings: PipelineSettings,
+        drawing: Drawing | None = None,
     ) -> None:
         super().__init__()
         self.name = name or NAMELESS
@@ -238,8 +250,15 @@ class OpService(ResidentService):
         self.render_metrics = None if figures is None else figures.render_metrics
         self.metrics: Sequence[Any] = () if figures is None else figures.collectors
         self.own_name = name or ""
+        self._figures = figures
+        self._drawing = drawing
         self._executor = executor
         self._is_closed = False
+
+    @property
+    def inside(self) -> Inside:
+        """Its Ops, with what they count."""
+        return NOTHING_INSIDE if self._figures is None else self._figures.inside(self._drawing)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call.

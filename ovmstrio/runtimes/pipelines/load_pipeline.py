@@ -21,6 +21,7 @@ from ovmstrio.runtimes.pipelines.custom_nodes.open_node import open_custom_node
 from ovmstrio.runtimes.pipelines.node_calls import CustomNodeCall, NodeCall, ServableCall, TimedNodeCall
 from ovmstrio.runtimes.pipelines.node_checks import check_entry, check_nodes
 from ovmstrio.runtimes.pipelines.node_signatures import NodeSignature, signature_of_custom_node, signature_of_servable
+from ovmstrio.runtimes.pipelines.pipeline_inside import look_inside
 from ovmstrio.runtimes.pipelines.pipeline_metadata import describe_inputs, describe_outputs
 from ovmstrio.runtimes.pipelines.pipeline_plan import make_plan
 from ovmstrio.runtimes.pipelines.pipeline_problems import Code, placed, problem_of
@@ -81,8 +82,10 @@ async def load_pipeline(
         problems += ambiguous + check_entry(structure, inputs)
         _raise_errors(spec.name, problems)
         outputs = describe_outputs(structure, nodes.signatures, inputs)
-        calls = {name: TimedNodeCall(call, meters.node(spec.name, name)) for name, call in nodes.calls.items()}
-        servable = DagServable(spec.name, make_plan(structure, calls), inputs, outputs, tuple(nodes.custom))
+        calls = {name: TimedNodeCall(name, call, meters.node(spec.name, name)) for name, call in nodes.calls.items()}
+        entry = make_plan(structure, calls)
+        inside = look_inside(spec, entry, {name: call.tally for name, call in calls.items()})
+        servable = DagServable(spec.name, entry, inputs, outputs, tuple(nodes.custom), inside=inside)
         opened.pop_all()
         return servable
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -16,7 +15,10 @@ from ovmstrio.core.errors import (
     NotFound,
     NotReady,
     PipelineFailure,
+    ServerError,
 )
+from ovmstrio.core.hooks import ran_unseen
+from ovmstrio.core.inspection import NodeTally
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.runtimes.models.buffers import buffer_of
@@ -51,24 +53,39 @@ class NodeCall(Protocol):
 
 
 class TimedNodeCall:
-    """Calls a node, and tells how long that took.
+    """Calls a node, and counts that with the time that it took.
 
     Args:
+        node: its name.
         call: what the node does.
         ran: is told of runs that succeed.
+
+    Attributes:
+        tally: what was counted.
     """
 
-    __slots__ = ("_call", "_ran")
+    __slots__ = ("_call", "_node", "tally")
 
-    def __init__(self, call: NodeCall, ran: NodeRan) -> None:
+    def __init__(self, node: str, call: NodeCall, ran: NodeRan = ran_unseen) -> None:
+        self._node = node
         self._call = call
-        self._ran = ran
+        self.tally = NodeTally(ran)
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
         """See :class:`NodeCall`."""
-        begun = perf_counter()
-        outputs = await self._call(inputs, request)
-        self._ran(perf_counter() - begun)
+        tally = self.tally
+        begun = tally.begin()
+        try:
+            outputs = await self._call(inputs, request)
+        except Exception as error:
+            tally.failed(begun)
+            if isinstance(error, ServerError):
+                error.node = self._node
+            raise
+        except BaseException:
+            tally.left()
+            raise
+        tally.succeeded(begun)
         return outputs
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.config.pipeline_entries import NODE_LIBRARIES, PIPELINES, read_pipelines
 from ovmstrio.config.specs import PipelineSpec
+from ovmstrio.core.inspection import NOTHING_INSIDE
 from ovmstrio.repository.pipeline_files import pipeline_mark
 from ovmstrio.repository.versions import ONLY_VERSION, Listing
 from ovmstrio.runtimes.kind import Dependency, Kind, Takes
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.config_file import ConfigFile
     from ovmstrio.core.errors import Problem
+    from ovmstrio.core.inspection import Inside
     from ovmstrio.core.servable import Service
     from ovmstrio.runtimes.kind import LoadContext
 
@@ -76,3 +78,10 @@ class PipelineKind(Kind[PipelineSpec]):
             hide_errors=context.hide_errors,
             is_isolated=context.isolates_nodes,
         )
+
+    def look_inside(self, spec: PipelineSpec, service: Service) -> Inside:
+        """Tell of the pipeline's nodes and connections."""
+        from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable  # noqa: PLC0415 - as in `load`
+
+        del spec
+        return service.inside if isinstance(service, DagServable) else NOTHING_INSIDE

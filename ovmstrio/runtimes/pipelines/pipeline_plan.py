@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ovmstrio.core.inspection import StreamTally
 from ovmstrio.runtimes.pipelines.structure import ENTRY, EXIT
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Link:
     """One connection: ``item`` of the node that holds it becomes the input ``name`` of ``target``.
 
     ``gathers`` are the demultiplexers gathered on the way, innermost first; ``is_shared`` tells whether the same item
-    goes anywhere else.
+    goes anywhere else; ``tally`` counts what went along it.
     """
 
     item: str
@@ -32,6 +33,7 @@ class Link:
     name: str
     gathers: Level
     is_shared: bool
+    tally: StreamTally = field(default_factory=StreamTally)
 
 
 @dataclass(slots=True, eq=False)

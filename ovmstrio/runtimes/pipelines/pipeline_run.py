@@ -139,6 +139,7 @@ class PipelineRun:
         count = self._counts[node.name, path] = _count_shards(node, outputs)
         for link in node.links:
             tensor = _shared(outputs[link.item], link)
+            link.tally.passed += count - 1
             for shard in range(count):
                 self._pass(link, (*path, shard), Tensor(tensor.name, tensor.datatype, tensor.array[shard]), ready)
         return ready
@@ -162,7 +163,8 @@ class PipelineRun:
 
 
 def _shared(tensor: Tensor, link: Link) -> Tensor:
-    """Keep a tensor that others get as well from being written to."""
+    """Count a tensor that goes along a connection, and keep one that others get as well from being written to."""
+    link.tally.passed += 1
     if not link.is_shared or not tensor.array.flags.writeable:
         return tensor
     view = tensor.array.view()

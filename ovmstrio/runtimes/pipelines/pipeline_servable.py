@@ -8,6 +8,7 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.gathered import Gathered
+from ovmstrio.core.inspection import NOTHING_INSIDE, Inside
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Array, Dim, RawTensor, Tensor, TensorSpec
 from ovmstrio.runtimes.models.rejections import mismatch
@@ -33,7 +34,8 @@ _VERSION = "1"
 class DagServable:
     """Validates requests, takes them through the pipeline, and names the outputs.
 
-    ``entry`` is the node from which all that is called is linked; ``custom_nodes`` are closed with the pipeline.
+    ``entry`` is the node from which all that is called is linked; ``custom_nodes`` are closed with the pipeline,
+    and ``inside`` is what it shows of itself.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class DagServable:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         custom_nodes: Sequence[CustomNode],
+        *,
+        inside: Inside = NOTHING_INSIDE,
     ) -> None:
         self.name = name
         self.metadata = ServableMetadata(name, _PLATFORM, inputs, outputs)
         self._entry = entry
         self._read = EntryReader(inputs)
         self._custom_nodes = custom_nodes
+        self.inside = inside
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Answer one call with all outputs of the pipeline, in the order of their names.

@@ -4,10 +4,15 @@ import { setKey } from "./api.js";
 import { h, replace, setClass, setText } from "./dom.js";
 import * as format from "./format.js";
 import { listen, retry, state, want } from "./live.js";
+import { activityView } from "./activity.js";
+import { logView } from "./log.js";
+import { serviceView } from "./service.js";
 import { servicesView } from "./services.js";
 
 const VIEWS = [
-  ["services", "Services", servicesView],
+  ["services", "Services", (rest) => (rest.length && rest[0] ? serviceView(rest) : servicesView())],
+  ["activity", "Activity", activityView],
+  ["log", "Log", logView],
 ];
 
 const top = document.getElementById("top");

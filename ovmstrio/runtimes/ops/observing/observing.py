@@ -17,12 +17,15 @@ import yaml
 from ovmstrio.runtimes.ops.observing.figures import Figures, percentile, working_on
 from ovmstrio.runtimes.ops.observing.hooks import STAGES, OpHooks, Several, Span
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
+from ovmstrio.runtimes.ops.observing.looking import look_inside
 from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
 from ovmstrio.runtimes.ops.observing.tracer import PERCENTS, Timelines, benchmark_document, tracer_lines
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from ovmstrio.core.drawing import Drawing
+    from ovmstrio.core.inspection import Inside
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
     from ovmstrio.runtimes.ops.observing.log_files import LogFiles
 
@@ -151,6 +154,10 @@ class Observing:
     def snapshot(self) -> dict[str, Any]:
         """Give the figures for the live view."""
         return snapshot(self.figures, self._worker_num)
+
+    def inside(self, drawing: Drawing | None) -> Inside:
+        """Join the picture of the pipeline with what its Ops have done."""
+        return look_inside(self.figures, drawing)
 
     @property
     def collectors(self) -> tuple[CollectorRegistry]:

@@ -1,0 +1,51 @@
+// What happens now and what failed last: charts of the whole server and the last hundred requests that failed.
+
+import { h, replace, setText } from "./dom.js";
+import { chart } from "./charts.js";
+import * as format from "./format.js";
+import { state } from "./live.js";
+import { reloadButton } from "./actions.js";
+
+const POINTS = 300;
+
+export function activityView() {
+  const charts = [
+    chart("Requests a second", [{ title: "", kind: "one", value: (point) => point.rate }], format.rate),
+    chart("Latency", [
+      { title: "p50", kind: "one", value: (point) => point.p50 }, { title: "p90", kind: "three", value: (point) => point.p90 }, { title: "p99", kind: "two", value: (point) => point.p99 },
+    ], format.ms),
+    chart("Errors a second", [{ title: "", kind: "bad", value: (point) => point.error_rate }], format.rate),
+    chart("In flight", [{ title: "", kind: "one", value: (point) => point.in_flight }], format.count),
+    chart("Memory", [{ title: "", kind: "one", value: (point) => point.memory_bytes }], format.bytes),
+    chart("Processors", [{ title: "", kind: "one", value: (point) => point.cpu }], (value) => value.toFixed(2)),
+  ];
+  const body = h("tbody");
+  const none = h("p.quiet", {}, "None so far.");
+  const table = h("table.failures", {}, h("thead", {}, h("tr", {}, ["When", "Service", "Error", "Where", "By", "Took", "What was said"].map((title) => h("th", { scope: "col" }, title)))), body);
+  const scroll = h("div.scroll", { hidden: true, tabindex: 0, role: "group", "aria-label": "Failed requests" }, table);
+  const reload = h("span");
+  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Activity"), h("span.quiet", {}, "the last five minutes, as far as somebody looked"), reload),
+    h("div.charts.many", {}, charts.map((each) => h("div.panel", {}, each.element))), h("h2", {}, "Requests that failed last"), none, scroll);
+
+  function failures() {
+    none.hidden = state.failures.length > 0;
+    scroll.hidden = !state.failures.length;
+    replace(body, [...state.failures].reverse().map((each) => h("tr", {},
+      h("td.mono", {}, format.clock(each.at)),
+      h("td", {}, h("a", { href: "#/services/" + encodeURIComponent(each.name) }, each.name), each.version && each.kind === "model" ? " v" + each.version : ""),
+      h("td", {}, each.code), h("td", {}, each.node || "–"),
+      h("td.quiet", {}, [each.api + " " + each.interface, each.method, each.caller && "by " + each.caller, each.request_id && "id " + each.request_id].filter(Boolean).join(" · ")),
+      h("td.number", {}, format.ms(each.milliseconds)), h("td.said-of", {}, each.message))));
+  }
+
+  return {
+    element,
+    title: "Activity",
+    wants: { failures: 1 },
+    update(what) {
+      if (what === "figures" || what === "rows") charts.forEach((each) => each.update(state.history, POINTS));
+      if (what === "failures" || what === "rows") failures();
+      if (what === "server" || what === "rows") if (state.server && state.server.may_change && !reload.children.length) reload.append(reloadButton());
+    },
+  };
+}

@@ -1,0 +1,64 @@
+// One inference over /v2: the request of a form's values, and what its answer holds.
+
+import { ask, problemOf, readEvents } from "./api.js";
+
+const HEADER = "inference-header-content-length";
+
+export function path(name, how) {
+  return "/v2/models/" + encodeURIComponent(name) + "/" + how;
+}
+
+export function documentOf(inputs) {
+  return { inputs: inputs.map(({ name, shape, datatype, data }) => ({ name, shape, datatype, data })) };
+}
+
+function packed(inputs) {
+  const blocks = [];
+  const described = inputs.map((input) => {
+    const { name, shape, datatype, data, bytes } = input;
+    if (!bytes) return { name, shape, datatype, data };
+    const block = new Uint8Array(4 + bytes.length);
+    new DataView(block.buffer).setUint32(0, bytes.length, true);
+    block.set(bytes, 4);
+    blocks.push(block);
+    return { name, shape, datatype, parameters: { binary_data_size: block.length } };
+  });
+  const head = new TextEncoder().encode(JSON.stringify({ inputs: described }));
+  return { body: new Blob([head, ...blocks]), length: head.length };
+}
+
+export async function infer(name, inputs, signal) {
+  const begun = performance.now();
+  const headers = { "content-type": "application/json" };
+  let body = "";
+  if (inputs.some((input) => input.bytes)) {
+    const made = packed(inputs);
+    headers[HEADER] = String(made.length);
+    headers["content-type"] = "application/octet-stream";
+    body = made.body;
+  } else body = JSON.stringify(documentOf(inputs));
+  const answer = await ask(path(name, "infer"), { method: "POST", headers, body, signal });
+  if (!answer.ok) throw new Error(await problemOf(answer));
+  return { document: await answer.json(), milliseconds: performance.now() - begun };
+}
+
+export async function generate(name, inputs, signal, told) {
+  const asked = {};
+  for (const input of inputs) asked[input.name] = input.data.length === 1 ? input.data[0] : input.data;
+  const answer = await ask(path(name, "generate_stream"), {
+    method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked), signal,
+  });
+  if (!answer.ok) throw new Error(await problemOf(answer));
+  await readEvents(answer, (kind, text) => {
+    const data = JSON.parse(text);
+    if (kind === "error") throw new Error(data.error || text);
+    told(data);
+  });
+}
+
+export async function post(target, text, signal) {
+  const begun = performance.now();
+  const answer = await ask(target, { method: "POST", headers: { "content-type": "application/json" }, body: text, signal });
+  const told = await answer.text();
+  return { ok: answer.ok, status: answer.status, text: told, milliseconds: performance.now() - begun };
+}

@@ -1,0 +1,67 @@
+// The log as it is written, from a level on and with words to look for.
+
+import { change } from "./api.js";
+import { act } from "./actions.js";
+import { h, setText } from "./dom.js";
+import * as format from "./format.js";
+import { state } from "./live.js";
+
+const LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR"];
+let level = "INFO";
+let words = "";
+
+export function logView() {
+  const list = h("div.log", { role: "log", tabindex: 0, "aria-label": "Log" });
+  const counted = h("span.quiet", { role: "status" });
+  let seen = 0;
+  let isPaused = false;
+  const shownLevel = h("select", { "aria-label": "From level", onchange() { level = shownLevel.value; view.wants = { log: level }; location.hash = "#/log/" + level; } }, LEVELS.map((each) => h("option", { value: each }, each)));
+  shownLevel.value = level;
+  const filter = h("input", { type: "search", "aria-label": "Words", placeholder: "Words to look for", value: words, oninput() { words = filter.value; all(); } });
+  const pause = h("button", { type: "button", "aria-pressed": "false", onclick() { isPaused = !isPaused; pause.setAttribute("aria-pressed", String(isPaused)); if (!isPaused) all(); } }, "Pause");
+  const set = h("select", { "aria-label": "The server logs from level", onchange: () => act(set, () => change("/console/api/log_level", { level: set.value }), (told) => "The server logs from " + told.level + " on") }, LEVELS.map((each) => h("option", { value: each }, each)));
+  const own = h("label", { hidden: true }, "server logs from ", set);
+  const element = h("section", {}, h("div.bar", {}, h("h1", {}, "Log"), h("label", {}, "show from ", shownLevel), filter, pause, own, counted), list);
+
+  function matches(line) {
+    const text = (line.logger + " " + line.event + " " + Object.entries(line.facts).map(([key, value]) => key + "=" + value).join(" ")).toLowerCase();
+    return words.toLowerCase().split(/\s+/).filter(Boolean).every((word) => text.includes(word));
+  }
+
+  function lineOf(line) {
+    const facts = Object.entries(line.facts).map(([key, value]) => h("span.fact-of", {}, key + "=", h("span", {}, value)));
+    return h("div.line." + line.level.toLowerCase(), { title: line.logger }, h("span.at", {}, format.clock(line.at)), h("span.level", {}, line.level), h("span.event", {}, line.event), " ", facts);
+  }
+
+  function all() {
+    list.replaceChildren();
+    seen = 0;
+    more();
+  }
+
+  function more() {
+    if (isPaused) return;
+    const follows = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+    const fresh = state.lines.filter((line) => line.number > seen);
+    if (fresh.length) seen = fresh.at(-1).number;
+    list.append(...fresh.filter(matches).map(lineOf));
+    while (list.children.length > 500) list.firstChild.remove();
+    setText(counted, format.plural(list.children.length, "line"));
+    if (follows) list.scrollTop = list.scrollHeight;
+  }
+
+  const view = {
+    element,
+    title: "Log",
+    wants: { log: level },
+    update(what) {
+      if (what === "rows") all();
+      if (what === "log") more();
+      if (state.server) {
+        own.hidden = !state.server.may_change;
+        if (document.activeElement !== set) set.value = state.server.log_level;
+      }
+    },
+  };
+  return view;
+}

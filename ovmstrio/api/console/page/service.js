@@ -1,0 +1,156 @@
+// One service: how it is wired with live figures, what it takes and gives, its versions, facts and sequences, and a form to try it.
+
+import { get } from "./api.js";
+import { chart } from "./charts.js";
+import { h, replace, setText } from "./dom.js";
+import { between, draw, fill, nodeTable } from "./drawing.js";
+import * as format from "./format.js";
+import { state } from "./live.js";
+import { serviceActions } from "./actions.js";
+import { stateBadge } from "./services.js";
+import { tryIt } from "./tryit.js";
+
+const POINTS = 300;
+const NARROW = matchMedia("(max-width: 760px)");
+
+function shown(name, value) {
+  if (value && typeof value === "object" && "bytes" in value) return format.bytes(value.bytes);
+  if (Array.isArray(value)) return value.length ? value.join(", ") : "none";
+  if (name === "cache in use") return (value * 100).toFixed(1) + " %";
+  return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(3) : String(value);
+}
+
+function tensors(title, list) {
+  if (!list.length) return null;
+  return [h("h3", {}, title), h("table.plain", {}, h("tbody", {}, list.map((each) => h("tr", {}, h("th", { scope: "row" }, each.name), h("td.mono", {}, each.datatype === "INVALID" ? "any type" : each.datatype + " [" + each.shape.join(", ") + "]")))))];
+}
+
+export function serviceView([name]) {
+  const head = h("div.bar");
+  const reason = h("p.reason");
+  const body = h("div.service");
+  const facts = h("dl.facts-list");
+  const sequences = h("div");
+  const points = [];
+  let document_ = null;
+  let drawn = null;
+  let table = null;
+  let before = null;
+  let loads = "";
+  let trial = null;
+  const charts = [
+    chart("Requests a second", [{ key: "rate", title: "", kind: "one", value: (point) => point.rate }, { key: "error_rate", title: "failed", kind: "bad", value: (point) => point.error_rate }], format.rate),
+    chart("Latency", [{ key: "p50", title: "p50", kind: "one", value: (point) => point.p50 }, { key: "p99", title: "p99", kind: "two", value: (point) => point.p99 }], format.ms),
+  ];
+  const title = h("h1", {}, name);
+  const badge = stateBadge("");
+  const element = h("section", {}, h("p.crumbs", {}, h("a", { href: "#/services" }, "Services"), " / "), head, reason, body);
+  const actions = serviceActions(name);
+  replace(head, title, badge, h("span.quiet", { id: "kind" }), actions.element);
+  const picture = h("div.canvas", { tabindex: 0, role: "group", "aria-label": "Drawing, may be scrolled" });
+
+  function showDrawing() {
+    drawn = draw(document_.drawing, NARROW.matches, name);
+    replace(picture, drawn.picture);
+    figures(document_);
+  }
+
+  function figures(now) {
+    if (!drawn) return;
+    const made = between(before, now);
+    fill(drawn, made);
+    table.fill(made);
+  }
+
+  function showFacts(given) {
+    const told = Object.entries(given.facts || {});
+    const made = state.nodes && before && before.facts ? given.facts["tokens made"] - before.facts["tokens made"] : null;
+    const rates = made !== null && !Number.isNaN(made) && given.at > before.at ? [["tokens a second", format.rate(made / ((given.at - before.at) / 1000))]] : [];
+    replace(facts, [...told, ...rates].map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, shown(key, value)))));
+    facts.hidden = !told.length;
+  }
+
+  function showSequences(given) {
+    if (!given.sequences) { replace(sequences); return; }
+    const rows = given.sequences.map((each) => h("tr", {}, h("td.mono", {}, each.id), h("td.number", {}, format.seconds(each.age_seconds)), h("td.number", {}, format.seconds(each.idle_seconds)), h("td.number", {}, each.requests)));
+    const cut = given.sequence_count > rows.length ? " (the first " + rows.length + ")" : "";
+    replace(sequences, h("h2", {}, format.plural(given.sequence_count, "live sequence") + cut),
+      rows.length ? h("div.scroll", {}, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Id"), ["Age", "Idle", "Requests"].map((text) => h("th.number", { scope: "col" }, text)))), h("tbody", {}, rows))) : null);
+  }
+
+  function versions(row) {
+    return h("table.plain", {}, h("tbody", {}, row.versions.map((each) => h("tr", {}, h("th", { scope: "row" }, "version " + each.version), h("td", {}, each.state.toLowerCase()),
+      h("td.quiet", {}, [each.load_seconds !== null && "loaded in " + format.seconds(each.load_seconds), each.memory_bytes !== null && format.bytes(each.memory_bytes)].filter(Boolean).join(", ")), h("td.reason", {}, each.reason)))));
+  }
+
+  async function load() {
+    try {
+      document_ = await get("/console/api/services/" + encodeURIComponent(name));
+    } catch (error) {
+      replace(body, h("p.problem", {}, error.message));
+      return;
+    }
+    before = null;
+    drawn = null;
+    if (trial) trial.close();
+    trial = document_.problem ? null : tryIt(document_);
+    table = document_.drawing ? nodeTable(document_.drawing) : null;
+    const about = h("div.panel", { "aria-label": "What it is" }, h("h2", {}, "What it is"), facts, tensors("Inputs", document_.inputs || []), tensors("Outputs", document_.outputs || []), h("h3", {}, "Versions"), h("div", { id: "versions" }, versions(document_)));
+    replace(body,
+      document_.problem && h("p.problem", {}, document_.problem),
+      document_.drawing && h("div.panel.wide", {}, h("h2", {}, "How it is wired"), picture, table.element),
+      h("div.columns", {},
+        h("div", {}, h("div.panel", {}, h("h2", {}, "Now"), h("div.charts", {}, charts.map((each) => each.element))), about, h("div.panel.sequences", { hidden: !document_.sequences }, sequences)),
+        trial ? h("div.panel", {}, h("h2", {}, "Try it"), trial.element) : null));
+    showFacts(document_);
+    showSequences(document_);
+    if (document_.drawing) showDrawing();
+    showRow();
+  }
+
+  function showRow() {
+    const row = state.rows[name] || document_;
+    if (!row) return;
+    setText(badge, row.state);
+    badge.className = "state " + row.state;
+    setText(reason, row.reason);
+    setText(head.querySelector("#kind"), row.kind);
+    actions.update(row);
+    const list = body.querySelector("#versions");
+    if (list) replace(list, versions(row));
+  }
+
+  const turned = () => { if (document_ && document_.drawing) showDrawing(); };
+  NARROW.addEventListener("change", turned);
+
+  return {
+    element,
+    title: name,
+    wants: { service: name },
+    update(what) {
+      if (what === "rows") {
+        showRow();
+        const row = state.rows[name];
+        // What is loaded again may have other inputs and nodes.
+        const mark = row ? JSON.stringify(row.versions) : "";
+        if (row && mark !== loads) { loads = mark; load(); }
+        else if (!row && state.link === "live" && loads === "") { loads = "-"; load(); }
+      }
+      if (what === "figures") {
+        points.push(state.services[name] || { rate: 0, error_rate: 0, p50: null, p99: null });
+        if (points.length > POINTS) points.shift();
+        charts.forEach((each) => each.update(points, POINTS));
+      }
+      if (what === "nodes" && state.nodes && state.nodes.service === name && document_ && !state.nodes.problem) {
+        figures(state.nodes);
+        showFacts(state.nodes);
+        showSequences(state.nodes);
+        before = state.nodes;
+      }
+    },
+    close() {
+      NARROW.removeEventListener("change", turned);
+      if (trial) trial.close();
+    },
+  };
+}

@@ -1,0 +1,119 @@
+"""What the console tells of the inside of a service of every kind, while calls go through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.all_kinds import write_all_kinds
+from tests.support.served_in_thread import ServedInThread, serving_in_thread
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
+    """Serve a service of every kind."""
+    config = write_all_kinds(tmp_path_factory.mktemp("kinds"))
+    with serving_in_thread(config_path=config) as served:
+        yield served
+
+
+def _inside(server: ServedInThread, name: str) -> dict[str, Any]:
+    answer = server.ask("GET", f"/console/api/services/{name}")
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def _titles(document: dict[str, Any]) -> dict[str, str]:
+    return {box["title"]: box["key"] for layer in document["drawing"]["layers"] for box in layer}
+
+
+def _call(server: ServedInThread, name: str, document: Any, path: str = "infer") -> int:
+    return server.ask("POST", f"/v2/models/{name}/{path}", json=document).status_code
+
+
+def _dense(values: int = 10) -> dict[str, Any]:
+    return {"inputs": [{"name": "b", "shape": [1, values], "datatype": "FP32", "data": [0.5] * values}]}
+
+
+def test_a_pipeline_counts_runs_of_its_nodes_and_what_went_between_them(server: ServedInThread) -> None:
+    """The edges into the node and out of it, and a failure of the model that it calls."""
+    before = _inside(server, "dag")
+    assert _call(server, "dag", _dense()) == 200
+    after = _inside(server, "dag")
+    key = _titles(after)["node"]
+    assert after["nodes"][key]["runs"] - before["nodes"][key]["runs"] == 1
+    assert after["nodes"][key]["seconds"] > before["nodes"][key]["seconds"]
+    assert after["nodes"][key]["active"] == 0
+    passed = {number: after["streams"][number] - before["streams"][number] for number in after["streams"]}
+    assert passed == {"0": 1, "1": 1}
+
+
+def test_a_graph_counts_runs_of_its_nodes_and_packets_of_its_streams(server: ServedInThread) -> None:
+    """A node that fails is counted as such, and named among the failed requests."""
+    texts = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
+    before = _inside(server, "graph")
+    assert _call(server, "graph", texts) == 200
+    after = _inside(server, "graph")
+    (key,) = after["nodes"]
+    assert after["nodes"][key]["runs"] - before["nodes"][key]["runs"] == 1
+    edges = {edge["stream"]: str(number) for number, edge in enumerate(after["drawing"]["edges"])}
+    assert {name: after["streams"][number] - before["streams"][number] for name, number in edges.items()} == {
+        "in": 1,
+        "out": 1,
+    }
+
+
+def test_ops_count_their_runs(server: ServedInThread) -> None:
+    """The picture of a pipeline of Ops has its Ops, with what they did."""
+    answer = server.ask("POST", "/ops/prediction", json={"key": ["x"], "value": ["y"]})
+    assert answer.json()["err_no"] == 0
+    document = _inside(server, "ops")
+    key = _titles(document)["count"]
+    assert document["nodes"][key]["runs"] >= 1
+    assert document["facts"]["requests under way"] == 0
+
+
+def test_a_model_tells_what_it_was_compiled_to(server: ServedInThread) -> None:
+    """Device, precision, streams and where it runs."""
+    document = _inside(server, "model")
+    facts = document["facts"]
+    assert (facts["device"], facts["devices"]) == ("CPU", "CPU")
+    assert facts["streams"] >= 1
+    assert facts["precision"] in {"float32", "bfloat16", "float16"}
+    assert document["inputs"] == [{"name": "b", "datatype": "FP32", "shape": ["1", "10"]}]
+    assert document["outputs"][0]["name"] == "a"
+    assert document["drawing"] is None
+
+
+def test_a_handler_tells_of_its_threads(server: ServedInThread) -> None:
+    """What runs its code belongs to it."""
+    assert server.ask("POST", "/handler", json=[1, 2]).json() == 3
+    assert _inside(server, "handler")["facts"]["threads of its own"] >= 1
+
+
+def test_a_failed_request_names_the_node_where_it_failed(tmp_path: Path) -> None:
+    """The node's own words are told, and where they come from."""
+    node = "class OvmsPythonModel:\n    def execute(self, inputs):\n        raise ValueError('<b>no</b>')\n"
+    config = write_all_kinds(tmp_path, node=node)
+    texts = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}
+    with serving_in_thread(config_path=config) as server:
+        assert _call(server, "graph", texts) >= 400
+        (failed,) = server.ask("GET", "/console/api/failures").json()["failures"]
+        (tally,) = _inside(server, "graph")["nodes"].values()
+    assert failed["name"] == "graph"
+    assert failed["node"]
+    assert "<b>no</b>" in failed["message"]
+    assert (tally["runs"], tally["failures"], tally["active"]) == (1, 1, 0)
+
+
+def test_a_handler_that_raises_is_among_the_failed_requests(server: ServedInThread) -> None:
+    """What answers by a status of its own fails by that."""
+    before = len(server.ask("GET", "/console/api/failures").json()["failures"])
+    assert server.ask("POST", "/handler", json="a text").status_code == 500
+    failures = server.ask("GET", "/console/api/failures").json()["failures"]
+    assert len(failures) == before + 1
+    assert (failures[-1]["name"], failures[-1]["kind"], failures[-1]["code"]) == ("handler", "handler", "500")
