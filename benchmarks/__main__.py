@@ -15,6 +15,7 @@ import sys
 from benchmarks import (
     attacks,
     batching,
+    door_copies,
     footprint,
     genai,
     graphs,
@@ -41,6 +42,7 @@ MEASUREMENTS = {
     "rest_json": rest_json,
     "resnet": resnet,
     "footprint": footprint,
+    "door_copies": door_copies,
     "graphs": graphs,
     "isolated_nodes": isolated_nodes,
     "pipelines": pipelines,

@@ -27,7 +27,7 @@ _MAX_BYTES: Final = 4096
 _CONTINUED: Final = 128
 
 
-def first_text(data: bytes) -> bytes:
+def first_text(data: bytes | memoryview) -> bytes:
     """Give the value of field 1 where a message begins with it, and it is not long; nothing for any other message."""
     if not data or data[0] != _FIRST_TEXT:
         return b""
@@ -36,7 +36,7 @@ def first_text(data: bytes) -> bytes:
         length |= (byte & (_CONTINUED - 1)) << shift
         shift += 7
         if byte < _CONTINUED:
-            return data[position : position + length] if length <= _MAX_BYTES else b""
+            return bytes(data[position : position + length]) if length <= _MAX_BYTES else b""
     return b""
 
 

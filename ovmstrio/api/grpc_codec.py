@@ -28,10 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Codec"]
 
-_DECODERS: Final[Mapping[type, Callable[[bytes], Any]]] = {
+
+def _as_it_came(data: bytes | memoryview) -> bytes | memoryview:
+    return data
+
+
+_DECODERS: Final[Mapping[type, Callable[[Any], Any]]] = {
     InferRequest: decode_request,
     PredictRequest: decode_predict,
     bytes: bytes,
+    memoryview: _as_it_came,
 }
 
 

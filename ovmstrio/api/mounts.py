@@ -157,10 +157,11 @@ def _observed(answer: HttpAnswer, call: ObservedCall) -> HttpAnswer:
     """Note what came of a call; one that is answered with a stream lasts as long as that."""
     if answer.status >= HTTPStatus.BAD_REQUEST:
         call.event.code = str(answer.status)
-    if isinstance(answer.body, bytes):
-        call.event.sent = len(answer.body)
+    stream = answer.stream
+    if stream is None:
+        call.event.sent = answer.size
         return answer
     # Services whose answers have an end from the beginning do without.
     from ovmstrio.api.handlers.http.held_stream import HeldStream  # noqa: PLC0415 - for streams alone
 
-    return replace(answer, body=HeldStream(answer.body, call.hand_over()))
+    return replace(answer, body=HeldStream(stream, call.hand_over()))

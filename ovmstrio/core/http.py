@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol, Self
 
+from ovmstrio.core.pieced_message import PiecedMessage
+
 __all__ = ["BODILESS", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
 
 Headers = tuple[tuple[str, str], ...]
@@ -26,7 +28,8 @@ class HttpRequest(NamedTuple):
         path: decoded; below ``mount``, and then empty or beginning with a slash.
         query: what follows the question mark, as it was sent.
         headers: in their order.
-        body: all of it, as it was sent.
+        body: all of it, as it was sent; empty where there is a ``view``.
+        view: of a large body, where the request's route takes one; its end is aligned in memory.
         client: the host that asks; empty for one without a name, as at the other end of a Unix socket.
         target: what was asked for, as it was sent.
         mount: the name below which ``path`` is; empty for the root.
@@ -42,6 +45,7 @@ class HttpRequest(NamedTuple):
     target: str = ""
     mount: str = ""
     tasks: Any = None
+    view: memoryview | None = None
 
     def header(self, name: str) -> str | None:
         """Find the first header of a name, which is in lower case; None if there is none."""
@@ -84,13 +88,13 @@ class HttpAnswer:
     Attributes:
         status: of HTTP.
         headers: besides those of the connection and of the body's length.
-        body: all of it, or a stream of pieces.
+        body: all of it, maybe to be sent from where its parts lie, or a stream of pieces.
         after: is called, one by one, when the body has been sent or could not be.
     """
 
     status: int
     headers: Headers = ()
-    body: bytes | ByteStream = b""
+    body: bytes | PiecedMessage | ByteStream = b""
     after: tuple[Callback, ...] = ()
 
     @property
@@ -102,6 +106,24 @@ class HttpAnswer:
         """
         if isinstance(self.body, bytes):
             return self.body
+        if isinstance(self.body, PiecedMessage):
+            return self.body.joined()
+        raise TypeError("the answer is a stream")
+
+    @property
+    def stream(self) -> ByteStream | None:
+        """The body of an answer that is one, and None of any other."""
+        return None if isinstance(self.body, bytes | PiecedMessage) else self.body
+
+    @property
+    def size(self) -> int:
+        """The bytes of the body of an answer that is no stream.
+
+        Raises:
+            TypeError: it is one.
+        """
+        if isinstance(self.body, bytes | PiecedMessage):
+            return len(self.body)
         raise TypeError("the answer is a stream")
 
     def followed_by(self, callback: Callback) -> HttpAnswer:

@@ -34,3 +34,11 @@ class PiecedMessage:
 
     def __len__(self) -> int:
         return self._size
+
+    def buffers(self) -> list[bytes | memoryview]:
+        """Give what is to be sent, in order; nothing of it is empty."""
+        return [each for pair in self.pieces for each in pair if each]
+
+    def joined(self) -> bytes:
+        """Copy it into one."""
+        return b"".join(self.buffers())

@@ -48,7 +48,7 @@ def delimited(tag: bytes, value: Buffer) -> tuple[bytes, Buffer]:
     return tag + encode_varint(len(value)), value
 
 
-def split_raw_contents(data: bytes | bytearray, raw_tag: int, message: str) -> tuple[bytes, list[Buffer | None]]:
+def split_raw_contents(data: Buffer, raw_tag: int, message: str) -> tuple[bytes, list[Buffer | None]]:
     """Part a message into everything else and views of its raw contents, which have a tag of their own.
 
     Raises:
@@ -75,7 +75,7 @@ def split_raw_contents(data: bytes | bytearray, raw_tag: int, message: str) -> t
     return b"".join(head), raw
 
 
-def _value_bounds(data: bytes | bytearray, wire_type: int, position: int) -> tuple[int, int]:
+def _value_bounds(data: Buffer, wire_type: int, position: int) -> tuple[int, int]:
     """Find where the value behind a tag begins and ends."""
     if wire_type == _VARINT:
         end = _read_varint(data, position)[1]
@@ -89,7 +89,7 @@ def _value_bounds(data: bytes | bytearray, wire_type: int, position: int) -> tup
     return position, end
 
 
-def _read_varint(data: bytes | bytearray, position: int) -> tuple[int, int]:
+def _read_varint(data: Buffer, position: int) -> tuple[int, int]:
     value = shift = 0
     while shift < _VARINT_BITS:
         byte = data[position]

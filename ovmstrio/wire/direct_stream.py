@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.request import Buffer
 
-__all__ = ["DirectStream", "direct", "told_of_waiting"]
+__all__ = ["MOST_BUFFERS", "DirectStream", "direct", "told_of_waiting"]
 
 _T = TypeVar("_T")
 
 READ_BYTES: Final = 64 * 1024
-_MOST_BUFFERS: Final = 512
+MOST_BUFFERS: Final = 512
 """Buffers that go to the system in one call; it takes some 1,024."""
 
 
@@ -145,7 +145,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
             at = 0
             while at < len(views):
                 try:
-                    sent = os.writev(self._fileno(), views[at : at + _MOST_BUFFERS])
+                    sent = os.writev(self._fileno(), views[at : at + MOST_BUFFERS])
                 except BlockingIOError:
                     await trio.lowlevel.wait_writable(self.socket)
                     continue

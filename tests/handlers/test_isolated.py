@@ -115,11 +115,11 @@ async def _ask(handler: IsolatedHandler, payload: Any = None, verb: str = "post"
 
 
 async def _read(answer: HttpAnswer) -> bytes:
-    assert not isinstance(answer.body, bytes)
+    assert answer.stream is not None
     try:
-        return b"".join([piece async for piece in answer.body])
+        return b"".join([piece async for piece in answer.stream])
     finally:
-        await answer.body.aclose()
+        await answer.stream.aclose()
 
 
 async def test_a_method_is_called_in_another_process(tmp_path: Path) -> None:
@@ -283,9 +283,9 @@ class Handler:
     file = tmp_path / "closed"
     async with _isolated(tmp_path, code) as handler:
         answer = await _ask(handler, verb="get", query=f"file={file}")
-        assert not isinstance(answer.body, bytes)
-        assert await anext(answer.body) == b"more"
-        await answer.body.aclose()
+        assert answer.stream is not None
+        assert await anext(answer.stream) == b"more"
+        await answer.stream.aclose()
         while not file.exists():  # noqa: ASYNC110 - another process makes it
             await trio.sleep(0.005)
 

@@ -58,7 +58,7 @@ class PassThrough:
         outputs: list[Tensor | RawTensor] = [
             _tensor(tensor, buffer) for tensor, buffer in zip(request.inputs, raw, strict=True)
         ]
-        return InferResponse(request.model_name, str(self.version), outputs, id=request.id)
+        return InferResponse(request.model_name, str(self.version), outputs, id=request.id, is_private=True)
 
     async def aclose(self) -> None:
         """Do nothing."""

@@ -217,7 +217,8 @@ class Call:
     async def recv_message(self, *, is_decoded: bool = True) -> Any:
         """Receive the next request message; ``None`` when the client has sent its last.
 
-        One that is not to be decoded yet is given as bytes, which :meth:`decode` reads.
+        One that is not to be decoded yet is given as bytes, which :meth:`decode` reads.  Of a method whose requests are
+        ``memoryview`` a large message is one, whose end is aligned in memory, and a small one is bytes.
 
         Raises:
             GRPCError: the message is too large, cut off, compressed in an unknown way or cannot be decoded, or a
@@ -232,24 +233,25 @@ class Call:
         if self.handler.cardinality.client_streaming:
             await trio.lowlevel.checkpoint()
         buffer, limit = self.state.buffer, self._host.limits.max_receive_message_bytes
+        take = buffer.take_aligned if self.handler.request_type is memoryview else buffer.take
         try:
-            taken = buffer.take(limit)
+            taken = take(limit)
             while taken is None:
                 if self.state.remote_closed:
                     return self._end_of_requests()
                 await self._wait_readable()
-                taken = buffer.take(limit)
+                taken = take(limit)
             flag, data = taken
             self._credit_taken()
             if flag:
-                data = await self._inflate(data)
+                data = await self._inflate(bytes(data))
             self.received += len(data)
             return self._decode(data) if is_decoded else data
         except GRPCError as error:
             self._tell_fault(error)
             raise
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytes | memoryview) -> Any:
         """Read a message that was received without being decoded.
 
         Raises:
@@ -305,7 +307,9 @@ class Call:
         self._host.inflater.release(self._inflated)
         self._inflated = 0
 
-    def _decode(self, data: bytes) -> Any:
+    def _decode(self, data: bytes | memoryview) -> Any:
+        if isinstance(data, memoryview):
+            return data
         try:
             return self._host.codec.decode(data, self.handler.request_type)
         except GRPCError:

@@ -107,7 +107,7 @@ class _Application(QuartTrio):
 def _respond(answer: HttpAnswer) -> Response:
     """Make the framework's response of an answer, which is ended with the request."""
     request.scope[_ANSWER] = answer  # type: ignore[typeddict-unknown-key]
-    body = answer.body
+    body: Any = answer.content if answer.stream is None else answer.stream
     response = Response(b"" if answer.status in BODILESS else body, answer.status)
     response.headers.clear()
     for name, value in answer.headers:
@@ -125,8 +125,8 @@ async def _finish(scope: Any) -> None:
     answer: HttpAnswer | None = scope.pop(_ANSWER, None)
     if answer is None:
         return
-    if not isinstance(answer.body, bytes):
+    if answer.stream is not None:
         with trio.CancelScope(shield=True):
-            await answer.body.aclose()
+            await answer.stream.aclose()
     for callback in answer.after:
         callback()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
-from ovmstrio.wire.direct_stream import DirectStream
+from ovmstrio.wire.direct_stream import MOST_BUFFERS, DirectStream
 from ovmstrio.wire.standstill import Standstill, unsent_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def send_bounded(stream: trio.abc.SendStream, *buffers: Buffer) -> None:
     if not size:
         return
     if isinstance(stream, DirectStream):
-        sent = stream.send_now(*buffers)
+        sent = stream.send_now(*buffers[:MOST_BUFFERS])
         if sent == size:
             return
     share = current_share.get() or _UNCOUNTED.share()

@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
+from ovmstrio.core.aligned_memory import memory_to_fill
 from ovmstrio.core.callers import leave_caller
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.core.limits import leave_place
 from ovmstrio.wire.closing import has_unread
-from ovmstrio.wire.direct_stream import told_of_waiting
+from ovmstrio.wire.direct_stream import DirectStream, told_of_waiting
 from ovmstrio.wire.http.answers import error_answer, has_bare_line_feed, slowness_refusal
 from ovmstrio.wire.http.ending import IDLE_GRACE_SECONDS, Ending
 from ovmstrio.wire.http.prefixed_stream import send_answer
@@ -111,6 +112,7 @@ _LONGEST: Final = max(map(len, _BEGINNINGS))
 MAX_WAITING_BYTES: Final = 64 * 1024
 """Bytes of later, pipelined requests that may wait while one is answered."""
 
+_LARGE_BODY_BYTES: Final = 64 * 1024
 IDLE_SECONDS: Final = 75.0
 RECEIVE_SECONDS: Final = 120.0
 """Time that a request may take from its first byte to its last, unless said otherwise."""
@@ -392,7 +394,10 @@ class FastLane:
             return buffer.startswith(_BEGINNINGS)
         return any(buffer.startswith(beginning[: len(buffer)]) for beginning in _BEGINNINGS)
 
-    async def _body(self, length: int) -> bytes | None:
+    async def _body(self, length: int) -> bytes | memoryview | None:
+        """Take a body off what has come and comes; a large one is read into memory of its own."""
+        if length > _LARGE_BODY_BYTES:
+            return await self._large_body(length)
         self._wanted = length
         while len(self._buffer) < length:
             if not await self._more(self.receive_until):
@@ -403,7 +408,31 @@ class FastLane:
         self._room.set()
         return body
 
-    async def _answer(self, asked: _Asked, body: bytes) -> bool:
+    async def _large_body(self, length: int) -> memoryview | None:
+        whole, filled, stream = memory_to_fill(length), 0, self._stream
+        while filled < length:
+            if self._buffer:
+                size = min(len(self._buffer), length - filled)
+                with memoryview(self._buffer) as come:
+                    whole[filled : filled + size] = come[:size]
+                del self._buffer[:size]
+                filled += size
+            elif isinstance(stream, DirectStream) and not self._is_reading and not self._ended:
+                self._set_deadline(self.receive_until)
+                filled += (size := await self._receive_into(stream, whole[filled:]))
+                self._ended = not size
+            elif not await self._more(self.receive_until):
+                return None
+        self._room.set()
+        return whole.toreadonly()
+
+    async def _receive_into(self, stream: DirectStream, target: memoryview) -> int:
+        try:
+            return await stream.receive_into(target)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return 0
+
+    async def _answer(self, asked: _Asked, body: bytes | memoryview) -> bool:
         """Answer a request; False if the connection ends with it.
 
         A stream of an answer ends with its client, as the call does that has not been answered.
@@ -421,16 +450,18 @@ class FastLane:
             raise broken
         return keeps
 
-    async def _answer_within(self, tasks: trio.Nursery | None, asked: _Asked, body: bytes) -> bool:
+    async def _answer_within(self, tasks: trio.Nursery | None, asked: _Asked, body: bytes | memoryview) -> bool:
         (method, target, headers, _, keep_alive), query, route, _ = asked
         self.is_finished = not keep_alive
-        request = HttpRequest(method, route.path, query, headers, body, self._client, target, route.mount, tasks)
+        view = body if route.takes_views and isinstance(body, memoryview) else None
+        whole = b"" if view is not None else bytes(body)
+        request = HttpRequest(method, route.path, query, headers, whole, self._client, target, route.mount, tasks, view)
         answer = None
         try:
             self._is_calling = True
             answer = await self._router.answer(route, request)
             # One that was whole when its client left is sent; a stream ends with its client.
-            self._is_calling = not isinstance(answer.body, bytes)
+            self._is_calling = answer.stream is not None
             if keep_alive and self._ending.is_near:
                 keep_alive = not self._ending.is_last(trio.current_time(), has_more=bool(self._buffer))
             await send_answer(self._stream, answer, keep_alive=keep_alive)

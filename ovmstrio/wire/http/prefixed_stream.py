@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.http import BODILESS
+from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.closing import LINGER_SECONDS, transport_of
 from ovmstrio.wire.http.answers import answer_head
 from ovmstrio.wire.http.bounded_sending import send_bounded
@@ -35,13 +36,15 @@ async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_a
     """
     status, body = answer.status, answer.body
     is_bodiless = status in BODILESS
-    if isinstance(body, bytes):
+    if isinstance(body, bytes | PiecedMessage):
         length = None if is_bodiless else len(body)
         head = answer_head(status, answer.headers, length=length, is_chunked=False, keep_alive=keep_alive)
         if isinstance(stream, RecoverableStream):
             stream.end_after(len(head) + (0 if is_bodiless else len(body)))
         if is_bodiless:
             await send_bounded(stream, head)
+        elif isinstance(body, PiecedMessage):
+            await send_bounded(stream, head, *body.buffers())
         elif len(body) > _JOINED_BYTES:
             await send_bounded(stream, head, body)
         else:

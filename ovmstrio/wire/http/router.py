@@ -63,6 +63,7 @@ class Rule(NamedTuple):
     view: View
     is_hot: bool
     has_tasks: bool
+    takes_views: bool
     admit: Admit | None
     refuse: Callable[[Exception], HttpAnswer]
     need: Need
@@ -79,6 +80,7 @@ class Route(NamedTuple):
         places: what stands in the path where its rule has names, for the log.
         is_hot: whether the fast lane answers it.
         has_tasks: whether its view starts tasks that end with the answer.
+        takes_views: whether a large body may come as the request's ``view``.
         admit: takes a place for a request, before its body is read; None where there is no need.
         need: what a request needs of its caller.
         service: which one a request is about; empty where only its body tells.
@@ -91,6 +93,7 @@ class Route(NamedTuple):
     places: Mapping[str, str] = {}
     is_hot: bool = False
     has_tasks: bool = False
+    takes_views: bool = False
     admit: Admit | None = None
     need: Need = Need.ADMIN
     service: str = ""
@@ -123,6 +126,7 @@ def rule(
     *,
     is_hot: bool = False,
     has_tasks: bool = False,
+    takes_views: bool = False,
     admit: Admit | None = None,
     need: Need = Need.ADMIN,
     refuse: Callable[[Exception], HttpAnswer] = error_answer,
@@ -140,7 +144,9 @@ def rule(
     )
     methods = frozenset({method, "HEAD"} if method == "GET" else {method})
     pattern += "" if _VERB.search(template) else "/?"
-    return Rule(re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, admit, refuse, need)
+    return Rule(
+        re.compile(pattern), template.split("/")[1], methods, view, is_hot, has_tasks, takes_views, admit, refuse, need
+    )
 
 
 class Router:
@@ -303,7 +309,7 @@ class Router:
                 continue
             places = match.groupdict()
             view = partial(each.view, **places) if places else each.view
-            options = {"is_hot": each.is_hot, "has_tasks": each.has_tasks}
+            options = {"is_hot": each.is_hot, "has_tasks": each.has_tasks, "takes_views": each.takes_views}
             admit = partial(each.admit, **places) if each.admit is not None else None
             about = places.get("model") or ""
             return Route(view, each.refuse, path, "", places, **options, admit=admit, need=each.need, service=about)

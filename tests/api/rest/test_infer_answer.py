@@ -10,6 +10,7 @@ from ovmstrio.api.kserve.rest.infer_answer import HEAD_LENGTH, render_infer_answ
 from ovmstrio.core.datatypes import BY_NAME
 from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.core.request import InferRequest, InferResponse, RequestedOutput
 from ovmstrio.core.tensor import RawTensor, Tensor
 
@@ -225,3 +226,24 @@ def test_a_timestamp_has_all_its_bits() -> None:
     """A parameter that needs 64 bits is printed with them."""
     answer = _render(_tensor("FP32", [1]), parameters={"OVMS_MP_TIMESTAMP": 2**62 + 1})
     assert b'"OVMS_MP_TIMESTAMP":4611686018427387905' in answer.content
+
+
+def test_large_outputs_as_bytes_are_sent_from_where_they_lie() -> None:
+    """The same bytes as an answer that is joined, with nothing copied."""
+    arrays: list[np.ndarray[Any, Any]] = [
+        np.arange(200_000, dtype=np.float32),
+        np.arange(3, dtype=np.int64),
+        np.ones(100_000),
+    ]
+    names = ("FP32", "INT64", "FP64")
+    outputs: list[Tensor | RawTensor] = [
+        Tensor(name, BY_NAME[name], array) for name, array in zip(names, arrays, strict=True)
+    ]
+    request = InferRequest("m", parameters={"binary_data_output": True})
+    private = render_infer_answer(request, InferResponse("m", "1", outputs, is_private=True))
+    joined = render_infer_answer(request, InferResponse("m", "1", outputs))
+    assert isinstance(private.body, PiecedMessage)
+    assert isinstance(joined.body, bytes)
+    assert (private.content, private.size, private.headers) == (joined.body, len(joined.body), joined.headers)
+    large = [view for _, view in private.body.pieces if len(view)]
+    assert [np.shares_memory(view, array) for view, array in zip(large, arrays[::2], strict=True)] == [True, True]

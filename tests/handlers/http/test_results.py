@@ -37,12 +37,13 @@ async def answer(handler: LoadedHandler) -> HttpAnswer:
 
 async def whole(made: HttpAnswer) -> bytes:
     """Read the body of an answer."""
-    if isinstance(made.body, bytes):
-        return made.body
+    stream = made.stream
+    if stream is None:
+        return made.content
     try:
-        return b"".join([piece async for piece in made.body])
+        return b"".join([piece async for piece in stream])
     finally:
-        await made.body.aclose()
+        await stream.aclose()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 
+import numpy as np
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -28,6 +29,25 @@ def test_messages_come_out_as_they_went_in(payloads: list[bytes], cuts: list[int
         taken.append(item)
     assert taken == [(0, payload) for payload in payloads]
     assert buffer.size == 0
+
+
+@given(st.integers(60_000, 200_000), st.lists(st.integers(1, 200_000)), st.binary(max_size=10))
+def test_a_large_message_has_its_end_aligned_however_it_came(size: int, cuts: list[int], other: bytes) -> None:
+    """The bytes are the same, nobody can change them, and small messages beside it are bytes as ever."""
+    payloads = [other, np.arange(size, dtype=np.uint8).tobytes(), other]
+    stream = b"".join(map(message, payloads))
+    buffer = MessageBuffer()
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for start, end in itertools.pairwise(edges):
+        buffer.append(memoryview(stream)[start:end])
+    taken = [buffer.take_aligned(200_000) for _ in payloads]
+    assert [(each[0], bytes(each[1])) for each in taken if each] == [(0, payload) for payload in payloads]
+    assert buffer.take_aligned(200_000) is None
+    assert [type(each[1]) for each in taken if each] == [bytes, memoryview if size >= 2**16 else bytes, bytes]
+    large = taken[1][1] if taken[1] else b""
+    if isinstance(large, memoryview):
+        assert large.readonly
+        assert (np.frombuffer(large, np.uint8).ctypes.data + size) % 64 == 0
 
 
 def test_crumbs_take_little_more_room_than_their_bytes() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 import trio
@@ -106,6 +108,71 @@ async def test_one_connection_serves_many_requests(serving: Serving) -> None:
         answer = await peer.ask(infer_post(BODY, "Connection: close"))
         assert answer.headers["connection"] == "close"
         assert await peer.rest() == b""
+
+
+def _large(count: int) -> tuple[bytes, bytes]:
+    """Make a request of so many numbers as bytes, and these."""
+    numbers = np.arange(count, dtype="<f4").tobytes()
+    given = {"name": "x", "shape": [count], "datatype": "FP32"}
+    wanted = {"name": "x", "parameters": {"binary_data": True}}
+    head = orjson.dumps({"inputs": [given], "outputs": [wanted]})
+    return infer_post(head + numbers, f"Inference-Header-Content-Length: {len(head)}"), numbers
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [500], [70_000, 70_001, 400_000], [-1]])
+async def test_large_tensors_are_read_into_memory_of_their_own(serving: Serving, cuts: list[int]) -> None:
+    """However the bytes come, and with a request behind them, the numbers are the ones that were sent, and aligned."""
+    request, numbers = _large(200_000)
+    whole = request + _numbered(7)
+    async with serving.connect() as peer:
+        for start, end in itertools.pairwise([0, *(cut % len(whole) for cut in cuts), len(whole)]):
+            await peer.send(whole[start:end])
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        large = await peer.answer()
+        small = await peer.answer()
+    assert large.status == small.status == 200
+    assert large.body[int(large.headers["inference-header-content-length"]) :] == numbers
+    assert small.json["outputs"][0]["data"] == [7]
+    (raw,) = serving.servable.requests[0].raw_inputs
+    assert isinstance(raw, memoryview)
+    assert raw.readonly
+    assert np.frombuffer(raw, "<f4").flags.aligned
+
+
+async def test_a_large_body_of_a_call_that_waited_before_is_the_same(serving: Serving) -> None:
+    """The task that watched the client reads on for a while."""
+    request, numbers = _large(100_000)
+    async with serving.connect() as peer:
+        await peer.ask(infer_post())
+        for part in (request[:9_000], request[9_000:], request):
+            await peer.send(part)
+        for _ in range(2):
+            answer = await peer.answer()
+            assert answer.body[int(answer.headers["inference-header-content-length"]) :] == numbers
+
+
+async def test_the_application_sends_large_tensors_alike(serving: Serving) -> None:
+    """It gets the parts of an answer joined."""
+    request, numbers = _large(200_000)
+    head, _, body = request.partition(b"\r\n\r\n")
+    (length,) = [line for line in head.decode().split("\r\n") if line.startswith("Inference-")]
+    async with serving.connect() as peer:
+        fast = await peer.ask(request)
+    async with serving.connect() as peer:
+        application = await peer.ask(_chunked(body, length))
+    assert (fast.status, fast.body) == (application.status, application.body)
+    assert fast.body.endswith(numbers)
+
+
+async def test_a_large_body_that_ends_early_is_no_request(serving: Serving) -> None:
+    """Its connection ends, and nothing was asked."""
+    request, _ = _large(100_000)
+    async with serving.connect() as peer:
+        await peer.send(request[:-1])
+        assert isinstance(peer.stream, trio.SocketStream)
+        await peer.stream.send_eof()
+        assert await peer.rest() == b""
+    assert not serving.servable.requests
 
 
 async def test_pipelined_requests_are_answered_in_order(serving: Serving) -> None:

@@ -185,9 +185,9 @@ class HandlerRoutes:
         headers = with_cors(tuple(line for line in answer.headers if line[0] not in _OF_THE_CONNECTION))
         # What comes later is still of this request, for the log.
         after = (partial(copy_context().run, self._handler.run_after, answer.after),) if answer.after else ()
-        body = answer.body
-        if not isinstance(body, bytes):
-            body = HeldStream(body, request_id=current_request_id())
+        body, stream = answer.body, answer.stream
+        if stream is not None:
+            body = HeldStream(stream, request_id=current_request_id())
         return HttpAnswer(answer.status, headers, body, after)
 
     def _without_method(self, verb: str) -> HttpAnswer:
@@ -209,8 +209,8 @@ class HandlerRoutes:
         if wrong is None:
             return answer
         log.error("a handler's answer cannot be sent", method=method.name, problem=wrong)
-        if not isinstance(answer.body, bytes):
-            await answer.body.aclose()
+        if answer.stream is not None:
+            await answer.stream.aclose()
         return plain_error(500, HIDDEN, as_json=as_json)
 
 

@@ -125,7 +125,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         """Give the handlers by path."""
         return {
             **super().__mapping__(),
-            f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, bytes, bytes),
+            f"{_SERVICE}/ModelInfer": OrderedHandler(self._model_infer, Cardinality.UNARY_UNARY, memoryview, bytes),
             f"{_SERVICE}/ModelStreamInfer": Handler(
                 self._model_stream_infer, Cardinality.STREAM_STREAM, InferRequest, bytes
             ),
@@ -141,7 +141,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
 
         Cancellation: at any checkpoint; the data plane gives back what the call held.
         """
-        data: bytes = await call.recv_message()
+        data: bytes | memoryview = await call.recv_message()
         if self._plane.has_limits():
             name = first_text(data)
             answer = partial(self._answer, call, data, name)
@@ -149,7 +149,7 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         else:
             await self._answer(call, data)
 
-    async def _answer(self, call: Call, data: bytes, name: bytes | None = None) -> None:
+    async def _answer(self, call: Call, data: bytes | memoryview, name: bytes | None = None) -> None:
         request = decode_request(data)
         if name is not None:
             keep_place(request.model_name, name)

@@ -87,7 +87,7 @@ _MESSAGE: Final = "inference.ModelInferRequest"
 _RAW_INPUT_TAG: Final = 0x3A
 
 
-def decode_request(data: bytes) -> InferRequest:
+def decode_request(data: bytes | memoryview) -> InferRequest:
     """Read a ``ModelInferRequest``.
 
     ``raw_inputs`` of a large message are views of ``data``.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ovmstrio.core.http import HttpRequest
+    from ovmstrio.core.request import Buffer
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.http.router import Rule
@@ -32,11 +33,14 @@ def kserve_rules(plane: DataPlane, max_body_bytes: int) -> list[Rule]:
     """Make the rules over one data plane."""
 
     async def infer(request: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
+        body: Buffer | None = request.view
+        if body is None:
+            body = await body_of_call(plane, request, model, version, limit=max_body_bytes)
         return await answer_infer(plane, model, version, body, _combined(request, HEAD_LENGTH))
 
     admit = admits(plane, KSERVE_REST)
-    calls = [rule(path, "POST", infer, is_hot=True, admit=admit, need=Need.INFER) for path in model_paths("/infer")]
+    options: dict[str, Any] = {"is_hot": True, "takes_views": True, "admit": admit, "need": Need.INFER}
+    calls = [rule(path, "POST", infer, **options) for path in model_paths("/infer")]
     return [*calls, *_server_rules(plane), *_model_rules(plane)]
 
 

@@ -262,9 +262,8 @@ class HostedHandler:
 
     def _told(self, answer: HttpAnswer, on_loop: _OnLoop) -> Any:
         head = answer_head(answer, self._keep(answer.after))
-        if isinstance(answer.body, bytes):
-            return [ANSWER, head, answer.body]
-        return _pieces(head, answer.body, on_loop)
+        stream = answer.stream
+        return [ANSWER, head, answer.content] if stream is None else _pieces(head, stream, on_loop)
 
     async def _answered(self, name: str, row: list[Any], request_id: str) -> HttpAnswer:
         with in_log(request_id):
@@ -303,7 +302,8 @@ class HostedHandler:
             return refusal_row(result) if isinstance(result, HTTPError) else [RAISED, encode_error(result)]
         try:
             answer = await to_answer(result, self._loaded, name)
-            body = answer.body if isinstance(answer.body, bytes) else b"".join([piece async for piece in answer.body])
+            stream = answer.stream
+            body = answer.content if stream is None else b"".join([piece async for piece in stream])
         except UserCodeRaisedError as raised:
             return [RAISED, encode_error(raised.error)]
         except Exception as error:  # noqa: BLE001 - told to the server
