@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
+    from ovmstrio.dataplane.whole_server import Siblings
     from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.observability.tracing.recent import RecentTraces
@@ -83,6 +84,9 @@ class DataPlane:
         server_name: what clients are told that it is called.
         traces: the last ones; None where none are kept.
         control: loads and unloads by name; None where that is not how things are loaded.
+
+    Attributes:
+        siblings: the other processes of the server, where it has several.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class DataPlane:
         self.traces = traces
         self.control = control
         self.regions = regions or ClientRegions()
+        self.siblings: Siblings | None = None
         self._renderer = Renderer(most_answer_bytes)
         self._admission = admission or Admission(limit_of=registry.limit_of)
         self._has_limit = self._admission.has_server_limit
@@ -118,8 +123,8 @@ class DataPlane:
         self._room = AnswerRoom()
         self._not_serving = STARTING
         self._changed = trio.Event()
-        registry.subscribe(lambda _: self._announce())
-        registry.subscribe_readiness(lambda _: self._announce())
+        registry.subscribe(lambda _: self.announce())
+        registry.subscribe_readiness(lambda _: self.announce())
 
     # Life cycle
 
@@ -142,12 +147,12 @@ class DataPlane:
     def begin_serving(self) -> None:
         """Say that the listeners are bound."""
         self._not_serving = ""
-        self._announce()
+        self.announce()
 
     def begin_drain(self) -> None:
         """Say that the server will end; it is not ready from now on."""
         self._not_serving = DRAINING
-        self._announce()
+        self.announce()
 
     async def wait_change(self) -> None:
         """Return at the next change of the readiness of the server or of anything that it serves.
@@ -156,7 +161,8 @@ class DataPlane:
         """
         await self._changed.wait()
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Wake whoever waits for a change."""
         self._changed.set()
         self._changed = trio.Event()
         if self._metrics is not None:
@@ -202,8 +208,7 @@ class DataPlane:
         with self._worded(door, door.metadata):
             known = self.registry.peek(name, version).metadata
         versions = self.registry.available_versions(name)
-        asked = int(version or 0)
-        serving = str(asked if asked in versions else versions[-1])
+        serving = str(asked if (asked := int(version or 0)) in versions else versions[-1])
         self._note_question(door.metadata, name, serving, door)
         return ModelMetadata(
             name,
@@ -231,9 +236,8 @@ class DataPlane:
             with self._worded(door, door.metadata):
                 self.registry.peek(name, version)
         names = [name] if name else sorted(self.registry.statuses())
-        asked = str(number) if number else ""
-        every = ((each, str(number)) for each in names for number in self.registry.available_versions(each))
-        return self.call_statistics.of(pair for pair in every if asked in ("", pair[1]))
+        every = ((each, str(known)) for each in names for known in self.registry.available_versions(each))
+        return self.call_statistics.of(pair for pair in every if not number or pair[1] == str(number))
 
     def sequences(self, name: str, version: str, door: Door) -> list[SequenceInfo]:
         """List the live sequences of a version of a stateful model, or of the default one, by id.
@@ -363,8 +367,7 @@ class DataPlane:
 
     async def _lease_later(self, request: InferRequest, door: Door) -> Lease:
         """Lease what a request calls where that may have to wait; no later request for others waits for this one."""
-        arrival = request.arrival
-        if arrival is not None:
+        if (arrival := request.arrival) is not None:
             arrival.call(request.model_name)
         asked = request.model_name, request.model_version, door, door.infer
         return await (self._admitted_lease(*asked, arrival) if self.has_limits() else self._lease(*asked))
@@ -393,9 +396,8 @@ class DataPlane:
         Ownership: the lease, and the event's end, until the block is left, or whoever it was handed over to is done.
         Cancellation: while it is waited for; nothing is held.
         """
-        lease = await (self._admitted_lease if self.has_limits() and not is_free else self._lease)(
-            name, "", door, method
-        )
+        take = self._admitted_lease if self.has_limits() and not is_free else self._lease
+        lease = await take(name, "", door, method)
         try:
             if not is_free:
                 count_call(lease)
@@ -540,8 +542,7 @@ class DataPlane:
         except ServerError:
             return
         serving = version if version.strip("0") else str(versions[-1])
-        kind = self.registry.kind_of(name)
-        event = CallEvent(name, serving, kind, door, method or door.infer, received=received)
+        event = CallEvent(name, serving, self.registry.kind_of(name), door, method or door.infer, received=received)
         event.is_read = False
         self._start(event)
         self._end(event, error)
@@ -576,7 +577,6 @@ class DataPlane:
             raise door.words(error, method) from None
 
     def _note_question(self, method: str, name: str, version: str, door: Door) -> None:
-        versions = self.registry.available_versions(name)
-        if versions:
+        if versions := self.registry.available_versions(name):
             event = CallEvent(name, version or str(versions[-1]), self.registry.kind_of(name), door, method)
             self._end(event, None)

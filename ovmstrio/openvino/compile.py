@@ -31,6 +31,7 @@ from ovmstrio.openvino.runtime import OPENVINO_ERRORS, core, devices, reason
 from ovmstrio.openvino.shaping import reshape
 from ovmstrio.openvino.signature import ModelSignature, read_signature
 from ovmstrio.openvino.slot import Blocking, Slot, marks_of
+from ovmstrio.work.cores import CORES
 from ovmstrio.work.placement import Placement
 
 __all__ = ["Compiled", "ModelFile", "Timing", "compile_model", "compile_read", "warm_up"]
@@ -187,12 +188,19 @@ def _config(source: ModelFile) -> dict[str, str]:
 def _compile(model: ov.Model, source: ModelFile, config: dict[str, str]) -> ov.CompiledModel:
     if not {"NUM_STREAMS", "PERFORMANCE_HINT"} & config.keys():
         config = {**config, "PERFORMANCE_HINT": LATENCY}
-    if source.spec.target_device == "CPU" and model.is_dynamic():
-        config = {**_CACHED_SHAPES, **config}
+    if source.spec.target_device == "CPU":
+        config = {**(_CACHED_SHAPES if model.is_dynamic() else {}), **_core_share(), **config}
     try:
         return core().compile_model(model, source.spec.target_device, config)
     except OPENVINO_ERRORS as error:
         raise ConfigError([_cannot_compile(source, error)]) from error
+
+
+def _core_share() -> dict[str, str]:
+    """Give the settings of a process that has not all cores; pinned, every process would have the same ones."""
+    if CORES.processes == 1:
+        return {}
+    return {"INFERENCE_NUM_THREADS": str(CORES.count), "ENABLE_CPU_PINNING": "NO"}
 
 
 def _cannot_compile(source: ModelFile, error: BaseException) -> Problem:

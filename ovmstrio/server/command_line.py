@@ -212,7 +212,7 @@ def _options_of(group: str) -> tuple[str, ...]:
 
 _MODEL_OPTIONS: Final = _options_of(MODEL)
 _TEXT_OPTIONS: Final = _options_of(TEXT)
-_OF_MODELS: Final = {*_MODEL_OPTIONS, *_TEXT_OPTIONS, "config_path", "allow_empty", "cache_dir"}
+_OF_MODELS: Final = {*_MODEL_OPTIONS, *_TEXT_OPTIONS, "config_path", "allow_empty", "cache_dir", "workers"}
 """Options that say nothing where no models are served."""
 _MODEL_KEYS: Final = {"name": "model_name", "base_path": "model_path"}
 """Options that a configuration file calls otherwise."""

@@ -32,7 +32,7 @@ import trio
 
 from ovmstrio.config.ovms_json import parse_config
 from ovmstrio.core.census import current_census
-from ovmstrio.core.errors import ConfigError, ServerError
+from ovmstrio.core.errors import ConfigError, Problem, ServerError
 from ovmstrio.core.events import all_of
 from ovmstrio.core.hooks import NULL_METERS
 from ovmstrio.core.limits import Limit
@@ -40,6 +40,7 @@ from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
+from ovmstrio.dataplane.whole_server import answer_sibling
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.recent_past import RecentPast
@@ -64,22 +65,28 @@ from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.traces import ServerTraces, open_traces
+from ovmstrio.server.worker_count import check_workers
 from ovmstrio.work.late_imports import import_aside
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.user_code.printing import prints_logged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from ovmstrio.config.specs import ServerSpec
     from ovmstrio.core.events import CallObserver
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.server.workers.peers import Peers
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["FrontEnd", "Hosting", "serve", "serve_plan"]
 
 log = structlog.get_logger(__name__)
 
+_RELOAD: Final = "reload"
+"""What processes ask each other to do besides telling figures."""
 _POLL_SECONDS: Final = 1.0
 """How often the files of callers and certificates are looked at where no others are."""
 
@@ -119,6 +126,7 @@ class Hosting:
         warned: returns when that is near.
         observers: are told of every call before the server's own are.
         watches: look at files of its own, again and again.
+        peers: are the other processes, where there are any.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
@@ -128,6 +136,7 @@ class Hosting:
     warned: Callable[[], Awaitable[None]] | None = None
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
+    peers: Peers | None = None
 
     @property
     def is_part(self) -> bool:
@@ -153,7 +162,7 @@ async def serve(
         task_status: for ``nursery.start``.
 
     Raises:
-        ConfigError: the configuration file cannot be used at all.
+        ConfigError: the configuration file cannot be used at all, or the settings ask for several processes.
         OSError: an address cannot be bound, or a certificate cannot be read.
 
     Those that come once the server's nursery is open are in an exception group.
@@ -162,6 +171,9 @@ async def serve(
 
     Cancellation: ends everything at once, without drain; models are still unloaded, with a bound.
     """
+    if settings.workers > 1:
+        text = "a server in a program of yours is one process"
+        raise ConfigError([Problem(text, path="--workers", suggestion="run `ovms serve` for several")])
     plan = await read_plan(settings, kinds)
     return await serve_plan(plan, handle_signals=handle_signals, task_status=task_status)
 
@@ -245,6 +257,7 @@ class _Server:
             traces=traces.recent,
         )
         self._told = all_of(traces.requests)
+        self._plane.siblings = hosting.peers
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
@@ -290,10 +303,20 @@ class _Server:
         path = self._settings.config_path
         if path is None:
             return None
-        parse = partial(parse_config, self._plan.kinds.values(), cache_dir=cache_directory(self._settings))
-        source = ConfigSource(path, self._registry, parse, self._apply)
+        source = ConfigSource(path, self._registry, self._parse, self._apply)
         self._registry.on_poll(source.poll)
         return source
+
+    def _parse(self, content: bytes, path: Path) -> ServerSpec:
+        """Read a configuration.
+
+        Raises:
+            ConfigError: it cannot be used, or not by as many processes as there are.
+        """
+        spec = parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
+        if self._hosting.is_part:
+            check_workers(self._settings, spec, self._plan.processes)
+        return spec
 
     @property
     def _apply(self) -> ApplySpecs:
@@ -313,7 +336,7 @@ class _Server:
             )
         if plan.metrics:
             front_ends["metrics"] = made.metrics_front_end(plane, gate)
-        if self._settings.probe_port and self._hosting.listeners is None:
+        if self._settings.probe_port:
             front_ends["probes"] = made.probe_front_end(plane)
         return front_ends
 
@@ -355,6 +378,8 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
+            if self._hosting.peers is not None:
+                await nursery.start(self._hosting.peers.run, self._answer_peer)
             pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
             if self._access is not None or self._settings.tls_cert is not None:
                 nursery.start_soon(partial(FileWatcher(self._look_at_files, pause).run, pauses_first=True))
@@ -397,7 +422,7 @@ class _Server:
             ("gRPC", plan.grpc, HTTP2),
             ("REST", plan.rest, HTTP),
             ("metrics", plan.metrics, HTTP),
-            ("probes", tuple(probe_addresses(self._settings)) if given is None else (), HTTP),
+            ("probes", tuple(probe_addresses(self._settings)), HTTP),
         ):
             if not where:
                 continue
@@ -433,9 +458,26 @@ class _Server:
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
     async def _reload(self) -> bool:
-        """Take over what has changed, for a client who asks for it; True if anything has."""
+        """Take over what has changed, for a client who asks for it, in all processes; True if anything has.
+
+        Others do it when it has been done here, and not at all where it fails.
+        """
+        changed = await self._reload_here()
+        others = await self._hosting.peers.ask_all(_RELOAD) if self._hosting.peers is not None else ()
+        return changed or any(others)
+
+    async def _reload_here(self) -> bool:
         with self._plan.notifier.reloading():
             return await (reload_versions(self._registry) if self._source is None else self._source.reload())
+
+    async def _answer_peer(self, asked: Any) -> Any:
+        """Answer another process of the server.
+
+        Raises:
+            ServerError: what was asked for has failed.
+        """
+        question, *arguments = asked
+        return await (self._reload_here() if question == _RELOAD else answer_sibling(self._plane, question, arguments))
 
     async def _first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""

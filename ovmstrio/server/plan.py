@@ -25,6 +25,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.command_line import cache_directory, contradictions, listen_addresses, single_servable
 from ovmstrio.server.systemd.notifier import Notifier
+from ovmstrio.server.worker_count import count_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +52,7 @@ class Plan:
         root: the name of the service that has its paths at the root of the ports, if one has.  It is loaded before
             anything listens, and the server does not start without it.
         readiness_file: what exists while the server is ready; None for nothing.
-        processes: how many processes serve the one service.
+        processes: how many processes serve it.
         kinds: the kinds of services that there are.
         notifier: tells a service manager how the server does.
         while_serving: is entered once connections are accepted, and left when they are not any more.
@@ -75,16 +76,18 @@ async def read_plan(settings: ServerSettings, kinds: Kinds = KINDS) -> Plan:
     """Read what the settings name, of these kinds.
 
     Raises:
-        ConfigError: the configuration file cannot be used at all.
+        ConfigError: the configuration file cannot be used at all, or not by as many processes.
 
     Cancellation: while the file is read.
     """
+    spec = await _read_spec(settings, kinds)
     return Plan(
         settings=settings,
-        spec=await _read_spec(settings, kinds),
+        spec=spec,
         grpc=tuple(listen_addresses(settings.grpc_bind_address, settings.port)),
         rest=tuple(listen_addresses(settings.rest_bind_address, settings.rest_port)),
         readiness_file=settings.readiness_file,
+        processes=count_workers(settings, spec),
         kinds=kinds,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 __all__ = ["GROUPS", "IGNORED", "MODEL", "TEXT", "ServerSettings"]
 
@@ -37,6 +37,10 @@ IGNORED: Final = {
 
 def _setting(default: Any, group: str, help_text: str, **bounds: Any) -> Any:
     return Field(default, description=help_text, json_schema_extra={"group": group}, **bounds)
+
+
+def _auto_as_zero(value: Any) -> Any:
+    return 0 if value == "auto" else value
 
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -97,6 +101,9 @@ class ServerSettings(BaseModel):
         5, SERVER, "Time of which steps may be missing there when the server is killed; 0 writes only at its end."
     )
     allow_empty: bool = _setting(False, SERVER, "Be ready with no model configured.")
+    workers: Annotated[int, Field(ge=0, le=256), BeforeValidator(_auto_as_zero)] = _setting(
+        1, SERVER, "Processes that serve everything together; auto (0) decides by what is served."
+    )
 
     model_name: str | None = _setting(None, MODEL, "Name of the model or graph.")
     model_path: Path | None = _setting(

@@ -363,6 +363,18 @@ async def test_a_request_is_not_passed_on_for_ever() -> None:
     assert [(await _see_to(waiting, tries))[0] for tries in range(3)] == [True, True, False]
 
 
+async def test_requests_that_were_answered_do_not_count_for_the_next_one() -> None:
+    """A connection may outlive any number of processes, as long as each has answered some of it."""
+    waiting = Standing(State.WAITING, 5, b"request", 3)
+    client, accepted = _pair()
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+    connection = GivenConnection("REST", stream, answered=0, tries=2)
+    assert await go_on_with(connection, waiting, "SIGKILL")
+    assert (connection.answered, connection.tries) == (5, 1)
+    client.close()
+    await stream.aclose()
+
+
 async def test_connections_have_places_until_they_end(pair: tuple[socket.socket, socket.socket]) -> None:
     """More than there are slots have none; what a process has closed is closed by the parent, too."""
     board = Board.create(2)

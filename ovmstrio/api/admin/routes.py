@@ -15,6 +15,7 @@ from ovmstrio.api.refusals import INVALID_URL, status_document
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import ConfigError, FailedPrecondition, InvalidRequest, ModelFailure, VersionsFailure
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.dataplane.whole_server import metrics_of_all
 from ovmstrio.observability.metrics import CONTENT_TYPE, OPEN_CONTENT_TYPE
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
@@ -64,10 +65,12 @@ def metrics_rules(plane: DataPlane) -> list[Rule]:
         families = [*asked.get("match[]", ()), *asked.get("name[]", ())]
         packs = "gzip" in (request.header("accept-encoding") or "")
         is_open = _wants_open(request.header("accept") or "")
-        printed = partial(_printed, plane, families, packs=packs, is_open=is_open)
-        text = await trio.to_thread.run_sync(printed, limiter=limiter)
+        text = await metrics_of_all(plane, families, limiter, is_open=is_open)
         if text is None:
             raise InvalidRequest(f"{INVALID_URL} - metrics are disabled; --metrics_enable turns them on")
+        if packs:
+            # With thousands of services there are megabytes of them.
+            text = await trio.to_thread.run_sync(partial(gzip.compress, text, _LEVEL, mtime=0), limiter=limiter)
         kind = OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE
         headers = (("content-type", kind), *((("content-encoding", "gzip"),) if packs else ()))
         return HttpAnswer(200, headers, text)
@@ -84,12 +87,6 @@ def _wants_open(accepted: str) -> bool:
         weights[kind] = float(given) if given.replace(".", "", 1).isdecimal() else 0.0
     wanted = weights.get("application/openmetrics-text", 0.0)
     return wanted > 0 and wanted >= weights.get("text/plain", 0.0)
-
-
-def _printed(plane: DataPlane, families: list[str], *, packs: bool, is_open: bool) -> bytes | None:
-    """Print the metrics in a thread: with thousands of services there are megabytes of them."""
-    text = plane.render_metrics(families, is_open=is_open)
-    return gzip.compress(text, _LEVEL, mtime=0) if packs and text is not None else text
 
 
 def _statuses(plane: DataPlane) -> dict[str, Any]:

@@ -88,9 +88,9 @@ class Board:
         """Count a connection that has been closed; for the row's process."""
         self._cells[row * _COLUMNS + _CLOSED] += 1
 
-    def set_ready(self, row: int) -> None:
-        """Say that a process can serve."""
-        self._cells[row * _COLUMNS + _READY] = 1
+    def set_ready(self, row: int, *, ready: bool) -> None:
+        """Say whether a process can serve; for the row's process."""
+        self._cells[row * _COLUMNS + _READY] = ready
 
     def is_ready(self, row: int) -> bool:
         """Tell whether a process can serve."""

@@ -7,12 +7,13 @@ could serve at once.  A process that dies is started again, after a pause that g
 from __future__ import annotations
 
 import resource
+import secrets
 import signal
 import socket
 from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
@@ -21,6 +22,7 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.server.certificates import Certificates
+from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listening import HTTP, HTTP2, open_noted_listeners
 from ovmstrio.server.readiness_file import ReadinessFile
 from ovmstrio.server.signals import obey_signals
@@ -28,7 +30,7 @@ from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.connections import GivenConnection, GivenConnections
 from ovmstrio.server.workers.journal import NO_SLOT, Standing
 from ovmstrio.server.workers.recovery import go_on_with
-from ovmstrio.server.workers.task import CUT, DRAIN, WorkerTask
+from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.listeners import address_of
 from ovmstrio.work.backoff import Backoff
@@ -88,10 +90,11 @@ class _Parent:
         self._connections = GivenConnections(self._board)
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
-        self._accepting = {name: Accepting(self._connections.reap) for name in ("gRPC", "REST")}
+        self._accepting = {name: Accepting(self._connections.reap) for name in ("gRPC", "REST", "probes")}
         self._listening: dict[str, list[Listener]] = {}
         self._giving = 0
         self._draining = trio.Event()
+        self._secret = secrets.token_hex(16)
         self._kept = [self._place(row) for row in range(plan.processes)]
         self._has_been_ready = False
         self._has_cut = False
@@ -111,7 +114,8 @@ class _Parent:
                 if not self._draining.is_set():
                     grpc, rest = (list(map(address_of, listeners.get(name, ()))) for name in ("gRPC", "REST"))
                     seconds = round(perf_counter() - started, 3)
-                    log.info("serving", name=self._plan.root, grpc=grpc, rest=rest, seconds=seconds)
+                    what = {"name": self._plan.root} if self._plan.root else {"workers": len(self._kept)}
+                    log.info("serving", **what, grpc=grpc, rest=rest, seconds=seconds)
                 await self._accept_all(listeners, nursery)
         finally:
             self._nursery = None
@@ -122,11 +126,12 @@ class _Parent:
     async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
         plan = self._plan
         listeners: dict[str, list[Listener]] = {}
-        for name, where, protocol in (("gRPC", plan.grpc, HTTP2), ("REST", plan.rest, HTTP)):
+        probes = tuple(probe_addresses(plan.settings))
+        for name, where, protocol in (("gRPC", plan.grpc, HTTP2), ("REST", plan.rest, HTTP), ("probes", probes, HTTP)):
             if where:
                 # The processes do it; what is wrong is told once here.
                 await trio.to_thread.run_sync(Certificates(plan.settings).tls, protocol)
-                opening = open_noted_listeners(where, None, plan.port_options)
+                opening = open_noted_listeners(where, None, "--probe_port" if name == "probes" else plan.port_options)
                 listeners[name] = await opened.enter_async_context(opening)
         return listeners
 
@@ -241,10 +246,10 @@ class _Parent:
     # Processes
 
     def _place(self, row: int) -> KeptProcess:
-        task = WorkerTask.of(self._plan, self._board.rows, row)
+        task = WorkerTask.of(self._plan, self._board.rows, row, self._secret)
         return KeptProcess(
             row,
-            partial(WorkerProcess, _PROGRAM, own_group=True),
+            partial(WorkerProcess, _PROGRAM, own_group=True, heard=self._hear),
             task.model_dump(mode="json"),
             self._board.descriptor,
             backoff=Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STABLE_SECONDS),
@@ -270,9 +275,10 @@ class _Parent:
             self._log_end(process.pid, code, max(in_flight - passed_on, 0), passed_on)
         self._board.clear(kept.row)
         self._recover_all(lost, _cause(code))
+        self._hear(None)
         if not (is_draining or self._has_been_ready):
             text = f"a worker process ended before it was ready, by {_cause(code)}; its log says why"
-            raise ConfigError([Problem(text, file=self._plan.spec.services[0].origin)])
+            raise ConfigError([Problem(text, file=self._origin)])
 
     def _recover_all(self, lost: list[tuple[GivenConnection, Standing]], cause: str) -> None:
         for connection, standing in lost:
@@ -293,7 +299,22 @@ class _Parent:
             requests_passed_on=requests_passed_on,
         )
 
+    @property
+    def _origin(self) -> str:
+        services = self._plan.spec.services
+        return services[0].origin if services else ""
+
     # Readiness
+
+    def _hear(self, _: Any) -> None:
+        """Pass on that the readiness of a process has changed."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._tell_all, CHANGED)
+        self._tell_change()
+
+    async def _tell_all(self, value: str) -> None:
+        for kept in self._kept:
+            await kept.tell(value)
 
     async def _until_ready(self) -> None:
         while not (self._has_been_ready or self._draining.is_set()):
@@ -301,14 +322,18 @@ class _Parent:
 
     def _tell_change(self) -> None:
         """Wake whoever waits for processes, and let readiness be the truth."""
-        # Those that are left serve on when one has died.
-        enough = any if self._has_been_ready else all
-        is_ready = not self._draining.is_set() and enough(kept.is_ready for kept in self._kept)
-        self._has_been_ready = self._has_been_ready or is_ready
+        self._has_been_ready = self._has_been_ready or (
+            not self._draining.is_set() and all(kept.is_ready for kept in self._kept)
+        )
+        is_ready = not self._draining.is_set() and self._has_been_ready and self._are_enough_ready()
         self._readiness.show(ready=is_ready)
         self._plan.notifier.show(ready=is_ready, reason="no worker process is ready")
         self._changed.set()
         self._changed = trio.Event()
+
+    def _are_enough_ready(self) -> bool:
+        # Of a project, those that are left serve on when one has died.
+        return any(kept.is_ready for kept in self._kept) if self._plan.root else self._board.all_ready()
 
 
 def _cause(code: int) -> str:

@@ -42,6 +42,8 @@ async def go_on_with(connection: GivenConnection, standing: Standing, cause: str
     Cancellation: at once.
     """
     kept, request = standing.kept, standing.request
+    if standing.answered != connection.answered:
+        connection.tries = 0  # They were over requests that have been answered since.
     if standing.state is State.GIVEN and kept is not None:
         return True
     if standing.state is State.WAITING:

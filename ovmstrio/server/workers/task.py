@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from ovmstrio.server.plan import Plan
 
-__all__ = ["CUT", "DRAIN", "WorkerTask"]
+__all__ = ["CHANGED", "CUT", "DRAIN", "WorkerTask"]
 
 CUT: Final = 3
 """The exit code of a process that had to cut requests, which its own log tells of."""
@@ -20,16 +21,34 @@ DRAIN: Final = "drain"
 """What a process is told when the server begins to drain; until it is dismissed it is given further connections."""
 
 
-class WorkerTask(BaseModel):
-    """What a worker process is told, and the board's descriptor with it."""
+CHANGED: Final = "changed"
+"""What a process tells when its readiness has changed, and what the others are told then."""
 
-    file: Path
+
+class WorkerTask(BaseModel):
+    """What a worker process is told, and the board's descriptor with it.
+
+    Attributes:
+        file: of a project that is served alone; None where the options say what is served.
+        options: of the command line.
+        rows: how many processes there are.
+        row: the number of this one.
+        secret: what all of them know, and nobody else.
+        search_path: where the parent imports from.
+    """
+
+    file: Path | None
     options: dict[str, Any]
     rows: int
     row: int
+    secret: str
+    search_path: list[str] = []
 
     @classmethod
-    def of(cls, plan: Plan, rows: int, row: int) -> WorkerTask:
-        """Make the task of one process of a project's plan."""
+    def of(cls, plan: Plan, rows: int, row: int, secret: str) -> WorkerTask:
+        """Make the task of one process of a plan."""
         options = plan.settings.model_dump(mode="json", exclude_unset=True)
-        return cls(file=Path(plan.spec.services[0].origin), options=options, rows=rows, row=row)
+        file = Path(plan.spec.services[0].origin) if plan.root else None
+        if file is None:
+            options["workers"] = rows
+        return cls(file=file, options=options, rows=rows, row=row, secret=secret, search_path=sys.path)

@@ -9,25 +9,33 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
+from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.server.certificates import Certificates
+from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.life import Hosting
 from ovmstrio.server.listening import HTTP, HTTP2
 from ovmstrio.server.own_process import serve_in_own_process
+from ovmstrio.server.plan import read_plan
 from ovmstrio.server.project_environment import enter_project
 from ovmstrio.server.project_logs import configure_project_logs
 from ovmstrio.server.project_plan import own_port, plan_project
+from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.passing import ConnectionInbox
-from ovmstrio.server.workers.task import CUT, DRAIN, WorkerTask
+from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 from ovmstrio.wire.reloaded_tls import TlsListener
+from ovmstrio.work.cores import CORES
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.running import Running
     from ovmstrio.wire.listeners import Listener
@@ -39,7 +47,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     """Serve the connections that the parent gives, until it says that it will give no more, or has ended.
 
     Raises:
-        ConfigError: the project cannot be served.
+        ConfigError: the plan cannot be served.
         ValueError: the board is missing.
         SystemExit: with ``CUT``, requests did not end in time.
 
@@ -48,18 +56,15 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
     Cancellation: at once.
     """
     task = WorkerTask.model_validate(first.value)
-    project, _ = read_project(task.file)
-    plan = plan_project(project, task.options)
-    enter_project(project, own_port(project, plan.settings))
-    configure_project_logs(project.log_level, plan.settings)
     if first.descriptor is None:
-        raise ValueError("a process of a project needs the board")
+        raise ValueError("a process of several needs the board")
+    plan = await _plan_of(task)
+    CORES.processes = task.rows
     board = Board(first.descriptor, task.rows)
-    worker = _Worker(plan, board, task.row)
+    worker = _Worker(plan, board, task)
 
-    async def answer(_: Running) -> None:
-        board.set_ready(task.row)
-        await first.answer(None)
+    async def answer(running: Running) -> None:
+        await worker.follow(running.plane, first, requests)
 
     hosting = worker.hosting(requests)
     with LOG_LEVEL.shared(board):
@@ -68,41 +73,94 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         sys.exit(CUT)
 
 
+async def _plan_of(task: WorkerTask) -> Plan:
+    """Make the plan that the parent has as well, and set up the process for it.
+
+    Raises:
+        ConfigError: it cannot be served any more.
+    """
+    if task.file is not None:
+        project, _ = read_project(task.file)
+        plan = plan_project(project, task.options)
+        enter_project(project, own_port(project, plan.settings))
+        configure_project_logs(project.log_level, plan.settings)
+        return plan
+    sys.path[:] = task.search_path
+    settings = ServerSettings.model_validate(task.options)
+    configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+    return await read_plan(settings)
+
+
 class _Worker:
     """What a process has of its own of a server that many processes are."""
 
-    def __init__(self, plan: Plan, board: Board, row: int) -> None:
+    def __init__(self, plan: Plan, board: Board, task: WorkerTask) -> None:
         # The parent has waited, and says by the file whether all are ready.
         settings = plan.settings.model_copy(update={"drain_delay": 0})
         self.plan = replace(plan, settings=settings, readiness_file=None)
         self._certificates = Certificates(settings)
         self._warned = trio.Event()
         self._board = board
-        self._row = row
-        protocols = {name: where for name, where in (("gRPC", plan.grpc), ("REST", plan.rest)) if where}
+        self._row = row = task.row
+        self._plane: DataPlane | None = None
+        self._peers = Peers(task.secret, task.rows, row)
+        addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
+        protocols = [name for name, where in addresses if where]
         closed, journal = partial(board.add_closed_connection, row), board.journal(row)
         self._inboxes = {name: ConnectionInbox(closed, journal) for name in protocols}
 
     def hosting(self, requests: WorkRequests) -> Hosting:
         """Tell how this process takes part."""
-        lend = partial(LoadContext, make_limit=partial(SharedLimit, self._board, self._row))
+        limit = partial(SharedLimit, self._board, self._row) if self.plan.root else _no_limit
+        lend = partial(LoadContext, make_limit=limit)
         listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(requests.handle_all, self._put)
         observers, watches = (_FollowLogLevel(),), (self._certificates.look,)
-        return Hosting(listeners, lend, self._obstacle, until, self._warned.wait, observers, watches)
+        warned = self._warned.wait
+        return Hosting(listeners, lend, self._obstacle, until, warned, observers, watches, self._peers)
+
+    async def follow(self, plane: DataPlane, first: WorkRequest, requests: WorkRequests) -> None:
+        """Say that the process takes connections, and from then on whether it can answer what comes on them.
+
+        Cancellation: at once.
+        """
+        self._plane = plane
+        was_ready = plane.registry.readiness.ready
+        self._board.set_ready(self._row, ready=was_ready)
+        await first.answer(None)
+        while True:
+            while (is_ready := plane.registry.readiness.ready) is not was_ready:
+                was_ready = is_ready
+                self._board.set_ready(self._row, ready=is_ready)
+                await requests.tell(CHANGED)
+            await plane.wait_change()
 
     def _secured(self, name: str, inbox: ConnectionInbox) -> Listener:
-        tls = self._certificates.tls(HTTP if name == "REST" else HTTP2)
+        tls = None if name == "probes" else self._certificates.tls(HTTP if name == "REST" else HTTP2)
         return inbox if tls is None else TlsListener(inbox, tls)
 
     async def _put(self, request: WorkRequest) -> None:
         if request.value == DRAIN:
             self._warned.set()
+        elif request.value == CHANGED:
+            if self._plane is not None:
+                self._plane.announce()
         else:
             await self._inboxes[request.value[0]].put(request)
 
     def _obstacle(self) -> str:
         return "" if self._board.all_ready() else "not all worker processes are ready"
+
+
+def _no_limit(maximum: int) -> None:
+    """Refuse limits of services that are not alone, for which there is no common count.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if maximum:
+        text = f"the project's max_concurrency of {maximum} is counted by one process, and --workers asks for several"
+        raise ConfigError([Problem(text, suggestion="use --workers 1, or serve the project alone")])
 
 
 class _FollowLogLevel:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -17,6 +17,10 @@ from ovmstrio.work.messages.message_packets import Message
 from ovmstrio.work.processes.message_channel import MessageChannel
 
 __all__ = ["ServeRequests", "WorkRequest", "WorkRequests", "leave", "run_program"]
+
+
+_NO_ANSWER: Final = 0
+"""The number of what is told without having been asked."""
 
 
 class WorkRequest:
@@ -52,6 +56,17 @@ class WorkRequests:
 
     def __init__(self, channel: MessageChannel) -> None:
         self._channel = channel
+
+    async def tell(self, value: Any) -> None:
+        """Tell the server something that it has not asked for; one that is gone hears nothing.
+
+        Raises:
+            TypeError: the value cannot be sent.
+
+        Cancellation: at once; it is told or not.
+        """
+        with suppress(trio.BrokenResourceError):
+            await self._channel.send([_NO_ANSWER, value])
 
     async def next(self) -> WorkRequest | None:
         """Wait for a request; None if there will be none.

@@ -27,6 +27,7 @@ from ovmstrio.api.kserve.repository_index import extensions_of, server_version
 from ovmstrio.core.errors import InvalidRequest, NotFound, PayloadTooLarge, ServerError
 from ovmstrio.core.events import CANCELLED
 from ovmstrio.core.request import InferRequest, StreamProblem
+from ovmstrio.dataplane.whole_server import statistics_of_all
 from ovmstrio.protocol.generated import inference as pb
 from ovmstrio.wire.grpc.stream import OrderedHandler
 
@@ -261,14 +262,16 @@ class InferenceService(ObservationCalls, RepositoryCalls, SharedMemoryCalls):
         return pb.ModelConfigResponse(config_message(model))
 
     async def model_statistics(self, message: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        """Tell what was counted of the calls of a version, of all of a model, or of everything.  Does not block.
+        """Tell what was counted of the calls of a version, of all of a model, or of everything.
 
         Raises:
             NotFound: the name or version is unknown or retired.
             VersionLoading: it is not loaded yet.
             InvalidRequest: the version is not a number.
+
+        Cancellation: at once.
         """
-        counted = self._plane.statistics(message.name, message.version, KSERVE_GRPC)
+        counted = await statistics_of_all(self._plane, message.name, message.version, KSERVE_GRPC)
         return pb.ModelStatisticsResponse([statistics_message(*each) for each in counted])
 
 

@@ -14,6 +14,7 @@ from ovmstrio.api.refusals import admits, body_of_call
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import NotReady, VersionLoading
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.dataplane.whole_server import sequences_of_all, statistics_of_all
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -63,7 +64,7 @@ def _server_rules(plane: DataPlane) -> list[Rule]:
         return json_answer({"name": plane.server_name, "version": server_version(), "extensions": extensions_of(plane)})
 
     async def statistics(_: HttpRequest) -> HttpAnswer:
-        return _statistics(plane, "", "")
+        return await _statistics(plane, "", "")
 
     return [
         rule("/v2", "GET", metadata, is_hot=True, need=Need.CALLER),
@@ -109,10 +110,10 @@ def _model_rules(plane: DataPlane) -> list[Rule]:
         return json_answer(config_document(known))
 
     async def statistics(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        return _statistics(plane, model, check_version(version))
+        return await _statistics(plane, model, check_version(version))
 
     async def sequences(_: HttpRequest, model: str, version: str = "") -> HttpAnswer:
-        alive = plane.sequences(model, check_version(version), KSERVE_REST)
+        alive = await sequences_of_all(plane, model, check_version(version), KSERVE_REST)
         return json_answer({"sequences": [asdict(sequence) for sequence in alive]})
 
     views = (
@@ -132,8 +133,8 @@ def _healthy(request: HttpRequest, state: str) -> HttpAnswer:
     return HttpAnswer(200) if request.method == "HEAD" else json_answer({state: True})
 
 
-def _statistics(plane: DataPlane, model: str, version: str) -> HttpAnswer:
-    counted = plane.statistics(model, version, KSERVE_REST)
+async def _statistics(plane: DataPlane, model: str, version: str) -> HttpAnswer:
+    counted = await statistics_of_all(plane, model, version, KSERVE_REST)
     return json_answer({"model_stats": [statistics_document(*each) for each in counted]})
 
 

@@ -1,0 +1,136 @@
+"""What is told of a server as a whole, where several processes are one server.
+
+::
+
+    question ──> one process: its own figures ─┐
+                 ├─ the others: theirs ────────┴─> one answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
+
+from ovmstrio.core.errors import NotFound, NotReady, NotSupported
+from ovmstrio.core.events import Door
+from ovmstrio.core.servable import SequenceInfo
+from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.observability.call_statistics import VersionStatistics
+from ovmstrio.observability.summed_metrics import sum_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Siblings", "answer_sibling", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
+
+_TOTALS: Final = ("success", "fail", "queue", "compute", "rest")
+
+Counted = tuple[str, str, VersionStatistics]
+
+
+class Siblings(Protocol):
+    """The other processes of a server."""
+
+    async def ask_all(self, question: str, *arguments: Any) -> list[Any]:
+        """Ask all of them that can be reached, and give their answers, which are plain data.
+
+        Raises:
+            ServerError: what one of them raised.
+
+        Cancellation: at once.
+        """
+        ...
+
+
+async def metrics_of_all(
+    plane: DataPlane, families: Sequence[str], limiter: trio.CapacityLimiter, *, is_open: bool = False
+) -> bytes | None:
+    """Print the metrics of the server, sums over all processes, or of the families named; None when they are off.
+
+    With ``is_open`` they are in OpenMetrics's format.
+
+    Cancellation: at once; a thread goes on.
+    """
+    own = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open), limiter=limiter)
+    if own is None or plane.siblings is None:
+        return own
+    others = await plane.siblings.ask_all("metrics", list(families), is_open)
+    return await trio.to_thread.run_sync(sum_metrics, [own, *filter(None, others)], limiter=limiter)
+
+
+async def statistics_of_all(plane: DataPlane, name: str, version: str, door: Door) -> list[Counted]:
+    """Tell what all processes have counted of calls; see :meth:`DataPlane.statistics`.
+
+    Raises:
+        ServerError: as there.
+
+    Cancellation: at once.
+    """
+    own = plane.statistics(name, version, door)
+    if plane.siblings is None:
+        return own
+    found = {(each, number): deepcopy(counted) for each, number, counted in own}
+    for rows in await plane.siblings.ask_all("statistics", name, version):
+        for each, number, fields in rows:
+            if (each, number) in found:
+                _add(found[each, number], fields)
+    return [(each, number, counted) for (each, number), counted in found.items()]
+
+
+async def sequences_of_all(plane: DataPlane, name: str, version: str, door: Door) -> list[SequenceInfo]:
+    """List the live sequences of all processes, by id, texts behind numbers; see :meth:`DataPlane.sequences`.
+
+    Raises:
+        ServerError: as there.
+
+    Cancellation: at once.
+    """
+    found = plane.sequences(name, version, door)
+    if plane.siblings is not None:
+        others = await plane.siblings.ask_all("sequences", name, version)
+        found = [*found, *(SequenceInfo(**fields) for rows in others for fields in rows)]
+        found.sort(key=lambda info: (isinstance(info.id, str), info.id))
+    return found
+
+
+async def answer_sibling(plane: DataPlane, question: str, arguments: Sequence[Any]) -> Any:
+    """Answer what another process of the server asks, which has seen to it that its client may.
+
+    Raises:
+        LookupError: the question is not known.
+
+    Cancellation: at once; a thread goes on.
+    """
+    if question == "metrics":
+        families, is_open = arguments
+        return await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open))
+    try:
+        return _ANSWERS[question](plane, *arguments)
+    except (NotFound, NotReady, NotSupported):
+        return []  # It is loaded a little later here than there.
+
+
+def _statistics(plane: DataPlane, name: str, version: str) -> list[list[Any]]:
+    counted = DataPlane.statistics(plane, name, version, _NO_DOOR)
+    return [[each, number, asdict(counts)] for each, number, counts in counted]
+
+
+def _sequences(plane: DataPlane, name: str, version: str) -> list[dict[str, Any]]:
+    return [asdict(info) for info in DataPlane.sequences(plane, name, version, _NO_DOOR)]
+
+
+_ANSWERS: Final[dict[str, Callable[..., Any]]] = {"statistics": _statistics, "sequences": _sequences}
+_NO_DOOR: Final = Door("", "gRPC")
+
+
+def _add(into: VersionStatistics, fields: dict[str, Any]) -> None:
+    for name in _TOTALS:
+        total, more = getattr(into, name), fields[name]
+        total.count += more["count"]
+        total.seconds += more["seconds"]
+    into.last_call = max(into.last_call, fields["last_call"])

@@ -1,0 +1,81 @@
+"""The metrics of several processes as those of one server, in Prometheus's text format."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["sum_metrics"]
+
+_LABELS: Final = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
+_SAMPLE: Final = re.compile(rf"(?P<key>(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})?) (?P<value>[^ ]+)(?P<rest>.*)")
+_END: Final = "# EOF"
+"""The last line of OpenMetrics's format."""
+_NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
+    "ovmstrio_ready": min,
+    "ovmstrio_inline": max,
+    "ovmstrio_model_load_seconds": max,
+    "process_start_time_seconds": min,
+}
+"""Figures of one process that stand for all; all others are added up."""
+
+
+def sum_metrics(texts: Sequence[bytes]) -> bytes:
+    """Make one text of those of several processes: each family once, each sample once, in the order of the first.
+
+    What only others have follows in its family, or at the end.
+    """
+    merged = _Merged()
+    for text in texts:
+        merged.add(text.decode())
+    return merged.render().encode()
+
+
+class _Merged:
+    """Families by name, each with its head and with its samples by name and labels."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, tuple[list[str], dict[str, float]]] = {}
+        self._rests: dict[str, str] = {}
+        self._has_end = False
+
+    def add(self, text: str) -> None:
+        """Add what one process tells."""
+        head: list[str] = []
+        samples: dict[str, float] = {}
+        for line in text.splitlines():
+            if line == _END:
+                self._has_end = True
+            elif line.startswith("# HELP "):
+                head, samples = self._families.setdefault(line.split(" ", 3)[2], ([line], {}))
+            elif line.startswith("#"):
+                if line not in head:
+                    head.append(line)
+            elif match := _SAMPLE.fullmatch(line):
+                self._add_sample(samples, match)
+
+    def _add_sample(self, samples: dict[str, float], match: re.Match[str]) -> None:
+        key, value = match["key"], float(match["value"])
+        if match["rest"]:
+            self._rests[key] = match["rest"]
+        known = samples.get(key)
+        join = _NOT_SUMMED.get(match["name"], math.fsum)
+        samples[key] = value if known is None else join((known, value))
+
+    def render(self) -> str:
+        """Write everything."""
+        lines = []
+        for head, samples in self._families.values():
+            lines += head
+            lines += [f"{key} {_shown(value)}{self._rests.get(key, '')}" for key, value in samples.items()]
+        return "\n".join([*lines, *([_END] if self._has_end else ()), ""])
+
+
+def _shown(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(value)

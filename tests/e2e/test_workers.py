@@ -1,0 +1,243 @@
+"""``ovms serve --workers``: any configuration, served by several processes as by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support import ir
+from tests.support.processes import OvmsProcess, serving
+from tests.support.projects import write_project
+
+pytestmark = pytest.mark.e2e
+
+SECONDS = 60
+WHO = """
+import os
+
+class Handler:
+    def handle_get(self):
+        return {"pid": os.getpid()}
+"""
+ROW = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}]}
+
+
+def _configure(folder: Path) -> Path:
+    ir.save(ir.dummy(), folder, "dummy")
+    write_project(folder / "who", WHO, name="who")
+    model = {"config": {"name": "dummy", "base_path": str(folder / "dummy")}}
+    file = folder / "config.json"
+    handler = {"name": "who", "path": str(folder / "who")}
+    file.write_text(json.dumps({"model_config_list": [model], "handler_config_list": [handler]}), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OvmsProcess]:
+    """A server of two processes that nobody hurts."""
+    folder = tmp_path_factory.mktemp("workers")
+    with serving("--config_path", str(_configure(folder)), "--workers", "2", ready=True, log=folder / "log") as started:
+        yield started
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < ends
+        threading.Event().wait(0.02)
+
+
+def _connections(server: OvmsProcess, stack: ExitStack, count: int) -> list[httpx.Client]:
+    """Open connections that stay, and give their clients."""
+    clients = [stack.enter_context(httpx.Client(base_url=server.rest, timeout=SECONDS)) for _ in range(count)]
+    for client in clients:
+        client.get("/v2/health/live").raise_for_status()
+    return clients
+
+
+def _pid(client: httpx.Client) -> int:
+    return int(client.get("/who").json()["pid"])
+
+
+def _pids(server: OvmsProcess) -> set[int]:
+    with ExitStack() as stack:
+        return {_pid(client) for client in _connections(server, stack, 4)}
+
+
+def _sample(server: OvmsProcess, family_name: str, **labels: str) -> float:
+    text = server.get("/metrics").text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == family_name and labels.items() <= sample.labels.items()
+    )
+
+
+def test_connections_are_spread_over_the_processes(server: OvmsProcess) -> None:
+    """Each has as many as the other, and a connection stays where it is."""
+    with ExitStack() as stack:
+        clients = _connections(server, stack, 6)
+        pids = [_pid(client) for client in clients]
+        assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3]
+        assert server.process.pid not in pids
+        assert [_pid(client) for client in clients] == pids
+
+
+def test_metrics_and_statistics_are_sums_whoever_is_asked(server: OvmsProcess) -> None:
+    """After a known number of calls on connections of all processes, over both protocols."""
+    metric = {"name": "dummy", "method": "ModelInfer", "code": "OK"}
+    before = _sample(server, "ovmstrio_requests_total", **metric)
+    counted = _counted(server.get("/v2/models/dummy/stats").json())
+    with ExitStack() as stack:
+        for client in _connections(server, stack, 4):
+            for _ in range(5):
+                assert client.post("/v2/models/dummy/infer", json=ROW).json()["outputs"][0]["data"] == [2.0] * 10
+    for _ in range(3):
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as grpc:
+            given = tritonclient.grpc.InferInput("b", [1, 10], "FP32")
+            given.set_data_from_numpy(np.ones((1, 10), np.float32))
+            assert grpc.infer("dummy", [given]).as_numpy("a").tolist() == [[2.0] * 10]
+    # Each question goes to the process that has the fewest connections, so that both are asked.
+    for _ in range(4):
+        assert _sample(server, "ovmstrio_requests_total", **metric) - before == 23
+        assert _counted(server.get("/v2/models/dummy/stats").json()) - counted == 23
+    with tritonclient.grpc.InferenceServerClient(server.grpc) as grpc:
+        assert _counted(grpc.get_inference_statistics("dummy", as_json=True)) - counted == 23
+    assert _sample(server, "ovmstrio_ready") == 1
+
+
+def _counted(document: Any) -> int:
+    return int(document["model_stats"][0]["inference_count"])
+
+
+def test_a_reload_is_done_by_all(tmp_path: Path) -> None:
+    """When it is answered, every process serves what is configured now; a file that cannot be used changes nothing."""
+    file = _configure(tmp_path)
+    options = ("--workers", "2", "--file_system_poll_wait_seconds", "0")
+    with serving("--config_path", str(file), *options, log=tmp_path / "log") as server, ExitStack() as stack:
+        clients = _connections(server, stack, 4)
+        before = file.read_text(encoding="utf-8")
+        file.write_text(before.replace('"name": "dummy"', '"name": "other"'), encoding="utf-8")
+        assert clients[0].post("/v1/config/reload").status_code == 201
+        for client in clients:
+            assert client.post("/v2/models/other/infer", json=ROW).status_code == 200
+            assert client.post("/v2/models/dummy/infer", json=ROW).status_code == 404
+        file.write_text("{", encoding="utf-8")
+        assert clients[1].post("/v1/config/reload").status_code >= 400
+        for client in clients:
+            assert client.post("/v2/models/other/infer", json=ROW).status_code == 200
+
+
+def test_the_server_is_ready_only_while_all_its_processes_are(tmp_path: Path) -> None:
+    """One that is killed ends its connections and no other's, and another one takes its place."""
+    ready = tmp_path / "ready"
+    options = ("--workers", "2", "--readiness_file", str(ready))
+    with serving("--config_path", str(_configure(tmp_path)), *options, log=tmp_path / "log") as server:
+        _until(ready.exists)
+        with ExitStack() as stack:
+            clients = _connections(server, stack, 4)
+            pids = [_pid(client) for client in clients]
+            os.kill(pids[0], signal.SIGKILL)
+            _until(lambda: not server.answers("/v2/health/ready"))
+            assert not ready.exists()
+            left = [client for client, pid in zip(clients, pids, strict=True) if pid != pids[0]]
+            assert [_pid(client) for client in left] == [pids[1]] * 2
+            _until(lambda: server.answers("/v2/health/ready"))
+            _until(ready.exists)
+            # What they had open has ended; they connect again, and are answered.
+            assert all(_pid(client) != pids[0] for client in clients)
+        now = _pids(server)
+        assert len(now) == 2
+        assert pids[0] not in now
+        assert pids[1] in now
+
+
+@pytest.mark.slow
+def test_calls_before_any_code_of_users_outlive_their_process(tmp_path: Path) -> None:
+    """Processes are killed again and again under load; whatever was asked is answered, and right."""
+    failures: list[str] = []
+    answered = 0
+    over = threading.Event()
+    with serving("--config_path", str(_configure(tmp_path)), "--workers", "2", log=tmp_path / "log") as server:
+
+        def call() -> None:
+            nonlocal answered
+            with httpx.Client(base_url=server.rest, timeout=SECONDS) as client:
+                while not over.is_set():
+                    try:
+                        answer = client.post("/v2/models/dummy/infer", json=ROW)
+                    except httpx.TransportError:
+                        continue  # The model runs without code of users; only the end of an answer can be cut off.
+                    if answer.status_code != 200 or answer.json()["outputs"][0]["data"] != [2.0] * 10:
+                        failures.append(answer.text)
+                    answered += 1
+                    over.wait(0.01)
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(2):
+                goal = answered + 30
+                _until(lambda goal=goal: answered > goal)  # type: ignore[misc]  # the loop's own
+                os.kill(min(_pids(server)), signal.SIGKILL)
+                _until(lambda: len(_pids(server)) == 2 and server.answers("/v2/health/ready"))
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+    assert not failures
+    assert answered > 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_all_processes(tmp_path: Path, number: signal.Signals) -> None:
+    """The exit code is 0, and no process is left."""
+    with serving("--config_path", str(_configure(tmp_path)), "--workers", "2", log=tmp_path / "log") as server:
+        pids = _pids(server)
+        assert len(pids) == 2
+        code, printed = server.stop(number)
+    assert code == 0, printed
+    assert "drained" in printed
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_unix_sockets_and_ports_for_probes_are_the_servers_too(tmp_path: Path) -> None:
+    """Connections to them reach the processes as all others do."""
+    path = tmp_path / "rest"
+    options = ("--workers", "2", "--rest_bind_address", f"127.0.0.1,unix:{path}")
+    with serving("--config_path", str(_configure(tmp_path)), *options, log=tmp_path / "log"):
+        pids = set()
+        transports = [httpx.HTTPTransport(uds=str(path)) for _ in range(4)]
+        with ExitStack() as stack:
+            for transport in transports:
+                client = stack.enter_context(httpx.Client(base_url="http://here", transport=transport, timeout=SECONDS))
+                pids.add(_pid(client))
+                assert client.post("/v2/models/dummy/infer", json=ROW).json()["outputs"][0]["data"] == [2.0] * 10
+        assert len(pids) == 2
+
+
+def test_what_needs_one_process_is_refused_before_anything_listens(tmp_path: Path) -> None:
+    """The exit code is that of a configuration that cannot be used, and the way out is told."""
+    ir.save(ir.dummy(), tmp_path, "dummy")
+    options = ("--model_name", "dummy", "--model_path", str(tmp_path / "dummy"), "--max_concurrency", "2")
+    log = tmp_path / "log"
+    with serving(*options, "--workers", "2", ready=False, log=log) as server:
+        assert server.process.wait(SECONDS) == 1
+    assert "--workers 1" in log.read_text(encoding="utf-8")

@@ -1,0 +1,66 @@
+"""The metrics of several processes as those of one server."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from ovmstrio.observability.summed_metrics import sum_metrics
+
+FIRST = rb"""# HELP calls Calls.
+# TYPE calls counter
+calls{name="a}\" 1",code="OK"} 3.0
+# HELP ovmstrio_ready Ready.
+# TYPE ovmstrio_ready gauge
+ovmstrio_ready 1.0
+# HELP time_us Time.
+# TYPE time_us histogram
+time_us_bucket{le="10.0"} 1.0
+time_us_bucket{le="+Inf"} 2.0
+time_us_count 2.0
+time_us_sum 1e+06
+"""
+SECOND = rb"""# HELP calls Calls.
+# TYPE calls counter
+calls{name="a}\" 1",code="OK"} 4.0
+calls{name="b",code="OK"} 1.0
+# HELP ovmstrio_ready Ready.
+# TYPE ovmstrio_ready gauge
+ovmstrio_ready 0.0
+# HELP time_us Time.
+# TYPE time_us histogram
+time_us_bucket{le="10.0"} 5.0
+time_us_bucket{le="+Inf"} 5.0
+time_us_count 5.0
+time_us_sum 12.5
+# HELP further Further.
+# TYPE further gauge
+further 7.0
+"""
+
+
+def test_samples_of_all_processes_are_added_up() -> None:
+    """Each family and each sample is there once; what only one process has is there, too."""
+    text = sum_metrics([FIRST, SECOND]).decode()
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found == {
+        ("calls_total", "OK", 'a}" 1'): 7,
+        ("calls_total", "OK", "b"): 1,
+        ("ovmstrio_ready",): 0,
+        ("time_us_bucket", "10.0"): 6,
+        ("time_us_bucket", "+Inf"): 7,
+        ("time_us_count",): 7,
+        ("time_us_sum",): 1_000_012.5,
+        ("further",): 7,
+    }
+    assert text.count("# TYPE") == 4
+
+
+def test_what_stands_behind_a_value_stays() -> None:
+    """As a trace that a bucket names."""
+    line = b'# HELP t T.\n# TYPE t histogram\nt_bucket{le="1.0"} 1 # {trace_id="ab"} 0.5\n# EOF\n'
+    lines = sum_metrics([line, line]).decode().splitlines()
+    assert lines[2:] == ['t_bucket{le="1.0"} 2.0 # {trace_id="ab"} 0.5', "# EOF"]
