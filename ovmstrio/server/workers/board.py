@@ -88,7 +88,7 @@ class Board:
         """Count a connection that has been closed; for the row's process."""
         self._cells[row * _COLUMNS + _CLOSED] += 1
 
-    def set_ready(self, row: int, *, ready: bool) -> None:
+    def set_ready(self, row: int, *, ready: bool = True) -> None:
         """Say whether a process can serve; for the row's process."""
         self._cells[row * _COLUMNS + _READY] = ready
 
