@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from ovmstrio.core.limits import Place
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
+    from ovmstrio.core.siblings import Siblings
     from ovmstrio.dataplane.shared_memory.placed_tensors import OutputPlaces
-    from ovmstrio.dataplane.whole_server import Siblings
     from ovmstrio.observability.call_statistics import VersionStatistics
     from ovmstrio.observability.metrics import Metrics
     from ovmstrio.observability.tracing.recent import RecentTraces

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -26,25 +26,11 @@ from ovmstrio.observability.summed_metrics import sum_metrics
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Siblings", "answer_sibling", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
+__all__ = ["answer_sibling", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
 
 _TOTALS: Final = ("success", "fail", "queue", "compute", "rest")
 
 Counted = tuple[str, str, VersionStatistics]
-
-
-class Siblings(Protocol):
-    """The other processes of a server."""
-
-    async def ask_all(self, question: str, *arguments: Any) -> list[Any]:
-        """Ask all of them that can be reached, and give their answers, which are plain data.
-
-        Raises:
-            ServerError: what one of them raised.
-
-        Cancellation: at once.
-        """
-        ...
 
 
 async def metrics_of_all(

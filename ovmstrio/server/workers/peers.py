@@ -147,7 +147,7 @@ class Peers:
         return await link.ask(value)
 
     async def ask_all(self, question: str, *arguments: Any) -> list[Any]:
-        """Ask all others that can be reached; see :class:`ovmstrio.dataplane.whole_server.Siblings`.
+        """Ask all others that can be reached; see :class:`ovmstrio.core.siblings.Siblings`.
 
         Raises:
             NotReady: one of them took too long.
