@@ -50,6 +50,7 @@ class _TextModel(ServiceEntry):
     enable_tool_guided_generation: bool = OPTIONAL
     chat_template_mode: str = OPTIONAL
     kv_overcommit: float = OPTIONAL
+    reload: str = OPTIONAL
     draft_models_path: str = OPTIONAL
     draft_device: str = OPTIONAL
     pooling: str = OPTIONAL

@@ -47,6 +47,8 @@ class TextModelSpec(ServableSpec):
         draft_path: a second, smaller model of the same vocabulary, as ``path``, that proposes tokens for the first to
             check; None for none.
         draft_device: where that runs; empty for where the first does.
+        reload: whether a new version is loaded beside the old one (``swap``), or after that has given its memory back
+            (``retire_first``); ``auto`` decides by the memory that is free.
         idle_unload_seconds: after how long without a request its memory is given back; 0 for never.
     """
 
@@ -77,6 +79,7 @@ class TextModelSpec(ServableSpec):
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
     draft_path: Path | None = None
     draft_device: str = ""
+    reload: Literal["auto", "swap", "retire_first"] = "auto"
     idle_unload_seconds: Annotated[float, Field(ge=0)] = 0
 
     @property

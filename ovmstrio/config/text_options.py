@@ -59,6 +59,7 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
             "enable_tool_guided_generation",
             "chat_template_mode",
             "kv_overcommit",
+            "reload",
         )
     },
     "draft_models_path": _Option("draft_path", _GENERATION),

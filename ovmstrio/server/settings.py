@@ -186,6 +186,12 @@ class ServerSettings(BaseModel):
         TEXT,
         "Give the model's memory back after so long without a request; the next one loads it again. 0 never.",
     )
+    reload: str | None = _setting(
+        None,
+        TEXT,
+        "Load a new version beside the old one (swap), or after that has given its memory back (retire_first); auto "
+        "decides by the memory that is free.",
+    )
     draft_models_path: str | None = _setting(
         None, TEXT, "A smaller model of the same vocabulary, which proposes tokens for the first one to check."
     )

@@ -14,9 +14,11 @@ from ovmstrio.config.text_models import PROMPT_LOOKUP
 from ovmstrio.runtimes.generation.engine_link import EngineLink
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
 from ovmstrio.runtimes.generation.model_folders import model_folder
+from ovmstrio.runtimes.generation.replacing import Handover, RunningModels, bytes_of_weights
 from ovmstrio.runtimes.generation.text_metrics import TextMetrics
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.runtimes.resident import host
+from ovmstrio.work.placement import run_load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,6 +34,8 @@ log = structlog.get_logger(__name__)
 _GIB: Final = 2**30
 _PART_OF_FREE: Final = 4
 _LEAST_CACHE: Final = 2**26
+_AUTO: Final = "auto"
+_RETIRE_FIRST: Final = "retire_first"
 
 
 async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextModel:
@@ -43,11 +47,12 @@ async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextMode
 
     Cancellation: at any checkpoint; nothing is left.
     """
-    return await host(context.tasks, _open(spec, context.meters), kind=spec.kind, name=spec.name)
+    running: RunningModels[TextModel] = context.shared(RunningModels)
+    return await host(context.tasks, _open(spec, context.meters, running), kind=spec.kind, name=spec.name)
 
 
 @asynccontextmanager
-async def _open(spec: TextModelSpec, meters: Meters) -> AsyncIterator[TextModel]:
+async def _open(spec: TextModelSpec, meters: Meters, running: RunningModels[TextModel]) -> AsyncIterator[TextModel]:
     """Have a model loaded while the block lasts.
 
     Raises:
@@ -62,16 +67,36 @@ async def _open(spec: TextModelSpec, meters: Meters) -> AsyncIterator[TextModel]
     metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
     link = EngineLink(metrics)
     process = EngineProcess(options, spec.name, link.hear, link.lose)
+    handover: Handover[TextModel] = Handover(process, spec.name)
+    old = running.get(spec.name)
     with meters.collecting((metrics,), ""):
         async with trio.open_nursery() as nursery:
-            await nursery.start(process.run)
+            if old is not None and await _needs_room(spec, options, folder, draft):
+                async with old.giving_way():
+                    await nursery.start(process.run)
+                    model = old.successor = TextModel(spec, process, link, handover)
+            else:
+                await nursery.start(process.run)
+                model = TextModel(spec, process, link, handover)
+            running.begins(spec.name, handover)
             if spec.idle_unload_seconds:
                 nursery.start_soon(_sleep_when_idle, process, link, spec)
             try:
-                yield TextModel(spec, process, link)
+                yield model
             finally:
+                running.ends(spec.name, handover)
                 await process.sleep()
                 nursery.cancel_scope.cancel()
+
+
+async def _needs_room(spec: TextModelSpec, options: dict[str, Any], folder: Path, draft: Path | None) -> bool:
+    """Tell whether the model that is replaced has to go before this one is loaded."""
+    if spec.reload != _AUTO:
+        return spec.reload == _RETIRE_FIRST
+    weights = await run_load(lambda: bytes_of_weights(folder, draft))
+    # What is chosen by the memory that is free fits into it.
+    cache = options["pipeline"]["cache_bytes"] if spec.cache_size else 0
+    return weights + cache > _free_memory()
 
 
 async def _sleep_when_idle(process: EngineProcess, link: EngineLink, spec: TextModelSpec) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.text_models import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest, Padding, Piece, TokenIds
+    from ovmstrio.runtimes.generation.replacing import Handover
 
 __all__ = ["RunningGeneration", "TextModel"]
 
@@ -58,10 +59,14 @@ class TextModel(ResidentService):
         spec: how it is configured.
         process: where its engine lives.
         link: what asks it.
+        handover: what comes after it.
     """
 
-    def __init__(self, spec: TextModelSpec, process: EngineProcess, link: EngineLink) -> None:
+    def __init__(
+        self, spec: TextModelSpec, process: EngineProcess, link: EngineLink, handover: Handover[TextModel]
+    ) -> None:
         super().__init__()
+        self._handover = handover
         self._spec = spec
         self._process = process
         self._link = link
@@ -92,7 +97,7 @@ class TextModel(ResidentService):
     @property
     def obstacle(self) -> str:
         """Why it cannot answer now; empty if it can."""
-        return self._process.obstacle
+        return self._handover.obstacle or self._process.obstacle
 
     @property
     def pid(self) -> int | None:
@@ -112,11 +117,16 @@ class TextModel(ResidentService):
     @asynccontextmanager
     async def generate(self, asked: GenerationRequest) -> AsyncIterator[RunningGeneration]:
         """Begin to answer, as :meth:`TextGenerator.generate` says."""
-        self._check(asked)
-        asked, reading = self._reading.prepare(asked)
-        process = await self._process.ready()
-        async with self._link.ask(process, asked) as opened:
-            yield RunningGeneration(opened, reading)
+        async with self._handover.using() as successor:
+            if successor is not None:
+                async with successor.generate(asked) as generation:
+                    yield generation
+                return
+            self._check(asked)
+            asked, reading = self._reading.prepare(asked)
+            process = await self._process.ready()
+            async with self._link.ask(process, asked) as opened:
+                yield RunningGeneration(opened, reading)
 
     def _check(self, asked: GenerationRequest) -> None:
         """See that a request asks for no more than the model's settings allow.
@@ -149,6 +159,9 @@ class TextModel(ResidentService):
         options: dict[str, Any] = {"add_special_tokens": add_special_tokens}
         if max_length is not None:
             options["max_length"] = max_length
-        if padding is not None:
-            options["padding"] = padding.value
-        return await self._link.tokenize(await self._process.ready(), texts, **options)
+        async with self._handover.using() as successor:
+            if successor is not None:
+                return await successor.tokenize(texts, padding=padding, **options)
+            if padding is not None:
+                options["padding"] = padding.value
+            return await self._link.tokenize(await self._process.ready(), texts, **options)
