@@ -303,6 +303,11 @@ class Registry:
         """Tell everything that is wrong with what is configured, with the places where it can be mended."""
         return [problem for record in self._services.values() if record.spec for problem in record.findings]
 
+    def is_configured(self, name: str) -> bool:
+        """Tell whether a name is to stand for something now."""
+        service = self._services.get(name)
+        return service is not None and service.spec is not None
+
     def why_not(self, name: str) -> str:
         """Tell why nothing of a name that is configured can be called; what it tells of one that can has no meaning."""
         return why_not(self._known(name))

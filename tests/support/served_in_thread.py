@@ -35,8 +35,8 @@ class ServedInThread:
 
 
 @contextmanager
-def serving_in_thread(**settings: Any) -> Iterator[ServedInThread]:
-    """Serve on free ports of loopback until the block ends; ``settings`` are those of the server."""
+def serving_in_thread(http: str = "127.0.0.1:0", /, **settings: Any) -> Iterator[ServedInThread]:
+    """Serve on free ports of loopback, or at an address over HTTP, until the block ends; for ``settings`` see there."""
     started: SimpleQueue[ServedInThread | BaseException] = SimpleQueue()
     ending: list[Any] = []
     loopback: dict[str, Any] = {"grpc_bind_address": "127.0.0.1", "rest_bind_address": "127.0.0.1"}
@@ -46,7 +46,7 @@ def serving_in_thread(**settings: Any) -> Iterator[ServedInThread]:
         end = trio.Event()
         ending.extend((trio.lowlevel.current_trio_token(), end))
         plan = await read_plan(given)
-        plan = replace(plan, grpc=("127.0.0.1:0",), rest=("127.0.0.1:0",))
+        plan = replace(plan, grpc=("127.0.0.1:0",), rest=(http,))
         async with serving_plan(plan) as server:
             with trio.fail_after(PATIENCE_SECONDS):
                 await server.plane.registry.wait_loaded()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
 
-__all__ = ["Wishes", "error_event", "event", "stream"]
+__all__ = ["MOST_TRACES", "Wishes", "error_event", "event", "stream"]
 
+MOST_TRACES: Final = 60
 _QUIET_SECONDS: Final = 10
 
 
@@ -40,11 +42,13 @@ class Wishes:
         service: whose nodes are to be told of; empty for none.
         log: lines of this level and above, of ``logging``'s numbers; 0 for none.
         failures: whether failed calls are to be told.
+        traces: whether calls are to be recorded for it, and told in short.
     """
 
     service: str = ""
     log: int = 0
     failures: bool = False
+    traces: bool = False
 
     @classmethod
     def read(cls, query: str) -> Wishes:
@@ -57,7 +61,7 @@ class Wishes:
         level = asked.get("log", [""])[-1].upper()
         if level and level not in LEVELS:
             raise InvalidRequest(f"log: expected one of {', '.join(LEVELS)}, got {level[:20]!r}")
-        return cls(asked.get("service", [""])[-1], LEVELS.get(level, 0), "failures" in asked)
+        return cls(asked.get("service", [""])[-1], LEVELS.get(level, 0), "failures" in asked, "traces" in asked)
 
 
 async def stream(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes: Wishes, events: EventSink) -> None:
@@ -65,6 +69,13 @@ async def stream(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes:
 
     Cancellation: at any checkpoint.
     """
+    recent = plane.traces if wishes.traces else None
+    with nullcontext() if recent is None else recent.watching():
+        await _send_all(plane, frames, past, wishes, events)
+
+
+async def _send_all(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes: Wishes, events: EventSink) -> None:
+    seen_trace = ""
     seen_frame = seen_line = seen_failure = quiet = 0
     while True:
         frame = frames.frame()
@@ -82,6 +93,9 @@ async def stream(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes:
             seen_line = lines[-1].number
             wanted = [_line(each) for each in lines if each.level >= wishes.log]
             told += event("log", wanted) if wanted else b""
+        if wishes.traces and (found := _traces(plane)) and found[0]["trace_id"] != seen_trace:
+            seen_trace = found[0]["trace_id"]
+            told += event("traces", found)
         quiet = 0 if told else quiet + 1
         if told or quiet >= _QUIET_SECONDS:
             quiet = 0
@@ -129,6 +143,10 @@ def _nodes(plane: DataPlane, service: str) -> dict[str, Any]:
         return {"service": service, **node_figures(plane, service)}
     except ServerError as error:
         return {"service": service, "problem": error.message}
+
+
+def _traces(plane: DataPlane) -> list[dict[str, Any]]:
+    return [] if plane.traces is None else [each.summary() for each in plane.traces.traces(MOST_TRACES)]
 
 
 def _line(line: Any) -> dict[str, Any]:

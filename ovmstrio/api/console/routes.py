@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.api.console.assets import INDEX, asset_answer
 from ovmstrio.api.console.frames import FrameMaker
 from ovmstrio.api.console.guard import ConsoleGuard
-from ovmstrio.api.console.live import Wishes, error_event, stream
+from ovmstrio.api.console.live import MOST_TRACES, Wishes, error_event, stream
 from ovmstrio.api.console.service_inside import service_document
 from ovmstrio.api.console.service_rows import service_rows
 from ovmstrio.api.event_streams import answer_with_events
@@ -20,7 +20,7 @@ from ovmstrio.api.kserve.repository_index import server_version
 from ovmstrio.api.kserve.repository_requests import control_of
 from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.core.callers import Need, current_caller
-from ovmstrio.core.errors import InvalidRequest
+from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.logs import LEVELS
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
+    from ovmstrio.observability.tracing.recent import RecentTraces
     from ovmstrio.wire.http.router import Rule, View
 
 __all__ = ["console_rules"]
@@ -84,6 +85,8 @@ def _reading_rules(plane: DataPlane, past: RecentPast, guard: ConsoleGuard) -> l
         reading("services", lambda: {"services": list(service_rows(plane).values())}),
         reading("services/<model>", lambda model: service_document(plane, model)),
         reading("failures", lambda: {"failures": [asdict(each) for each in past.failures.since(0)]}),
+        reading("traces", lambda: {"traces": [each.summary() for each in _recent(plane).traces(MOST_TRACES)]}),
+        reading("traces/<trace>", lambda trace: _trace(plane, trace)),
         reading("log", lambda: {"lines": [asdict(each) for each in past.log.since(0)]}),
     ]
 
@@ -132,6 +135,21 @@ def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> li
         changing("services/<model>/unload", unload),
         changing("log_level", log_level),
     ]
+
+
+def _recent(plane: DataPlane) -> RecentTraces:
+    if plane.traces is None:
+        raise NotSupported("this server keeps no traces")
+    return plane.traces
+
+
+def _trace(plane: DataPlane, trace_id: str) -> dict[str, Any]:
+    found = _recent(plane).trace(trace_id)
+    if found is None:
+        raise NotFound(
+            f"no trace {trace_id[:40]!r} is kept; those are of the last calls that came while somebody looked"
+        )
+    return found.document()
 
 
 def _level(request: HttpRequest) -> int:

@@ -25,6 +25,8 @@ def service_row(plane: DataPlane, name: str, versions: Sequence[VersionStatus]) 
     registry = plane.registry
     kind = registry.kinds.get(registry.kind_of(name))
     state = _state(versions)
+    if state == "unloaded" and registry.is_configured(name):
+        state = "failed"
     reason = "" if state == "ready" else next((each.reason for each in reversed(versions) if each.reason), "")
     if not reason and state not in {"ready", "unloaded"}:
         reason = registry.why_not(name)

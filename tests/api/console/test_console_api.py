@@ -208,7 +208,7 @@ async def test_viewers_share_one_frame_a_second(tmp_path: Path) -> None:
                 numbers.append([(await events.next("frame"))["number"] for _ in range(2)])
 
         async with trio.open_nursery() as nursery:
-            for _ in range(5):
+            for _ in range(20):
                 nursery.start_soon(look)
     seen = {number for each in numbers for number in each}
     assert all(second == first + 1 for first, second in numbers)

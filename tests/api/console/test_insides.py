@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.all_kinds import write_all_kinds
@@ -117,3 +118,19 @@ def test_a_handler_that_raises_is_among_the_failed_requests(server: ServedInThre
     failures = server.ask("GET", "/console/api/failures").json()["failures"]
     assert len(failures) == before + 1
     assert (failures[-1]["name"], failures[-1]["kind"], failures[-1]["code"]) == ("handler", "handler", "500")
+
+
+def test_calls_are_recorded_while_somebody_looks_at_traces(server: ServedInThread) -> None:
+    """The list has them in short, and each with its parts."""
+    with (
+        httpx.Client(base_url=f"http://{server.http}", timeout=60, trust_env=False) as client,
+        client.stream("GET", "/console/api/live?traces=1") as stream,
+    ):
+        lines = stream.iter_lines()
+        assert next(lines) == "event: whole"
+        assert _call(server, "dag", _dense()) == 200
+        kept = client.get("/console/api/traces").json()["traces"]
+        whole = client.get(f"/console/api/traces/{kept[0]['trace_id']}").json()
+    assert whole["trace_id"] == kept[0]["trace_id"]
+    assert {span["kind"] for span in whole["tree"]} >= {"server"}
+    assert server.ask("GET", "/console/api/traces/none").status_code == 404

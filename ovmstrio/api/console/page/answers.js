@@ -32,8 +32,7 @@ function asTable(output) {
 
 function asLabels(output, labels) {
   const values = output.data.map(Number);
-  const sum = values.reduce((total, value) => total + value, 0);
-  const areParts = values.every((value) => value >= 0 && value <= 1.0001) && Math.abs(sum - 1) < 0.02;
+  const areParts = areShares(values);
   const most = Math.max(...values);
   const least = Math.min(...values, 0);
   const best = values.map((value, index) => [value, index]).sort((a, b) => b[0] - a[0]).slice(0, TOP);
@@ -43,6 +42,11 @@ function asLabels(output, labels) {
       h("td", {}, h("span.bar-of", { css: { width: Math.max(part * 100, 0.5) + "%" } })),
       h("td.number", {}, areParts ? (value * 100).toFixed(1) + " %" : number(value)));
   })));
+}
+
+function areShares(data) {
+  const values = data.map(Number);
+  return values.every((value) => value >= 0 && value <= 1.0001) && Math.abs(values.reduce((total, value) => total + value, 0) - 1) < 0.02;
 }
 
 function asPicture(output) {
@@ -96,7 +100,7 @@ function formsOf(output, labels) {
   const isPicture = !isText && picture && picture.height > 7 && picture.width > 7 && Number(output.shape[0]) === 1;
   if (isText) forms.push(["text", asText]);
   if (isPicture) forms.push(["picture", asPicture]);
-  if (!isText && isVector && count >= 2 && (labels.length || count >= 20)) forms.push(["labels", (given) => asLabels(given, labels)]);
+  if (!isText && isVector && count >= 2 && (labels.length || count >= 20 || areShares(output.data))) forms.push(["labels", (given) => asLabels(given, labels)]);
   forms.push(["table", asTable], ["JSON", asJson]);
   return forms;
 }

@@ -3,13 +3,13 @@
 import { h, s, setClass, setText } from "./dom.js";
 import * as format from "./format.js";
 
-const WIDE = { width: 190, gapAlong: 92, gapAcross: 26 };
+const WIDE = { width: 172, gapAlong: 74, gapAcross: 24 };
 const TALL = { width: 220, gapAlong: 58, gapAcross: 18 };
 const LINE = 15;
 const PAD = 9;
 const MARGIN = 14;
 const FIGURES = 2;
-const LETTERS = 26;
+const LETTERS = 25;
 const SWEEPS = 6;
 
 function cut(text, most) {
@@ -174,14 +174,15 @@ export function draw(drawing, isTall, name) {
       const last = points.at(-2);
       label = isTall ? { x: end.x + 5, y: end.y - 12 } : { x: (last.x + end.x) / 2, y: (last.y + end.y) / 2 - 4 };
       if (isTall) turn = "start";
-      else if (Math.abs(last.y - end.y) > 8) { label = { x: end.x - 9, y: end.y - 4 }; turn = "end"; }
+      else if (Math.abs(last.y - end.y) > 8) { label = { x: end.x - 9, y: last.y < end.y ? end.y + 13 : end.y - 5 }; turn = "end"; }
     } else if (isTall) {
       const out = width + 24;
       path = "M" + (from.x + from.width) + " " + (from.y + from.height * 0.7) + "C" + out + " " + (from.y + from.height) + " " + out + " " + to.y + " " + (to.x + to.width) + " " + (to.y + to.height * 0.3);
       label = { x: out - 20, y: (from.y + to.y) / 2 };
     } else {
-      const low = height + 16;
-      path = "M" + (from.x + from.width * 0.5) + " " + (from.y + from.height) + "C" + (from.x + from.width * 0.5) + " " + low * 1.02 + " " + (to.x + to.width * 0.5) + " " + low * 1.02 + " " + (to.x + to.width * 0.5) + " " + (to.y + to.height);
+      const low = height + 22;
+      const [leave, arrive] = [from.x + from.width * 0.75, to.x + to.width * 0.25];
+      path = "M" + leave + " " + (from.y + from.height) + "C" + leave + " " + low + " " + arrive + " " + low + " " + arrive + " " + (to.y + to.height);
       label = { x: (from.x + to.x + from.width) / 2, y: height + lane - 24 };
     }
     const kind = edge.is_back ? "back" : edge.is_side ? "side" : "forward";

@@ -18,6 +18,7 @@ export const state = {
   history: [],
   failures: [],
   lines: [],
+  traces: [],
   nodes: null,
 };
 
@@ -124,6 +125,9 @@ function take(name, text) {
   } else if (name === "log") {
     state.lines = state.lines.concat(data).slice(-LINES);
     tell("log");
+  } else if (name === "traces") {
+    state.traces = data;
+    tell("traces");
   } else if (name === "end") {
     setLink("lost", data.reason);
   }

@@ -7,11 +7,13 @@ import { listen, retry, state, want } from "./live.js";
 import { activityView } from "./activity.js";
 import { logView } from "./log.js";
 import { serviceView } from "./service.js";
+import { tracesView } from "./traces.js";
 import { servicesView } from "./services.js";
 
 const VIEWS = [
   ["services", "Services", (rest) => (rest.length && rest[0] ? serviceView(rest) : servicesView())],
   ["activity", "Activity", activityView],
+  ["traces", "Traces", tracesView],
   ["log", "Log", logView],
 ];
 

@@ -29,7 +29,7 @@ function field(tensor) {
   let dropped = null;
   const kind = isOpen && h("select", { "aria-label": "Type of " + tensor.name }, ["BYTES", "FP32", "INT64", "INT32", "UINT8", "BOOL"].map((each) => h("option", { value: each }, each)));
   const shape = h("input.mono", { value: first.join(", "), size: 14, "aria-label": "Shape of " + tensor.name, spellcheck: "false" });
-  const values = h("textarea", { id, rows: isText || isOpen ? 2 : 3, spellcheck: "false", placeholder: isText ? "A text; several as a JSON list" : "Numbers, separated by commas or blanks, or JSON" });
+  const values = h("textarea", { id, rows: isText || isOpen ? 2 : 3, spellcheck: "false", placeholder: isText ? "A text; several as a JSON list" : isOpen ? "A text, or numbers" : "Numbers, separated by commas or blanks, or JSON" });
   values.value = isText || isOpen ? "" : size <= 64 ? new Array(size).fill(0).join(", ") : "";
   const told = h("span.quiet");
   const chooser = h("input.visually-hidden", { type: "file", id: id + "-file", onchange() { if (chooser.files[0]) take(chooser.files[0]); } });
@@ -236,11 +236,20 @@ function chatForm(document_) {
 }
 
 export function tryIt(document_) {
-  if (document_.tasks && document_.tasks.includes("text_generation")) return chatForm(document_);
-  const hasTensors = document_.takes.includes("tensors") && document_.inputs.length;
-  if (hasTensors) return tensorForm(document_);
-  if (document_.takes.includes("http")) return bodyForm(document_);
-  return null;
+  const forms = [];
+  if (document_.takes.includes("tensors") && document_.inputs.length) forms.push(["inputs", tensorForm]);
+  else if (document_.takes.includes("http")) forms.push(["body", bodyForm]);
+  if (document_.tasks && document_.tasks.includes("text_generation")) forms.push(["chat", chatForm]);
+  if (forms.length < 2) return forms.length ? forms[0][1](document_) : null;
+  const made = forms.map(([, make]) => make(document_));
+  const show = (index) => made.forEach((each, number) => {
+    each.element.hidden = number !== index;
+    buttons[number].setAttribute("aria-pressed", String(number === index));
+  });
+  const buttons = forms.map(([name], index) => h("button.small", { type: "button", onclick: () => show(index) }, name));
+  const element = h("div", {}, h("div.bar", {}, h("span.segments", { role: "group", "aria-label": "How to call it" }, buttons)), made.map((each) => each.element));
+  show(0);
+  return { element, close() { made.forEach((each) => each.close()); } };
 }
 
 export { documentOf };
