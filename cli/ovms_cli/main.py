@@ -23,6 +23,7 @@ from ovms_cli import (
     models,
     pipeline,
     prepare,
+    profile,
     run,
     sequence,
     sequences,
@@ -92,6 +93,7 @@ _COMMANDS = (
     prepare,
     run,
     trace,
+    profile,
     keys,
 )
 for module in _COMMANDS:

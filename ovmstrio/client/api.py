@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ovmstrio.client.streaming import to_wire
 
@@ -147,6 +147,13 @@ class Client(ABC):
         """Give the server's metrics in Prometheus's text format, all or those of some families.
 
         ``NotSupported`` where the protocol does not tell them.
+        """
+
+    @abstractmethod
+    def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
+        """Have the server look for so long at what its time goes to; for administrators.
+
+        The document is that of ``POST /v2/profile``; ``NotSupported`` where the protocol has no such call.
         """
 
     @abstractmethod

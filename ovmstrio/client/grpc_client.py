@@ -103,6 +103,11 @@ class GrpcClient(Client):
         del families
         raise NotSupported("gRPC does not tell metrics: ask over REST")
 
+    def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
+        """Say that gRPC has no call for it."""
+        del seconds, rate, models
+        raise NotSupported("gRPC tells no profile: ask over REST")
+
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""
         return bool(self._call("ServerLive").live)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["RestClient"]
 
 _HEADER_LENGTH: Final = "Inference-Header-Content-Length"
+_PROFILE_SECONDS: Final = 120.0
+"""How long models may take to be compiled with times, and to run."""
 _NO_SEGMENTS: Final = frozenset({"", ".", ".."})
 """Names that a URL loses on the way."""
 _UNTOLD: Final[dict[int, str]] = {HTTPStatus.NO_CONTENT: "a demultiplexer of the pipeline had nothing to split"}
@@ -125,6 +127,15 @@ class RestClient(Client):
     def metrics(self, families: Sequence[str] = ()) -> str:
         """Give the server's metrics in Prometheus's text format, all or those of some families."""
         return self._send("GET", "/metrics", params={"match[]": list(families)}).text
+
+    def profile(self, seconds: float, rate: float, models: Sequence[str] | None = None) -> dict[str, Any]:
+        """Have the server look for so long at what its time goes to, which takes that much longer than other calls."""
+        asked = {"seconds": seconds, "rate": rate} | ({} if models is None else {"models": list(models)})
+        patience = httpx.Timeout(self._http.timeout.connect, read=seconds + _PROFILE_SECONDS)
+        answer = self._send("POST", "/v2/profile", content=orjson.dumps(asked), timeout=patience)
+        with reading(self._url):
+            told: dict[str, Any] = answer.json()
+            return told
 
     def server_live(self) -> bool:
         """Tell whether the server answers at all."""

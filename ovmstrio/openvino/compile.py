@@ -23,6 +23,7 @@ from ovmstrio.core.tensor import TensorSpec
 from ovmstrio.openvino.batch_ranges import take_batches
 from ovmstrio.openvino.bucket_plan import plan_buckets
 from ovmstrio.openvino.buckets import ShapeBuckets
+from ovmstrio.openvino.layer_clock import WITH_TIMES
 from ovmstrio.openvino.model_state import read_variables
 from ovmstrio.openvino.ov_tensors import placeholder
 from ovmstrio.openvino.preprocess import preprocess
@@ -70,15 +71,17 @@ class Compiled:
     """A compiled model with what is known of it.
 
     ``may_fail`` tells that shapes inside are found out at run time only, so that a valid request may fail, which
-    spoils a stream for others until it is mended (``docs/openvino_defects.md``).  ``compile_again`` makes another one,
-    of one stream if the model may fail; ``isolated`` as many of one stream as this has.  Requests of the pool are
-    ``nireq``, of which ``side_by_side`` run at once.  ``blocking`` is how the event loop infers, ``variables`` what a
-    stateful model remembers, empty for others.  ``weight_bytes`` are those of the constants that the file has.
-    ``buckets`` are what inputs are to be padded up to.
+    spoils a stream for others until it is mended (``docs/openvino_defects.md``).  ``compile_again`` makes another
+    one, of one stream if the model may fail; ``compile_timed`` one that tells the times of its layers; ``isolated``
+    as many of one stream as this has. Requests of the pool are ``nireq``, of which ``side_by_side`` run at once.
+    ``blocking`` is how the event loop infers, ``variables`` what a stateful model remembers, empty for others.
+    ``weight_bytes`` are those of the constants that the file has.  ``buckets`` are what inputs are to be padded up
+    to.
     """
 
     model: ov.CompiledModel
     compile_again: Callable[[], ov.CompiledModel]
+    compile_timed: Callable[[], ov.CompiledModel]
     isolated: Callable[[], tuple[ov.CompiledModel, ...]]
     signature: ModelSignature
     placement: Placement
@@ -253,6 +256,7 @@ def _build(
     return Compiled(
         model=compiled,
         compile_again=compile_again,
+        compile_timed=partial(_compile, model, source, {**config, **WITH_TIMES}),
         isolated=isolated,
         signature=signature,
         placement=placement,

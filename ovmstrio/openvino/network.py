@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -18,17 +18,19 @@ import trio
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.layer_times import LayerTimes
 from ovmstrio.core.tensor import Array
 from ovmstrio.openvino.buckets import NO_CUTS, Cuts, Fitted
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.device_facts import device_facts
+from ovmstrio.openvino.layer_clock import clock_layers
 from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
-from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS
+from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS, load_limiter
 
 __all__ = ["Network"]
 
@@ -73,6 +75,7 @@ class Network:
         self._away_until = 0.0
         self._hooks = hooks
         self._compile_again = compiled.compile_again
+        self._compile_timed = compiled.compile_timed
         self._may_fail = compiled.may_fail
         self._streams = compiled.streams
         self._slots = [compiled.make_slot() for _ in range(compiled.nireq)]
@@ -116,6 +119,11 @@ class Network:
         """Whether requests of the size that was measured run on the event loop."""
         timing = self._timing
         return timing is not None and self._placement.is_inline(timing.input_bytes)
+
+    async def layer_times(self, seconds: float) -> LayerTimes:
+        """Time the layers; see ``LayeredServable``."""
+        clock = partial(clock_layers, self._compile_timed, self.signature, seconds)
+        return await trio.to_thread.run_sync(clock, abandon_on_cancel=True, limiter=load_limiter())
 
     async def infer(
         self,

@@ -6,10 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.admin.changes import Changes
+from ovmstrio.api.admin.profile_routes import profile_rules
 from ovmstrio.api.admin.routes import admin_rules, metrics_rules
 from ovmstrio.api.console.routes import console_rules
 from ovmstrio.api.describing.routes import describing_rules
 from ovmstrio.api.kserve.rest.generate import generate_rules
+from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.api.kserve.rest.kserve_routes import kserve_rules
 from ovmstrio.api.kserve.rest.observation_routes import observation_rules
 from ovmstrio.api.kserve.rest.repository_routes import repository_rules
@@ -132,6 +134,7 @@ def make_router(
         *repository_rules(plane, changes),
         *shared_memory_rules(plane, changes),
         *admin_rules(plane, changes),
+        *profile_rules(plane, changes, parse_document),
         *describing_rules(plane, has_root=bool(root)),
         *(() if past is None else console_rules(plane, changes, past, console)),
     ]

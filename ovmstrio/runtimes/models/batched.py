@@ -20,6 +20,7 @@ from ovmstrio.core.datatypes import BYTES
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
+from ovmstrio.core.layer_times import LayerTimes
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Array, TensorSpec
 from ovmstrio.openvino.network import Network
@@ -114,6 +115,12 @@ class BatchedServable:
         return InferResponse(
             self.name, self.version, named_outputs(self._signature, outputs, keeps_rows=request.keeps_rows), request.id
         )
+
+    async def layer_times(self, seconds: float) -> LayerTimes:
+        """Time the model's layers; see ``LayeredServable``."""
+        if self._network is None:
+            raise trio.ClosedResourceError
+        return await self._network.layer_times(seconds)
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.layer_times import LayerTimes
 from ovmstrio.core.request import InferRequest, InferResponse, ServableMetadata
 from ovmstrio.core.tensor import Array, RawTensor, Tensor
 from ovmstrio.openvino.network import Network
@@ -74,6 +75,12 @@ class ModelServable:
         results = await network.infer(tuple(arrays.values()), event=request.event, most_bytes=request.most_bytes)
         outputs = named_outputs(network.signature, results, keeps_rows=request.keeps_rows)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
+
+    async def layer_times(self, seconds: float) -> LayerTimes:
+        """Time the model's layers; see ``LayeredServable``."""
+        if self._network is None:
+            raise trio.ClosedResourceError
+        return await self._network.layer_times(seconds)
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.

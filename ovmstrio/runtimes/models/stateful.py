@@ -20,6 +20,7 @@ from ovmstrio.runtimes.models.validation import Validator
 
 if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
+    from ovmstrio.core.layer_times import LayerTimes
     from ovmstrio.core.request import InferRequest, ServableMetadata
     from ovmstrio.core.servable import SequenceInfo
     from ovmstrio.openvino.network import Network
@@ -88,6 +89,12 @@ class StatefulServable:
         return sorted(
             (sequence.info for sequence in self._manager), key=lambda info: (isinstance(info.id, str), info.id)
         )
+
+    async def layer_times(self, seconds: float) -> LayerTimes:
+        """Time the model's layers; see ``LayeredServable``."""
+        if self._network is None:
+            raise trio.ClosedResourceError
+        return await self._network.layer_times(seconds)
 
     async def aclose(self) -> None:
         """Unload the model.  Called once, when no call is in flight.

@@ -1,0 +1,105 @@
+"""How a profile looks in a terminal: threads, the functions that they were in, and layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ovms_cli.console import data_table
+from ovms_cli.problems import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from rich.table import Table
+
+__all__ = ["HEADER", "profile_rows", "profile_tables"]
+
+HEADER: Final = ("where", "what", "place", "own_percent", "total_percent", "microseconds")
+"""The columns of :func:`profile_rows`."""
+
+_MOST_ROWS: Final = 12
+_MICROSECONDS: Final = 1e6
+
+
+def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]]:
+    """Give the tables of what a server has told, with their titles; a title may have none."""
+    yield _threads(told)
+    for threads in told["threads"]:
+        if threads["stacks"]:
+            yield _functions(told, threads)
+    for model in told["models"]:
+        yield _layers(model)
+
+
+def profile_rows(told: Mapping[str, Any]) -> Iterator[Sequence[object]]:
+    """Give a row for each function of each sort of threads, and for each layer; percents of all samples there."""
+    for threads in told["threads"]:
+        own, total = _counts(threads)
+        for number, count in total.most_common():
+            frame = told["frames"][number]
+            shares = (round(100 * each / threads["samples"], 3) for each in (own[number], count))
+            yield threads["name"], frame["name"], f"{frame['file']}:{frame['line']}", *shares, ""
+    for model in told["models"]:
+        for layer, share in _shares(model):
+            times = round(100 * share, 3), "", round(layer["seconds"] * _MICROSECONDS, 3)
+            yield model["name"], layer["name"], f"{layer['type']} {layer['runs_as']}", *times
+
+
+def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
+    table = data_table("threads", "processor", "waiting")
+    for threads in told["threads"]:
+        cpu = "" if threads["cpu_seconds"] is None else f"{threads['cpu_seconds']:.2f} s"
+        waiting = threads["waiting"] / max(1, threads["samples"])
+        table.add_row(safe(threads["name"]), cpu, f"{waiting:.0%}")
+    table.add_row("OpenVINO and other native threads", f"{told['native_cpu_seconds']:.2f} s", "")
+    title = f"[bold]{told['seconds']:.2f} s, in which the server took {told['cpu_seconds']:.2f} s of processors[/]"
+    return title, table
+
+
+def _functions(told: Mapping[str, Any], threads: Mapping[str, Any]) -> tuple[str, Table]:
+    own, total = _counts(threads)
+    table = data_table("own", "total", "function", "place")
+    for number, count in own.most_common(_MOST_ROWS):
+        frame = told["frames"][number]
+        shares = (f"{each / threads['samples']:.1%}" for each in (count, total[number]))
+        table.add_row(*shares, safe(frame["name"]), safe(f"{Path(frame['file']).name}:{frame['line']}"))
+    return f"[bold]{safe(threads['name'])}[/]: {threads['samples']} samples", table
+
+
+def _counts(threads: Mapping[str, Any]) -> tuple[Counter[int], Counter[int]]:
+    """Count in how many samples each function was the innermost one, and in how many it was at all."""
+    own: Counter[int] = Counter()
+    total: Counter[int] = Counter()
+    for stack in threads["stacks"]:
+        own[stack["frames"][-1]] += stack["samples"]
+        for number in set(stack["frames"]):
+            total[number] += stack["samples"]
+    return own, total
+
+
+def _layers(model: Mapping[str, Any]) -> tuple[str, Table | None]:
+    name = f"[bold]{safe(model['name'])}[/]"
+    if "layers" not in model:
+        return f"{name}: {safe(model['problem'])}", None
+    title = (
+        f"{name}: the layers of an inference of {model['seconds'] * _MICROSECONDS:.0f} us, {model['runs']} on ones; "
+        f"{model['calls']} calls meanwhile"
+    )
+    table = data_table("share", "time", "layer", "type", "runs as")
+    shares = sorted(_shares(model), key=lambda each: -each[1])
+    for layer, share in shares[:_MOST_ROWS]:
+        texts = safe(layer["name"]), safe(layer["type"]), safe(layer["runs_as"])
+        table.add_row(f"{share:.1%}", f"{layer['seconds'] * _MICROSECONDS:.1f} us", *texts)
+    if len(shares) > _MOST_ROWS:
+        rest = sum(share for _, share in shares[_MOST_ROWS:])
+        table.add_row(f"{rest:.1%}", "", f"{len(shares) - _MOST_ROWS} others", "", "")
+    return title, table
+
+
+def _shares(model: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], float]]:
+    layers = model.get("layers", ())
+    whole = sum(layer["seconds"] for layer in layers) or 1.0
+    for layer in layers:
+        yield layer, layer["seconds"] / whole

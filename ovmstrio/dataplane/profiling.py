@@ -1,0 +1,178 @@
+"""What the server's time goes to, looked at for a while on request: threads of Python, and layers of models.
+
+::
+
+    Profiler.take ─┬─ stacks of all threads, sampled in a thread of its own      observability/stack_sampling.py
+                   └─ then layers of the models that were called meanwhile,      openvino/layer_clock.py
+                      each on a copy that is compiled for it and gone afterwards
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
+from ovmstrio.core.layer_times import LayeredServable
+from ovmstrio.observability.stack_sampling import StackSampler
+from ovmstrio.work.threads.worker_threads import WorkerThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.core.layer_times import LayerTimes
+    from ovmstrio.dataplane.plane import DataPlane
+    from ovmstrio.observability.stack_sampling import SampledThreads
+
+__all__ = ["MOST_RATE", "MOST_SECONDS", "ProfiledModel", "Profiler", "ServerProfile"]
+
+MOST_SECONDS: Final = 60.0
+MOST_RATE: Final = 1000.0
+_MOST_MODELS: Final = 8
+_LAYER_SECONDS: Final = 1.0
+"""How long the layers of each model are timed, beside compiling it."""
+
+_WORK: Final = WorkerThreads._work.__qualname__  # noqa: SLF001 - the name of the loop of its threads
+_DIGITS: Final = "0123456789"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledModel:
+    """One version of a model: the times of its layers, or why there are none."""
+
+    name: str
+    version: str
+    calls: int
+    times: LayerTimes | None = None
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class ServerProfile:
+    """What was seen in so many seconds.
+
+    ``cpu_seconds`` are those of the whole process, of which ``native_seconds`` are of threads that Python knows nothing
+    of, as OpenVINO's are; inferences on the event loop are the loop's.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    native_seconds: float
+    threads: list[SampledThreads]
+    models: list[ProfiledModel] = field(default_factory=list)
+
+
+class Profiler:
+    """Takes profiles of one server, one at a time.
+
+    Args:
+        plane: knows what is called.
+    """
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+        self._is_busy = False
+
+    async def take(self, seconds: float, rate: float, models: Sequence[str] | None) -> ServerProfile:
+        """Look for so long, and time the layers of models afterwards.
+
+        Args:
+            seconds: how long, above 0 and up to ``MOST_SECONDS``.
+            rate: samples a second, from 1 to ``MOST_RATE``.
+            models: whose layers are timed; None for those that were called, the ones that took most first.
+
+        Raises:
+            InvalidRequest: an argument is out of its bounds, or there are too many models.
+            NotFound: there is no such model.
+            Overloaded: a profile is being taken already.
+
+        Ownership: the thread that samples, and copies of models.
+        Cancellation: at once; the thread ends within a sample, or when the layers of one model have been timed.
+        """
+        _check("seconds", seconds, 0.01, MOST_SECONDS)
+        _check("rate", rate, 1, MOST_RATE)
+        if models is not None and len(models) > _MOST_MODELS:
+            raise InvalidRequest(f"models: expected at most {_MOST_MODELS}, got {len(models)}")
+        for name in models or ():
+            self._plane.registry.peek(name)
+        if self._is_busy:
+            raise Overloaded(
+                "a profile is being taken already, and there is one at a time", retry_after_seconds=seconds
+            )
+        self._is_busy = True
+        try:
+            before = self._work_of_versions()
+            profile = await _sampled(seconds, rate)
+            found = self._called_since(before)
+            if models is not None:
+                calls = {each.name: each.calls for each in found}
+                found = [ProfiledModel(name, "", calls.get(name, 0)) for name in models]
+            timed = [await self._timed(each, is_asked=models is not None) for each in found[:_MOST_MODELS]]
+            profile.models = [each for each in timed if each.times is not None or each.problem]
+            return profile
+        finally:
+            self._is_busy = False
+
+    def _work_of_versions(self) -> dict[tuple[str, str], tuple[int, float]]:
+        """Tell how many calls of each version were answered, and how long they took in all."""
+        return {
+            key: (each.compute.count, each.compute.seconds)
+            for key, each in self._plane.call_statistics.versions.items()
+        }
+
+    def _called_since(self, before: dict[tuple[str, str], tuple[int, float]]) -> list[ProfiledModel]:
+        """List what was called, what took most first."""
+        now, found = self._work_of_versions(), []
+        for (name, version), (count, seconds) in now.items():
+            calls, took = before.get((name, version), (0, 0.0))
+            if count > calls:
+                found.append((seconds - took, ProfiledModel(name, version, count - calls)))
+        return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
+
+    async def _timed(self, model: ProfiledModel, *, is_asked: bool) -> ProfiledModel:
+        """Time the layers of one, if it has any; of others that is told only to who has asked for them."""
+        name, version, calls = model.name, model.version, model.calls
+        try:
+            with await self._plane.registry.lease(name, version) as lease:
+                servable = lease.servable
+                if isinstance(servable, LayeredServable):
+                    return ProfiledModel(name, version, calls, await servable.layer_times(_LAYER_SECONDS))
+        except ServerError as error:
+            return ProfiledModel(name, version, calls, problem=error.message)
+        problem = "it is no model that OpenVINO runs in this process" if is_asked else ""
+        return ProfiledModel(name, version, calls, problem=problem)
+
+
+async def _sampled(seconds: float, rate: float) -> ServerProfile:
+    """Sample all threads.
+
+    Cancellation: at once; the thread ends within a sample.
+    """
+    sampler = StackSampler(rate, partial(_role, get_ident()))
+    begun, worked = time.perf_counter(), time.process_time()
+    try:
+        threads = await trio.to_thread.run_sync(sampler.run, seconds, abandon_on_cancel=True)
+    finally:
+        sampler.stop()
+    worked = time.process_time() - worked
+    native = max(0.0, worked - sum(each.cpu_seconds or 0.0 for each in threads))
+    return ServerProfile(time.perf_counter() - begun, worked, native, threads)
+
+
+def _role(loop: int, number: int, name: str, functions: frozenset[str]) -> str:
+    if number == loop:
+        return "event loop"
+    if _WORK in functions:
+        return "worker threads"
+    # Threads of trio's are called after what they run, and for whom; those of a kind have numbers.
+    return name.partition(" from ")[0].rstrip(_DIGITS).rstrip(" -_") or "native threads that call Python"
+
+
+def _check(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise InvalidRequest(f"{name}: expected {least:g} to {most:g}, got {value:g}")

@@ -1,0 +1,133 @@
+"""Profiles on request, as administrators get them, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import Overloaded
+from ovmstrio.core.http import HttpRequest
+from ovmstrio.dataplane.profiling import Profiler
+from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.wire.http.router import Route
+from tests.support import ir
+from tests.support.both_doors import BothDoors, serving_both
+from tests.support.callers import bearer, gate_of
+
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture
+async def doors(tmp_path: Path) -> AsyncIterator[BothDoors]:
+    """Serve the model "add" to whoever is on this machine."""
+    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
+    async with serving_both([spec]) as both:
+        yield both
+
+
+async def _ask(doors: BothDoors, body: Any, key: str = "") -> httpx.Response:
+    headers = bearer(key) if key else {}
+    with trio.fail_after(PATIENCE_SECONDS):
+        return await trio.to_thread.run_sync(
+            lambda: httpx.post(
+                f"http://{doors.http}/v2/profile", json=body, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False
+            )
+        )
+
+
+def _infer(client: Any, module: Any) -> None:
+    tensor = module.InferInput("b", [1, 10], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, 10), np.float32))
+    client.infer("add", [tensor])
+
+
+async def test_a_profile_has_the_event_loop_and_the_layers_of_what_was_called(doors: BothDoors) -> None:
+    """Stacks are numbers of frames, which are there once."""
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        answers.append(await _ask(doors, {"seconds": 0.5, "rate": 200}))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        while not answers:
+            await doors.with_triton("http", _infer)
+    told = answers[0].json()
+    assert answers[0].status_code == 200, told
+    threads = {each["name"]: each for each in told["threads"]}
+    loop = threads["event loop"]
+    assert loop["samples"] == loop["waiting"] + sum(stack["samples"] for stack in loop["stacks"])
+    assert {number for each in told["threads"] for stack in each["stacks"] for number in stack["frames"]} <= set(
+        range(len(told["frames"]))
+    )
+    (model,) = told["models"]
+    assert (model["name"], model["calls"] > 0) == ("add", True)
+    assert [layer["name"].split("_")[0] for layer in model["layers"]] == ["Add"]
+
+
+async def test_layers_are_timed_of_models_that_are_named(doors: BothDoors) -> None:
+    """Called or not; with none named there are none."""
+    told = (await _ask(doors, {"seconds": 0.01, "models": ["add"]})).json()
+    assert [(each["name"], each["calls"], len(each["layers"])) for each in told["models"]] == [("add", 0, 1)]
+    assert (await _ask(doors, {"seconds": 0.01, "models": []})).json()["models"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"seconds": 61}, 400, "seconds: expected 0.01 to 60, got 61"),
+        ({"rate": 0}, 400, "rate: expected 1 to 1000, got 0"),
+        ({"rate": "often"}, 400, "rate: expected a number"),
+        ({"models": "add"}, 400, "models: expected a list of names"),
+        ({"models": ["a"] * 9}, 400, "models: expected at most 8, got 9"),
+        ({"second": 1}, 400, "profile: second not known, expected seconds, rate, models"),
+        ({"seconds": 0.01, "models": ["nothing"]}, 404, "nothing"),
+    ],
+)
+async def test_what_cannot_be_asked_for_is_refused(doors: BothDoors, body: Any, status: int, text: str) -> None:
+    """Before anything is sampled, with what was expected."""
+    answer = await _ask(doors, body)
+    assert (answer.status_code, text in answer.json()["error"]) == (status, True), answer.text
+
+
+async def test_one_profile_is_taken_at_a_time(doors: BothDoors) -> None:
+    """Another is refused at once, and one that is cancelled leaves room for the next."""
+    profiler = Profiler(doors.plane)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(profiler.take, 60, 100, [])
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Overloaded, match="one at a time"):
+            await profiler.take(0.01, 100, [])
+        nursery.cancel_scope.cancel()
+    assert (await profiler.take(0.01, 100, [])).models == []
+
+
+async def test_profiles_are_for_administrators(tmp_path: Path) -> None:
+    """Where callers have to be known, with their name in the log; elsewhere for this machine."""
+    spec = ModelSpec(name="add", base_path=ir.save(ir.dummy(), tmp_path, "add"))
+    gate = gate_of({"boss": "admin", "reader": "read metrics infer:*"})
+    async with serving_both([spec], gate=gate) as both:
+        with capture_logs() as entries:
+            answers = [await _ask(both, {"seconds": 0.01, "models": []}, key) for key in ("", "reader", "boss")]
+        assert [answer.status_code for answer in answers] == [401, 403, 200]
+        changes = [(each["change"], each["caller"]) for each in entries if each["event"] == "server changed"]
+        assert changes == [("profile", "boss")]
+
+
+@pytest.mark.parametrize(("client", "status"), [("192.0.2.7", 403), ("127.0.0.1", 200), ("", 200)])
+async def test_where_nobody_has_to_be_known_other_machines_get_none(doors: BothDoors, client: str, status: int) -> None:
+    """Unless --allow_remote_admin is given."""
+    router = make_router(doors.plane)
+    route = router.find("POST", "/v2/profile")
+    assert isinstance(route, Route)
+    body = b'{"seconds": 0.01, "models": []}'
+    answer = await router.answer(route, HttpRequest("POST", route.path, client=client, body=body))
+    assert answer.status == status

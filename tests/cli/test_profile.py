@@ -1,0 +1,99 @@
+"""`ovms profile`: what a server tells, as tables, rows and a file for speedscope."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ovms_cli.profile_tables import profile_rows
+from ovms_cli.speedscope import speedscope_document
+from tests.support import ir
+from tests.support.processes import run_ovms, serving
+
+TOLD: dict[str, Any] = {
+    "seconds": 2.0,
+    "cpu_seconds": 1.0,
+    "native_cpu_seconds": 0.25,
+    "frames": [
+        {"name": "outer", "file": "/a/b.py", "line": 3},
+        {"name": "inner", "file": "/a/c.py", "line": 7},
+    ],
+    "threads": [
+        {
+            "name": "event loop",
+            "samples": 10,
+            "waiting": 4,
+            "cpu_seconds": 0.75,
+            "stacks": [{"frames": [0, 1], "samples": 5}, {"frames": [0], "samples": 1}],
+        },
+    ],
+    "models": [
+        {
+            "name": "m",
+            "version": "1",
+            "calls": 3,
+            "runs": 200,
+            "seconds": 4e-6,
+            "layers": [
+                {"name": "a", "type": "MatMul", "runs_as": "brgemm", "seconds": 3e-6},
+                {"name": "b", "type": "Relu", "runs_as": "jit", "seconds": 1e-6},
+            ],
+        },
+        {"name": "n", "version": "", "calls": 0, "problem": "it is no model"},
+    ],
+}
+
+
+def test_a_file_for_speedscope_has_the_time_of_each_stack() -> None:
+    """Waiting is a stack of its own, layers are a profile for each model, and what has no times is left out."""
+    made = speedscope_document(TOLD)
+    names = [frame["name"] for frame in made["shared"]["frames"]]
+    loop, layers = made["profiles"]
+    stacks = [[names[number] for number in stack] for stack in loop["samples"]]
+    assert stacks == [["outer", "inner"], ["outer"], ["waits for something to do"]]
+    assert loop["weights"] == pytest.approx([1.0, 0.2, 0.8])
+    assert (loop["unit"], loop["endValue"]) == ("seconds", pytest.approx(2.0))
+    assert [names[number] for (number,) in layers["samples"]] == ["a (MatMul, brgemm)", "b (Relu, jit)"]
+    assert (layers["unit"], layers["weights"]) == ("microseconds", pytest.approx([3.0, 1.0]))
+    assert made["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+
+
+def test_rows_tell_own_and_total_shares() -> None:
+    """Of functions by samples, of layers by time."""
+    assert list(profile_rows(TOLD)) == [
+        ("event loop", "outer", "/a/b.py:3", 10.0, 60.0, ""),
+        ("event loop", "inner", "/a/c.py:7", 50.0, 50.0, ""),
+        ("m", "a", "MatMul brgemm", 75.0, "", 3.0),
+        ("m", "b", "Relu jit", 25.0, "", 1.0),
+    ]
+
+
+def test_a_server_is_profiled(tmp_path: Path) -> None:
+    """In every form, with a file on request; a file that cannot be written is an error, and so is an unknown model."""
+    repository = ir.save(ir.dummy(), tmp_path / "models", "add")
+    with serving("--model_name", "add", "--model_path", str(repository)) as server:
+        short = ("--url", server.rest, "--seconds", "0.2")
+        done = run_ovms("profile", *short, "--model", "add", "--speedscope", str(tmp_path / "p.json"))
+        assert done.returncode == 0, done.stderr
+        assert "event loop" in done.stdout
+        assert "Add" in done.stdout
+        document = json.loads((tmp_path / "p.json").read_text())
+        assert {"event loop", "layers of add"} <= {each["name"] for each in document["profiles"]}
+        done = run_ovms("profile", *short, "--no_layers", "--json")
+        told = json.loads(done.stdout)
+        assert (told["models"], told["seconds"] >= 0.2) == ([], True)
+        rows = list(csv.reader(io.StringIO(run_ovms("profile", *short, "--model", "add", "--output", "csv").stdout)))
+        assert rows[0] == ["where", "what", "place", "own_percent", "total_percent", "microseconds"]
+        assert any(row[0] == "add" for row in rows)
+        for options, text in (
+            (("--model", "nothing"), "nothing"),
+            (("--speedscope", str(tmp_path / "no" / "p.json")), "No such file or directory"),
+        ):
+            done = run_ovms("profile", *short, *options)
+            assert (done.returncode, text in done.stderr) == (1, True), done.stderr
+    assert run_ovms("profile", *short).returncode == 2

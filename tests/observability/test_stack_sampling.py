@@ -1,0 +1,105 @@
+"""Stacks of threads, sampled while they do what is known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ovmstrio.observability.stack_sampling import SampledThreads, StackSampler
+
+SECONDS = 30.0
+"""Longer than anything here takes: samplers are told to stop."""
+
+
+def _busy(stop: threading.Event) -> None:
+    while not stop.is_set():
+        sum(range(1000))
+
+
+def _idle(stop: threading.Event) -> None:
+    stop.wait(SECONDS)
+
+
+@contextmanager
+def _running(*work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Have threads work, each called after what it does, until the block ends."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=each, args=(stop,), name=each.__name__) for each in work]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _sampled(samples: int) -> dict[str, SampledThreads]:
+    """Sample as often, whatever that takes, each thread by its name."""
+    left = samples
+
+    def role(number: int, name: str, functions: frozenset[str]) -> str:
+        nonlocal left
+        if name == "_busy":
+            left -= 1
+            if left <= 0:
+                sampler.stop()
+        return name
+
+    sampler = StackSampler(1000, role)
+    return {each.name: each for each in sampler.run(SECONDS)}
+
+
+def test_what_a_busy_thread_does_is_seen() -> None:
+    """In each sample, with who called it outside and its own function inside; it had a processor meanwhile."""
+    with _running(_busy):
+        seen = _sampled(20)["_busy"]
+    assert seen.samples >= 20
+    in_function = [stack for stack in seen.stacks if any(frame.name == "_busy" for frame in stack)]
+    assert in_function
+    for stack in in_function:
+        names = [frame.name for frame in stack]
+        assert names.index("Thread.run") < names.index("_busy")
+        assert next(frame for frame in stack if frame.name == "_busy").file == __file__
+    assert seen.cpu_seconds is not None
+    assert seen.cpu_seconds > 0
+
+
+def test_a_thread_that_waits_is_told_from_one_that_works() -> None:
+    """Its samples are counted, and have no stacks."""
+    with _running(_busy, _idle):
+        seen = _sampled(20)
+    idle, busy = seen["_idle"], seen["_busy"]
+    assert idle.waiting == idle.samples > 0
+    assert not idle.stacks
+    assert sum(busy.stacks.values()) == busy.samples - busy.waiting
+
+
+def test_samples_end_in_time_and_leave_out_who_takes_them() -> None:
+    """No stack is of the sampler."""
+    sampler = StackSampler(1000, lambda number, name, functions: name)
+    seen = sampler.run(0.01)
+    assert threading.current_thread().name not in {each.name for each in seen}
+
+
+def _deep(depth: int, stop: threading.Event) -> None:
+    if depth:
+        _deep(depth - 1, stop)
+    else:
+        _busy(stop)
+
+
+def test_a_deep_stack_keeps_its_innermost_frames() -> None:
+    """There is a bound on what is kept of one."""
+
+    def dig(stop: threading.Event) -> None:
+        _deep(400, stop)
+
+    dig.__name__ = "_busy"
+    with _running(dig):
+        seen = _sampled(5)["_busy"]
+    longest = max(seen.stacks, key=len)
+    assert len(longest) == 128
+    assert longest[0].name == "_deep"
