@@ -49,6 +49,11 @@ class Span(Protocol):
         """Whether anything becomes of it."""
         ...
 
+    @property
+    def shows_steps(self) -> bool:
+        """Whether its caller asks to see each step of what has many, by ``ovms=steps`` in ``tracestate``."""
+        ...
+
     def part(
         self, name: str, attributes: Attributes = NO_ATTRIBUTES, kind: SpanKind = "internal"
     ) -> AbstractContextManager[Span]:
@@ -65,6 +70,10 @@ class Span(Protocol):
         seconds_ago: float = 0.0,
     ) -> Span:
         """Begin a part that is nobody's current span, and has to be ended; it began so long ago."""
+        ...
+
+    def add(self, name: str, seconds: float, attributes: Attributes = NO_ATTRIBUTES, *, ended_ago: float = 0.0) -> None:
+        """Tell of a part that has ended, just now or so many seconds ago, and how long it took."""
         ...
 
     def as_current(self) -> AbstractContextManager[Span]:

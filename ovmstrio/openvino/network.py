@@ -20,6 +20,7 @@ from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.layer_times import LayerTimes
 from ovmstrio.core.tensor import Array
+from ovmstrio.core.tracing import current_span
 from ovmstrio.openvino.buckets import NO_CUTS, Cuts, Fitted
 from ovmstrio.openvino.compile import Compiled
 from ovmstrio.openvino.device_facts import device_facts
@@ -234,6 +235,8 @@ class Network:
         self._hooks.inference_time(taken)
         if call.event is not None:
             call.event.compute_seconds += taken
+        if (span := current_span.get()) is not None:
+            span.add("inference", taken, {"ovmstrio.inference.on": "loop"})
         return outputs
 
     def _worked(self, begin: float, taken: float) -> float:
@@ -287,6 +290,10 @@ class Network:
         if call.event is not None:
             call.event.queue_seconds += started - call.begin
             call.event.compute_seconds += ended - started
+        if (span := current_span.get()) is not None:
+            now = time.perf_counter()
+            span.add("queue", started - call.begin, {"ovmstrio.queue.of": "device"}, ended_ago=now - started)
+            span.add("inference", ended - started, {"ovmstrio.inference.on": "device"}, ended_ago=now - ended)
         return outputs
 
     async def _copied(self, slot: Slot, call: _Call) -> list[Array]:

@@ -12,10 +12,11 @@ import trio
 
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.core.otel_variables import asks_for_traces
 from ovmstrio.observability.tracing.call_tracing import CallTracing, WatchedCalls
 from ovmstrio.observability.tracing.recent import RecentTraces
 from ovmstrio.observability.tracing.sampling import ALWAYS
-from ovmstrio.observability.tracing.switch import asks_for_traces, sampling_of
+from ovmstrio.observability.tracing.sampling_variables import sampling_of
 from ovmstrio.runtimes.table import KINDS
 from ovmstrio.wire.statuses import status_of
 from ovmstrio.work.late_imports import import_aside

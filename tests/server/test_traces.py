@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -16,13 +18,14 @@ import trio
 
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
+from tests.support import ir
 from tests.support.all_kinds import write_all_kinds
 from tests.support.both_doors import triton_module
 from tests.support.otlp import Collector, collecting
 from tests.support.served_plans import ServedPlan, serving_plan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -45,13 +48,18 @@ async def serving(config: Path, **settings: Any) -> AsyncIterator[ServedPlan]:
 
 @asynccontextmanager
 async def traced(
-    monkeypatch: pytest.MonkeyPatch, config: Path, protocol: str = "http/protobuf", **environment: str
+    monkeypatch: pytest.MonkeyPatch,
+    config: Path,
+    protocol: str = "http/protobuf",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **environment: str,
 ) -> AsyncIterator[tuple[Collector, ServedPlan]]:
     """Serve with traces; what was recorded is at the collector after the block."""
     async with collecting() as collector:
         for name, value in collector.environment(protocol, **environment).items():
             monkeypatch.setenv(name, value)
-        async with serving(config) as server:
+        async with serving(config, **(settings or {})) as server:
             yield collector, server
 
 
@@ -195,6 +203,146 @@ async def test_a_share_of_the_calls_without_a_parent_is_sampled(
         await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=PARENT)
     (span,) = [each for each in collector.spans if each.kind == "server"]
     assert span.trace_id == TRACE
+
+
+NODE = """
+from opentelemetry import trace
+from pyovms import Tensor
+
+TRACER = trace.get_tracer("mine")
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        trace.get_current_span().set_attribute("mine", 7)
+        with TRACER.start_as_current_span("of the user"):
+            return [Tensor("out", bytes(inputs[0]).upper())]
+"""
+GRAPH_BODY = {"inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}
+
+
+async def test_nodes_and_inferences_of_a_pipeline_are_parts_of_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call has a node, and the node an inference."""
+    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, server):
+        await ask(server, "POST", "/v2/models/dag/infer", json=infer_body(), headers=PARENT)
+    call = collector.named("POST /v2/models/dag/infer")
+    (node,) = collector.below(call)
+    (inference,) = collector.below(node)
+    assert (node.name, inference.name) == ("node node", "inference")
+    assert inference.attributes["ovmstrio.inference.on"] == "loop"
+    assert call.seconds >= node.seconds >= inference.seconds > 0
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+async def test_spans_of_users_code_are_parts_of_the_node_that_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    """In a thread of the server, and in a process of its own."""
+    config = write_all_kinds(tmp_path, node=NODE)
+    async with traced(monkeypatch, config, settings={"python_isolation": isolation}) as (collector, server):
+        answer = await ask(server, "POST", "/v2/models/graph/infer", json=GRAPH_BODY, headers=PARENT)
+        assert answer.status_code == 200, answer.text
+        await ask(server, "POST", "/v2/models/graph/infer", json=GRAPH_BODY, headers=UNSAMPLED)
+    call = collector.named("POST /v2/models/graph/infer")
+    (node,) = collector.below(call)
+    above = node if isolation == "none" else collector.named("execute")
+    own = collector.named("of the user")
+    assert (own.parent_id, own.trace_id) == (above.span_id, TRACE)
+    assert above.attributes["mine"] == 7
+    if isolation == "process":
+        assert above.parent_id == node.span_id
+
+
+HANDLER = """
+from opentelemetry import trace
+
+class Handler:
+    def handle_post(self, payload):
+        with trace.get_tracer("mine").start_as_current_span("of the handler"):
+            return sum(payload)
+"""
+OPS = """
+from opentelemetry import trace
+from ovmstrio.ops import Op, WebService
+
+
+class Count(Op):
+    def preprocess(self, input_dicts, data_id=0, log_id=0):
+        (given,) = input_dicts.values()
+        with trace.get_tracer("mine").start_as_current_span("of the op"):
+            return {"y": "first " + given["x"]}, False, None, ""
+
+
+class Service(WebService):
+    def get_pipeline_response(self, read_op):
+        return Count(name="count", input_ops=[read_op])
+
+
+service = Service(name="ops")
+service.prepare_pipeline_config("config.yml")
+service.run_service()
+"""
+
+
+async def test_spans_of_handlers_and_of_ops_are_parts_of_their_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Op has a span, with its stages below it."""
+    async with traced(monkeypatch, write_all_kinds(tmp_path, handler=HANDLER, ops=OPS)) as (collector, server):
+        await ask(server, "POST", "/handler", json=[1, 2], headers=PARENT)
+        await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=PARENT)
+        # What is not sampled is so for the code of users, too.
+        await ask(server, "POST", "/handler", json=[1, 2], headers=UNSAMPLED)
+        await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=UNSAMPLED)
+    assert collector.named("of the handler").parent_id == collector.named("POST /handler").span_id
+    op = collector.named("op count")
+    assert op.parent_id == collector.named("POST /ops").span_id
+    assert {span.name for span in collector.below(op)} == {"of the op", "preprocess", "postprocess"}
+
+
+async def test_a_batch_is_linked_to_the_calls_that_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a part of the first; each has waited for it, and the inference is a part of the batch."""
+    ir.save(ir.dummy((-1, 10)), tmp_path / "models", "model")
+    batching = {"max_batch_size": 2, "batch_timeout_ms": 20_000, "eager": False}
+    entry = {"name": "model", "base_path": str(tmp_path / "models" / "model"), "batching": batching}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
+    async with traced(monkeypatch, config) as (collector, server):
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(partial(ask, server, "POST", "/v2/models/model/infer", json=infer_body()))
+    calls = [span for span in collector.spans if span.kind == "server"]
+    batch = collector.named("batch")
+    assert {*batch.links} == {call.span_id for call in calls}
+    assert batch.parent_id in batch.links
+    assert batch.attributes["ovmstrio.batch.size"] == 2
+    waited = [span for span in collector.spans if span.name == "queue" and span.links]
+    assert {span.parent_id for span in waited} == {call.span_id for call in calls}
+    assert [span.links for span in waited] == [[batch.span_id]] * 2
+    assert [span.name for span in collector.below(batch)] == ["inference"]
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+async def test_another_server_is_told_of_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """Its call is a part of this server's call to it, which is a part of the caller's."""
+    async with traced(monkeypatch, write_all_kinds(tmp_path)) as (collector, there):
+        address = (there.grpc if scheme == "grpc" else there.rest)[0]
+        entry = {"name": "far", "remote": f"{scheme}://{address}", "remote_name": "model"}
+        config = tmp_path / "near.json"
+        config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
+        async with serving(config) as near:
+            answer = await ask(near, "POST", "/v2/models/far/infer", json=infer_body(), headers=PARENT)
+            assert answer.status_code == 200, answer.text
+    call = collector.named("POST /v2/models/far/infer")
+    (out,) = collector.below(call)
+    assert (out.name, out.kind) == ("call model", "client")
+    assert address in out.attributes["server.address"]
+    (there_called,) = [span for span in collector.below(out) if span.kind == "server"]
+    assert there_called.attributes["ovmstrio.service.name"] == "model"
+    assert there_called.trace_id == TRACE
 
 
 async def test_no_thread_of_the_exporters_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,21 +72,26 @@ class CallTracing:
             event.trace_id = span.trace_id
         else:
             span = QuietSpan(trace, getrandbits(64), parent)
+            if self._user is not None and self._has_user_code(event.kind):
+                span.user = self._user
         event.span = span
         current_span.set(span)
-        if self._user is not None and (span.is_recorded or self._has_user_code(event.kind)):
-            self._user.enter(span)
+        if span.user is not None:
+            span.user.enter(span)
+        if event.queue_seconds and span.is_recorded:
+            span.add("queue", event.queue_seconds, {"ovmstrio.queue.of": "admission"})
 
     def call_moved(self, event: CallEvent, step: Step) -> None:
         """Leave the steps of streams out: there may be any number of them."""
 
     def call_finished(self, event: CallEvent) -> None:
         """End the span of a call, unless its request has yet to be answered."""
-        if event.span is None:
+        span = event.span
+        if span is None:
             return
         current_span.set(None)
-        if self._user is not None:
-            self._user.leave(None)
+        if isinstance(span, QuietSpan | RecordedSpan) and span.user is not None:
+            span.user.leave(None)
         request = event.request
         if request is None or request.is_stream or not self._is_told_of_requests:
             self._end(event, None)

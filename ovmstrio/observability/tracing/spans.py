@@ -36,6 +36,7 @@ MOST_EVENTS: Final = 128
 _LONGEST_TEXT: Final = 1024
 _SPAN_BITS: Final = 64
 _NANOSECONDS: Final = 1e9
+_STEPS: Final = "ovms=steps"
 
 
 def new_span_id() -> int:
@@ -83,7 +84,7 @@ class _Current:
 
     __slots__ = ("_before", "_ends", "_span", "_user_before")
 
-    def __init__(self, span: RecordedSpan, *, ends: bool) -> None:
+    def __init__(self, span: RecordedSpan | QuietSpan, *, ends: bool) -> None:
         self._span = span
         self._ends = ends
 
@@ -164,6 +165,11 @@ class RecordedSpan:
         self._sinks = sinks
 
     @property
+    def shows_steps(self) -> bool:
+        """As :class:`ovmstrio.core.tracing.Span`."""
+        return _STEPS in self.state
+
+    @property
     def trace_id(self) -> str:
         """As :class:`ovmstrio.core.tracing.Span`."""
         return f"{self.trace:032x}"
@@ -204,6 +210,11 @@ class RecordedSpan:
             span.link(each)
         return span
 
+    def add(self, name: str, seconds: float, attributes: Attributes = NO_ATTRIBUTES, *, ended_ago: float = 0.0) -> None:
+        """As :class:`ovmstrio.core.tracing.Span`."""
+        span = self.begin(name, attributes, seconds_ago=seconds + ended_ago)
+        span.finish(span.began + int(seconds * _NANOSECONDS))
+
     def as_current(self) -> AbstractContextManager[Span]:
         """As :class:`ovmstrio.core.tracing.Span`."""
         return _Current(self, ends=False)
@@ -240,7 +251,11 @@ class RecordedSpan:
             return
         if error is not None:
             self.fail(error)
-        self.ended = max(time_ns(), self.began)
+        self.finish(max(time_ns(), self.began))
+
+    def finish(self, ended: int) -> None:
+        """Have it have ended at a time."""
+        self.ended = ended
         for sink in self._sinks:
             sink.span_ended(self)
 
@@ -252,14 +267,18 @@ class RecordedSpan:
 class QuietSpan:
     """The span of a call that is not recorded; all parts of the call have its ids."""
 
-    __slots__ = ("number", "parent", "trace")
+    __slots__ = ("number", "parent", "trace", "user")
 
     is_recorded = False
+    shows_steps = False
 
-    def __init__(self, trace: int, number: int, parent: TraceParent | None = None) -> None:
+    def __init__(
+        self, trace: int, number: int, parent: TraceParent | None = None, user: UserContext | None = None
+    ) -> None:
         self.trace = trace
         self.number = number
         self.parent = parent
+        self.user = user
 
     @property
     def trace_id(self) -> str:
@@ -279,9 +298,12 @@ class QuietSpan:
         """Give itself."""
         return self
 
-    def as_current(self) -> Self:
-        """Give itself, as a block that does nothing."""
-        return self
+    def add(self, *_: object, **__: object) -> None:
+        """Forget what is told."""
+
+    def as_current(self) -> AbstractContextManager[Span]:
+        """As :class:`ovmstrio.core.tracing.Span`."""
+        return _Current(self, ends=False)
 
     def __enter__(self) -> Self:
         return self

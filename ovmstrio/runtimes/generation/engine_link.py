@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, ModelFailure
+from ovmstrio.core.tracing import current_span
 from ovmstrio.openvino.engine.frames import ACCEPTED, TOKENS, decode_failure, encode_request
 from ovmstrio.runtimes.generation.answers import TextAnswer
+from ovmstrio.runtimes.generation.generation_span import GenerationSpan
 from ovmstrio.runtimes.generation.text_metrics import CANCELLED, ERROR, TextMetrics
 from ovmstrio.work.processes import WorkerEnded, WorkerProcess
 
@@ -52,6 +54,7 @@ class EngineLink:
         self._metrics = metrics
         self._numbers = itertools.count(1)
         self._answers: dict[int, TextAnswer] = {}
+        self._spans: dict[int, GenerationSpan] = {}
         self._emptied = trio.Event()
         self.last_asked = -math.inf
 
@@ -83,6 +86,8 @@ class EngineLink:
             if answer is not None:
                 answer.put(index, text, tokens, logprobs, finish)
                 self._count(answer, index, tokens, now)
+                if self._spans and (span := self._spans.get(number)) is not None:
+                    span.came(index, tokens)
         for number, failure in failures:
             answer = self._answers.get(number)
             if answer is not None:
@@ -101,6 +106,14 @@ class EngineLink:
         elif not answer.last_came:
             self._metrics.first_token.observe(now - answer.began)
         answer.last_came[index] = now
+
+    def _traced(self, number: int) -> GenerationSpan | None:
+        """Begin the span of a request, if its call is recorded."""
+        caller = current_span.get()
+        if caller is None or not caller.is_recorded:
+            return None
+        span = self._spans[number] = GenerationSpan(caller)
+        return span
 
     def lose(self, why: str) -> None:
         """Tell all requests that their process has ended."""
@@ -121,6 +134,7 @@ class EngineLink:
         """
         number = next(self._numbers)
         answer = self._answers[number] = TextAnswer(number, asked.n, asked.deadline)
+        span = self._traced(number)
         try:
             with trio.CancelScope(deadline=asked.deadline) as scope:
                 told = await self._call(process, ["add", number, encode_request(asked)])
@@ -133,9 +147,14 @@ class EngineLink:
             self._metrics.prompt_tokens.inc(opened.prompt_tokens)
             self._metrics.cached_tokens.inc(opened.cached_tokens)
             self._metrics.queue.observe(trio.current_time() - answer.began)
+            if span is not None:
+                span.prompted(opened.prompt_tokens, opened.cached_tokens)
             yield opened
         finally:
             del self._answers[number]
+            if span is not None:
+                del self._spans[number]
+                span.end(answer.tokens, None if answer.finish is None else answer.finish.value)
             why: Finish | str = CANCELLED if not answer.is_over else answer.finish or ERROR
             self._metrics.finished(why, trio.current_time() - answer.began, answer.tokens)
             self.last_asked = trio.current_time()

@@ -21,6 +21,7 @@ import trio
 
 from ovmstrio.core.errors import FailedPrecondition, ServerError
 from ovmstrio.core.texts import text_of
+from ovmstrio.core.tracing import current_span
 from ovmstrio.runtimes.graphs.calculator import NodeFailure
 from ovmstrio.runtimes.graphs.graph_failures import DEADLOCK, graph_failure, node_failure
 from ovmstrio.runtimes.graphs.input_streams import TimestampMismatch, check_timestamp
@@ -271,7 +272,12 @@ class GraphInstance:
         tally = node.plan.tally
         begun = tally.begin()
         try:
-            await calculator.process(call)
+            span = current_span.get()
+            if span is None:
+                await calculator.process(call)
+            else:
+                with span.part(f"node {node.name}", {"ovmstrio.node.calculator": node.plan.config.calculator}):
+                    await calculator.process(call)
         except Exception as error:  # noqa: BLE001 - the border of a node: any failure is the run's
             tally.failed(begun)
             self.fail(self._explain(node, "Process", error))

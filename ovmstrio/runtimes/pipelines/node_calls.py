@@ -21,6 +21,7 @@ from ovmstrio.core.hooks import ran_unseen
 from ovmstrio.core.inspection import NodeTally
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Dim, RawTensor, Tensor, TensorSpec
+from ovmstrio.core.tracing import part_of_call
 from ovmstrio.runtimes.models.buffers import buffer_of
 from ovmstrio.runtimes.models.validation import InputValidator
 
@@ -76,7 +77,8 @@ class TimedNodeCall:
         tally = self.tally
         begun = tally.begin()
         try:
-            outputs = await self._call(inputs, request)
+            with part_of_call(f"node {self._node}"):
+                outputs = await self._call(inputs, request)
         except Exception as error:
             tally.failed(begun)
             if isinstance(error, ServerError):

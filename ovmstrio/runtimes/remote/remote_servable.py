@@ -16,6 +16,7 @@ import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotFound, NotReady, PayloadTooLarge, ServerError
 from ovmstrio.core.request import ServableMetadata
+from ovmstrio.core.tracing import current_span
 from ovmstrio.runtimes.remote.endpoint import NotSent
 from ovmstrio.runtimes.remote.hedging import hedged
 from ovmstrio.runtimes.remote.sequence import given_id, step_of
@@ -157,7 +158,7 @@ class RemoteServable(ResidentService):
         target.breaker.begin()
         try:
             with trio.move_on_at(deadline):
-                response = await target.endpoint.infer(request, deadline - begun)
+                response = await self._ask(target, request, deadline - begun)
                 target.breaker.succeed()
                 return response
             error: ServerError = self._too_late(target)
@@ -168,6 +169,15 @@ class RemoteServable(ResidentService):
             raise
         self._note(target, error, is_in_hurry=request.deadline <= deadline)
         raise error
+
+    async def _ask(self, target: Target, request: InferRequest, seconds: float) -> InferResponse:
+        """Have an address answer, as a part of the call that the other server is told of."""
+        span = current_span.get()
+        if span is None:
+            return await target.endpoint.infer(request, seconds)
+        told = {"server.address": target.endpoint.address, "ovmstrio.remote.name": self._spec.remote_name}
+        with span.part(f"call {self._spec.remote_name}", told, "client"):
+            return await target.endpoint.infer(request, seconds)
 
     def _note(self, target: Target, error: ServerError, *, is_in_hurry: bool) -> None:
         is_late = isinstance(error, DeadlineExceeded)

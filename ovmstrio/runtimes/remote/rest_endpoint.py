@@ -11,6 +11,7 @@ import orjson
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, NotReady, PayloadTooLarge
 from ovmstrio.core.request import InferResponse
+from ovmstrio.core.tracing import current_span
 from ovmstrio.protocol.status_errors import error_of_http
 from ovmstrio.runtimes.models.buffers import buffer_of, framed
 from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription, spec_of, with_address
@@ -108,6 +109,9 @@ class RestEndpoint:
         self, method: str, path: str, headers: dict[str, str], pieces: Sequence[Buffer], most: float
     ) -> tuple[httpx.Response, bytearray]:
         content = _sent(pieces) if pieces else None
+        span = current_span.get()
+        if span is not None:
+            headers = {**headers, **dict(span.headers())}
         try:
             request = self._client.build_request(
                 method, path, headers=headers, content=content, extensions=self._extensions

@@ -9,6 +9,7 @@ from typing import Final, Generic, TypeVar
 import trio
 
 from ovmstrio.core.errors import NotReady
+from ovmstrio.core.tracing import current_span
 
 __all__ = ["BatchRun", "BatchedCall"]
 
@@ -27,12 +28,14 @@ class BatchedCall(Generic[_T, _R]):
     """An item, who waits for its result, and that result; equal to itself alone.
 
     ``run`` is the run that it is part of, None while it waits for one; ``is_left`` tells that nobody waits any more.
+    ``span`` is that of its caller, where that is traced.
     """
 
-    __slots__ = ("_error", "_result", "_traceback", "arrived", "done", "is_left", "item", "run", "size")
+    __slots__ = ("_error", "_result", "_traceback", "arrived", "done", "is_left", "item", "run", "size", "span")
 
     def __init__(self, item: _T, size: int, arrived: float) -> None:
         self.item = item
+        self.span = current_span.get()
         self.size = size
         self.arrived = arrived
         self.done = trio.Event()

@@ -14,6 +14,7 @@ from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, QueueTimeout
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.texts import text_of
 from ovmstrio.work.batching.batch_calls import BatchedCall, BatchRun
+from ovmstrio.work.batching.batch_spans import traced_batch
 from ovmstrio.work.batching.policy import BatchOptions, BatchPolicy
 
 __all__ = ["Batcher", "RunBatch", "open_batcher"]
@@ -209,7 +210,8 @@ class Batcher(Generic[_T, _R]):
         try:
             if run.begin():
                 self._tell(run)
-                await self._attempt(run)
+                with traced_batch(run.calls, run.size):
+                    await self._attempt(run)
         except BaseException:  # the cancellation of everything, as nothing else gets out of an attempt
             self._give_up()
             raise

@@ -3,7 +3,7 @@
 ::
 
     first                                        {"hosted": "module:name", "argument": ..., "path": [...]}
-    ["call", method, value]                      ["value", ...], ["generator", number] or ["raised", error]
+    ["call", method, value, headers of a trace]  ["value", ...], ["generator", number] or ["raised", error]
     ["pull", number]                             [[value, ...], None, ["ended"] or ["raised", error]]
     ["close", number]                            [] or [error]
     ["cancel", number of a request], ["forget", value]      are not answered
@@ -20,11 +20,13 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
 from ovmstrio.core.line_streams import finish_lines, print_whole_lines
+from ovmstrio.work.isolation.followed_trace import flush_spans, follow_trace
 from ovmstrio.work.isolation.generator_hosts import RAISED, AsyncGeneratorHost, GeneratorHost, GeneratorLike
 from ovmstrio.work.isolation.hosted import Hosted, Invocation
 from ovmstrio.work.isolation.loop_thread import LoopThread
@@ -61,6 +63,7 @@ class CodeHost:
         self._loop = LoopThread()
         self._generators: dict[int, GeneratorLike] = {}
         self._cancels: dict[int, Any] = {}
+        self._traced: dict[int, Callable[[Any], None]] = {}
 
     def run(self) -> None:
         """Serve until the server has nothing more to ask; what still runs then is left.
@@ -151,10 +154,12 @@ class CodeHost:
         else:
             generator.close(number)
 
-    def _call(self, number: int, method: str, value: Any) -> None:
+    def _call(self, number: int, method: str, value: Any, trace: dict[str, str] | None = None) -> None:
         cancellation = self._cancels[number]
         try:
             invocation = self._hosted.invoke(method, value)
+            if trace is not None:
+                self._traced[number] = follow_trace(invocation, method, trace)
             cancellation.add(invocation.stop)
             if _is_async(invocation.function):
                 self._await(number, invocation, partial(invocation.function, *invocation.arguments), cancellation)
@@ -201,6 +206,8 @@ class CodeHost:
         if os.getpid() != self._process:
             # Code of users has forked, and this is the child, which has come back from there.
             os._exit(0)
+        if (end_span := self._traced.pop(number, None)) is not None:
+            end_span(value)
         cancellation = self._cancels.pop(number, None)
         if isinstance(cancellation, _Cancellation) and cancellation.is_cancelled and number in self._generators:
             self._generators[number].close(0)
@@ -281,6 +288,7 @@ def serve(end: int, lifeline: int) -> None:
         else:
             channel.send([number, [VALUE, None]])
             CodeHost(channel, hosted).run()
+    flush_spans()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads may still be in what belongs to users, whose exit handlers had better not run then.

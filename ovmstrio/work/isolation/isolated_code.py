@@ -16,6 +16,7 @@ import trio
 
 from ovmstrio.config.specs import PythonSpec
 from ovmstrio.core.errors import NotReady
+from ovmstrio.core.tracing import current_span
 from ovmstrio.work.backoff import Backoff
 from ovmstrio.work.isolation.code_host import GENERATOR, VALUE
 from ovmstrio.work.isolation.generator_hosts import RAISED
@@ -100,7 +101,9 @@ class CodeWorker:
         Cancellation: at once; the code is told, and the process is replaced if it goes on for too long.
         """
         limit = self._limit if is_limited else math.inf
-        answer = await self.process.call(["call", method, value], limit_seconds=limit)
+        span = current_span.get()
+        asked = ["call", method, value] if span is None else ["call", method, value, dict(span.headers())]
+        answer = await self.process.call(asked, limit_seconds=limit)
         try:
             kind, told = answer
             if kind == VALUE:

@@ -10,8 +10,8 @@ from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
+from ovmstrio.core.otel_variables import exporter_names, otlp_protocol
 from ovmstrio.observability.tracing.otel.readable import kept_span, readable_span
-from ovmstrio.observability.tracing.switch import exporter_names, otlp_protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import trio
 
+from ovmstrio.core.tracing import current_span
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample
 from ovmstrio.runtimes.ops.executor.op_failures import OpFailure
@@ -24,6 +25,9 @@ __all__ = ["channel_data", "run_batch"]
 
 
 log = structlog.get_logger(__name__)
+
+_NAMES: Final[Mapping[Stage, str]] = {"prep": "preprocess", "midp": "process", "postp": "postprocess"}
+"""What traces call the stages of hooks."""
 
 
 def run_batch(
@@ -76,8 +80,11 @@ class _Batch:
             await self.instance.in_thread(self._pre_and_post)
         if self.instance.op.get_jump_to_ops():
             await self._decide_jumps()
+        op = current_span.get()
         for stage, ids, span in self.spans:
             self.report_stage(stage, ids, span)
+            if op is not None:
+                op.add(_NAMES[stage], span[1] - span[0], ended_ago=time.perf_counter() - span[1])
         return [*map(self.results.__getitem__, range(len(self.samples)))]
 
     def _pre_and_post(self) -> None:

@@ -13,6 +13,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.reconsidering import readiness_may_have_changed
 from ovmstrio.core.texts import text_of
+from ovmstrio.core.tracing import part_of_call
 from ovmstrio.runtimes.ops.config.op_settings import OpSettings
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample, Worker
@@ -183,7 +184,8 @@ class WorkerPool:
             return [Result(failure=failure)] * len(samples)
         self._tell(worker, samples)
         try:
-            return await worker.run(samples)
+            with part_of_call(f"op {self._name}"):
+                return await worker.run(samples)
         except OpFailure as failure:
             return [Result(failure=failure)] * len(samples)
         except Exception as error:  # the last border of whatever users make hooks and values of

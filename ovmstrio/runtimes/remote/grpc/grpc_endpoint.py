@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from grpclib.const import Status
 
 from ovmstrio.core.errors import ModelFailure, NotReady, PayloadTooLarge
+from ovmstrio.core.tracing import current_span
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import error_of_grpc
 from ovmstrio.runtimes.remote.connecting import connect
@@ -119,7 +120,7 @@ class GrpcEndpoint:
     async def _call(self, method: bytes, body: Sequence[Buffer], seconds: float, most: float) -> bytearray:
         size = sum(map(len, body))
         message = [b"\0" + size.to_bytes(4, "big"), *body]
-        headers = self._headers(method) + _timeout(seconds)
+        headers = self._headers(method) + _timeout(seconds) + _trace()
         connection = await self._connected()
         exchange = await connection.call(headers, message, most)
         if exchange.is_untouched and not exchange.id:
@@ -180,6 +181,14 @@ class GrpcEndpoint:
         known = {status.value: status.name for status in Status}
         text = unquote(headers.get("grpc-message", "")) or "no reason was given"
         raise with_address(error_of_grpc(known.get(int(code), "UNKNOWN"), text), self.address)
+
+
+def _trace() -> bytes:
+    """Say which trace the call is a part of, if it is traced."""
+    span = current_span.get()
+    if span is None:
+        return b""
+    return b"".join(literal(name.encode(), value.encode()) for name, value in span.headers())
 
 
 def _timeout(seconds: float) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from ovmstrio.core.line_streams import code_names, running_code_of
+from ovmstrio.core.tracing import current_span
 from ovmstrio.runtimes.graphs.calculator import InstanceContext
 from ovmstrio.runtimes.graphs.calculators.python.node_model import HookPair, NodeModel, NodeOutline
 from ovmstrio.runtimes.graphs.calculators.python.python_outputs import (
@@ -146,6 +147,10 @@ class _ThreadedInstance:
         return ThreadPump(result, convert, node.threads, self._variables)
 
     async def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+        span = current_span.get()
+        if span is not None:
+            # The instance was made outside of the span of this run.
+            self._variables.run(span.as_current().__enter__)
         return await call_user_code(
             self._node.threads, method, args,
             around=partial(_node_context, self._variables), context=self._variables, on_cancel=self.stop,

@@ -1,19 +1,11 @@
-"""What the environment says of traces, in OpenTelemetry's own variables, read without OpenTelemetry."""
+"""What OpenTelemetry's own variables say of traces, read without it: in the server and in worker processes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
-import structlog
-
-from ovmstrio.observability.tracing.sampling import SAMPLERS, Sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["asks_for_traces", "exporter_names", "otlp_protocol", "sampling_of"]
-
-log = structlog.get_logger(__name__)
+__all__ = ["asks_for_traces", "exporter_names", "otlp_protocol"]
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -39,22 +31,6 @@ def exporter_names(environ: Mapping[str, str]) -> tuple[str, ...]:
 def otlp_protocol(environ: Mapping[str, str]) -> str:
     """Tell over what OTLP goes: ``grpc`` or ``http/protobuf``."""
     return next((environ[name].strip() for name in _PROTOCOLS if environ.get(name, "").strip()), _DEFAULT_PROTOCOL)
-
-
-def sampling_of(environ: Mapping[str, str]) -> Sampling:
-    """Make the sampling that is asked for; what is not understood is warned about and has its default."""
-    name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
-    given = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip()
-    if name not in SAMPLERS:
-        log.warning("OTEL_TRACES_SAMPLER is not known: all calls are sampled", found=name, expected=SAMPLERS)
-        return Sampling()
-    if "ratio" not in name:
-        return Sampling(name)
-    try:
-        return Sampling(name, float(given or 1))
-    except ValueError:
-        log.warning("OTEL_TRACES_SAMPLER_ARG is no ratio: all calls are sampled", found=given)
-        return Sampling(name)
 
 
 def _is_enabled(environ: Mapping[str, str]) -> bool:

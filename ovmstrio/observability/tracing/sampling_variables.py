@@ -1,0 +1,32 @@
+"""Which calls the environment wants sampled, in OpenTelemetry's own variables, read without OpenTelemetry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from ovmstrio.observability.tracing.sampling import SAMPLERS, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["sampling_of"]
+
+log = structlog.get_logger(__name__)
+
+
+def sampling_of(environ: Mapping[str, str]) -> Sampling:
+    """Make the sampling that is asked for; what is not understood is warned about and has its default."""
+    name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
+    given = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip()
+    if name not in SAMPLERS:
+        log.warning("OTEL_TRACES_SAMPLER is not known: all calls are sampled", found=name, expected=SAMPLERS)
+        return Sampling()
+    if "ratio" not in name:
+        return Sampling(name)
+    try:
+        return Sampling(name, float(given or 1))
+    except ValueError:
+        log.warning("OTEL_TRACES_SAMPLER_ARG is no ratio: all calls are sampled", found=given)
+        return Sampling(name)

@@ -1,0 +1,87 @@
+"""The trace of a call in a worker process: code of users sees a span of it as OpenTelemetry's current one.
+
+The process has what exports spans from its environment, as the server has, and only if a call that is traced comes.  An
+interpreter without OpenTelemetry runs the code as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from importlib import import_module
+from typing import Any, Final
+
+from ovmstrio.core.otel_variables import asks_for_traces, exporter_names, otlp_protocol
+from ovmstrio.work.isolation.hosted import Invocation
+
+__all__ = ["flush_spans", "follow_trace"]
+
+_LONGEST_FLUSH_MS: Final = 2000
+_lock: Final = threading.Lock()
+_providers: Final[list[Any]] = []
+
+
+def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -> Callable[[Any], None]:
+    """Have an invocation run in a span of a trace; what is given ends that, and must be called with the answer."""
+    try:
+        from opentelemetry import context, trace  # noqa: PLC0415 - may be missing, and is only for calls that are traced
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+    except ImportError:
+        return _forget
+    _provide(trace)
+    above = TraceContextTextMapPropagator().extract(headers, context.Context())
+    span = trace.get_tracer("ovmstrio").start_span(method, above)
+    variables = copy_context() if invocation.variables is None else invocation.variables
+    variables.run(context.attach, trace.set_span_in_context(span, above))
+    invocation.variables = variables
+
+    def end(answer: Any) -> None:
+        if answer and answer[0] == "raised":
+            span.set_status(trace.Status(trace.StatusCode.ERROR, str(answer[1])[:1024]))
+        span.end()
+
+    return end
+
+
+def flush_spans() -> None:
+    """Export what waits, before the process ends; bounded."""
+    for provider in _providers:
+        provider.force_flush(_LONGEST_FLUSH_MS)
+
+
+def _forget(_: Any) -> None:
+    """Do nothing, where there is no span."""
+
+
+def _provide(trace: Any) -> None:
+    """Have spans be exported as the environment says, unless the code of users sees to that."""
+    with _lock:
+        if _providers or not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            return
+        try:
+            from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - as above
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        except ImportError:
+            return
+        exporters = _exporters()
+        if not exporters:
+            return
+        provider = TracerProvider(shutdown_on_exit=False)
+        for exporter in exporters:
+            provider.add_span_processor(BatchSpanProcessor(exporter))
+        _providers.append(provider)
+        trace.set_tracer_provider(provider)
+
+
+def _exporters() -> list[Any]:
+    """Make what exports over OTLP, if the environment asks for that."""
+    if not asks_for_traces(os.environ) or "otlp" not in exporter_names(os.environ):
+        return []
+    protocol = "grpc" if otlp_protocol(os.environ) == "grpc" else "http"
+    try:
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter")
+    except ImportError:
+        return []
+    return [module.OTLPSpanExporter()]
