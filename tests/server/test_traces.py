@@ -53,11 +53,11 @@ async def traced(
     protocol: str = "http/protobuf",
     *,
     settings: Mapping[str, Any] | None = None,
-    **environment: str,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[Collector, ServedPlan]]:
     """Serve with traces; what was recorded is at the collector after the block."""
     async with collecting() as collector:
-        for name, value in collector.environment(protocol, **environment).items():
+        for name, value in collector.environment(protocol, **(environment or {})).items():
             monkeypatch.setenv(name, value)
         async with serving(config, **(settings or {})) as server:
             yield collector, server
@@ -197,7 +197,7 @@ async def test_a_share_of_the_calls_without_a_parent_is_sampled(
 ) -> None:
     """A ratio of nothing records nothing, and a parent's decision counts more."""
     sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0"}
-    async with traced(monkeypatch, write_all_kinds(tmp_path), **sampler) as (collector, server):
+    async with traced(monkeypatch, write_all_kinds(tmp_path), environment=sampler) as (collector, server):
         for _ in range(5):
             await ask(server, "POST", "/v2/models/model/infer", json=infer_body())
         await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=PARENT)
@@ -308,10 +308,9 @@ async def test_a_batch_is_linked_to_the_calls_that_share_it(tmp_path: Path, monk
     entry = {"name": "model", "base_path": str(tmp_path / "models" / "model"), "batching": batching}
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_config_list": [{"config": entry}]}))
-    async with traced(monkeypatch, config) as (collector, server):
-        async with trio.open_nursery() as nursery:
-            for _ in range(2):
-                nursery.start_soon(partial(ask, server, "POST", "/v2/models/model/infer", json=infer_body()))
+    async with traced(monkeypatch, config) as (collector, server), trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(partial(ask, server, "POST", "/v2/models/model/infer", json=infer_body()))
     calls = [span for span in collector.spans if span.kind == "server"]
     batch = collector.named("batch")
     assert {*batch.links} == {call.span_id for call in calls}
