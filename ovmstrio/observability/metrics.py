@@ -69,9 +69,12 @@ class Metrics(Meters):
     Args:
         families: the OVMS families to serve, None for those that are on by default.
         own: the server's own families to serve, None for all of them.
+        vllm_names: whether figures of models of text are told under vLLM's names, too.
     """
 
-    def __init__(self, families: Iterable[str] | None = None, own: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, families: Iterable[str] | None = None, own: Iterable[str] | None = None, *, vllm_names: bool = False
+    ) -> None:
         self.registry = CollectorRegistry()
         chosen = {f.name for f in FAMILIES.values() if f.default} if families is None else set(families)
         chosen |= set(OWN_FAMILIES if own is None else own)
@@ -85,7 +88,7 @@ class Metrics(Meters):
         self._graphs: dict[str, GraphMetrics] = {}
         self._dropped_lines = 0
         self.child("ovmstrio_dropped_log_lines")
-        self._services = ServiceMetrics()
+        self._services = ServiceMetrics(has_vllm_names=vllm_names)
         self.registry.register(self._services)
         self._read_all(PROCESS_FIGURES)
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
+from ovmstrio.observability.vllm_names import with_vllm_names
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -16,9 +18,14 @@ __all__ = ["ServiceMetrics"]
 
 
 class ServiceMetrics:
-    """A collector of the collectors of services, which come and go."""
+    """A collector of the collectors of services, which come and go.
 
-    def __init__(self) -> None:
+    Args:
+        has_vllm_names: whether it gives what vLLM has under vLLM's names as well.
+    """
+
+    def __init__(self, *, has_vllm_names: bool = False) -> None:
+        self._has_vllm_names = has_vllm_names
         self._services: list[tuple[str, Collectors]] = []
 
     @contextmanager
@@ -39,4 +46,4 @@ class ServiceMetrics:
             for found in (family for collector in collectors for family in collector.collect()):
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 family.samples += [each._replace(labels=labels | each.labels) for each in found.samples]
-        return families.values()
+        return with_vllm_names(families.values()) if self._has_vllm_names else families.values()

@@ -556,7 +556,9 @@ def _has_console(plan: Plan) -> bool:
 
 
 def _metrics_of(plan: Plan) -> Metrics | None:
-    configured = plan.spec.metrics
+    configured, has_vllm_names = plan.spec.metrics, plan.settings.llm_metrics == "vllm"
     if configured is not None:
-        return Metrics(configured.families) if configured.enable else None
-    return Metrics(*metric_families(plan.settings)) if plan.settings.metrics_enable else None
+        return Metrics(configured.families, vllm_names=has_vllm_names) if configured.enable else None
+    if not plan.settings.metrics_enable:
+        return None
+    return Metrics(*metric_families(plan.settings), vllm_names=has_vllm_names)

@@ -323,6 +323,11 @@ class ServerSettings(BaseModel):
         OBSERVABILITY,
         "The same with the server's own families among them, and with * for anything: ovms_requests_*,ovmstrio_ready.",
     )
+    llm_metrics: Literal["own", "vllm"] = _setting(
+        "own",
+        OBSERVABILITY,
+        "Tell figures of models of text under vLLM's names (vllm:num_requests_running), too: vllm.",
+    )
 
     grpc_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
     rest_workers: int | None = _setting(None, IGNORED_GROUP, "Accepted; one event loop serves every connection.")
