@@ -48,6 +48,11 @@ fuzz *args:
 chaos *args:
     {{ bin }}/python -m tests.chaos {{ args }}
 
+# Run the programs of other packages' clients, and write docs/clients.md; `just clients PYTHON ...` names environments that have them.
+clients *pythons:
+    {{ bin }}/python -m tests.clients.node_packages
+    {{ bin }}/python -m tests.clients.catalogue {{ pythons }}
+
 # Generate the message classes from protos/ again.
 protos:
     {{ bin }}/python protos/generate.py

@@ -1,7 +1,7 @@
-"""The client programs that are run against a served repository, by package, and what came of it as a table.
+"""The client programs that are run against servers, by package, and what came of it as tables.
 
-``python -m tests.clients.catalogue [PYTHON ...]`` runs all of them and writes ``docs/clients.md``; interpreters are of
-environments that have packages which are not installed here.
+``just clients [PYTHON ...]`` runs all of them and writes ``docs/clients.md``; interpreters are of environments that
+have packages which are not installed here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, Literal
 
+from tests.clients.node_packages import NODE, installed_version, run_program
 from tests.support import ir
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
+from tests.support.tiny_encoders import write_embedder, write_reranker
+from tests.support.tiny_llm import write_tiny_folder
 
-__all__ = ["CLIENTS", "Client", "Outcome", "run_client", "serving_repository", "table"]
+__all__ = ["CLIENTS", "TEXT_CLIENTS", "Client", "Outcome", "run_client", "serving_repository", "serving_texts"]
 
 PROGRAMS: Final = Path(__file__).parent / "programs"
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "clients.md"
@@ -29,15 +32,18 @@ SECONDS: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A program of ours that makes the calls of a package's users."""
+    """A program of ours that makes the calls of a package's users; on Node where ``runs_on`` says so."""
 
     package: str
     program: str
     does: str
+    runs_on: Literal["python", "node"] = "python"
 
     @property
     def version(self) -> str:
         """The package's version here; empty if it is not installed."""
+        if self.runs_on == "node":
+            return installed_version(self.package)
         try:
             return version(self.package)
         except PackageNotFoundError:
@@ -57,6 +63,27 @@ CLIENTS: Final = (
     Client("kserve", "kserve_sdk", "KServe's SDK: health and inferences, JSON and binary, REST and gRPC"),
     Client("mlserver", "mlserver_codecs", "codecs of requests and answers"),
 )
+"""Those of models of tensors."""
+
+TEXT_CLIENTS: Final = (
+    Client("openai", "openai", "all of it, with schemas of zod", runs_on="node"),
+    Client(
+        "@ai-sdk/openai-compatible", "ai_sdk", "texts, objects, tools in steps, embeddings, by `ai`", runs_on="node"
+    ),
+    Client("langchain-openai", "langchain_chat", "chats over both APIs, tools, typed output, embeddings, completions"),
+    Client("llama-index-llms-openai-like", "llama_index_llm", "chats, tools, completions, embeddings"),
+    Client("litellm", "litellm_sdk", "chats, tools, schemas, completions, embeddings, its classes of errors"),
+    Client("instructor", "instructor_modes", "TOOLS, TOOLS_STRICT, JSON_SCHEMA, RESPONSES_TOOLS, JSON, MD_JSON; parts"),
+    Client("pydantic-ai-slim", "pydantic_ai_agent", "agents over both APIs, events, typed output"),
+    Client("openai-agents", "openai_agents", "agents over both APIs, tools, handoffs, typed output"),
+    Client("smolagents", "smolagents_model", "its model, events, a tool"),
+    Client("haystack-ai", "haystack_chat", "chats, events, tools, embedders"),
+    Client("dspy", "dspy_lm", "its language model, several texts"),
+    Client("llm", "llm_command", "the command: events, conversations, schemas"),
+    Client("lm_eval", "lm_eval_completions", "probabilities of prompts' tokens in batches, texts, chats"),
+    Client("cohere", "cohere_rerank", "scores"),
+)
+"""Those of OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +117,27 @@ def serving_repository(folder: Path) -> Iterator[ServedInThread]:
         yield server
 
 
+@contextmanager
+def serving_texts(folder: Path) -> Iterator[ServedInThread]:
+    """Serve what the programs of OpenAI's API ask for: models of noise, whose forced calls and forms hold."""
+    words = write_embedder(folder / "words")
+    paths = {
+        "chat": {"base_path": str(write_tiny_folder(folder / "chat")), "cache_size": 0.05},
+        "words": {"base_path": str(words), "task": "embeddings", "pooling": "MEAN"},
+        "ranks": {"base_path": str(write_reranker(folder / "ranks", words)), "task": "rerank"},
+    }
+    entries = [{"config": {"name": name, **settings}} for name, settings in paths.items()]
+    config = folder / "config.json"
+    config.write_text(json.dumps({"model_config_list": [], "text_model_config_list": entries}))
+    with serving_in_thread(config_path=config) as server:
+        yield server
+
+
 def run_client(client: Client, server: ServedInThread, python: str = sys.executable) -> Outcome:
     """Run a program in a process of its own."""
+    if client.runs_on == "node":
+        ran = run_program(NODE / f"{client.program}.mjs", server.grpc, server.http, seconds=SECONDS)
+        return Outcome(client, "fails" if ran.returncode else "passes", ran.stdout[-2_000:])
     command = [python, str(PROGRAMS / f"{client.program}.py"), server.grpc, server.http]
     done = subprocess.run(
         command, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -99,28 +145,42 @@ def run_client(client: Client, server: ServedInThread, python: str = sys.executa
     return Outcome(client, "fails" if done.returncode else "passes", done.stdout[-2_000:])
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """Write the document."""
-    rows = "\n".join(
-        f"| `{each.client.package}` | {each.version} | `{each.client.program}` | {each.client.does} | {each.result} |"
-        for each in outcomes
-    )
+def _row(outcome: Outcome, known: str) -> str:
+    """Write a row; what is not installed here keeps the one that it has."""
+    client = outcome.client
+    program = f" | `{client.program}` | "
+    before = [line for line in known.splitlines() if line.startswith(f"| `{client.package}` | ") and program in line]
+    if before and not outcome.version:
+        return before[0]
+    return f"| `{client.package}` | {outcome.version}{program}{client.does} | {outcome.result} |"
+
+
+def _table(outcomes: list[Outcome]) -> str:
+    known = DOCUMENT.read_text()
+    rows = "\n".join(_row(each, known) for each in outcomes)
+    return f"| package | version | program | what it does | result |\n|---|---|---|---|---|\n{rows}\n"
+
+
+def _document(outcomes: list[Outcome], texts: list[Outcome]) -> str:
     return (
         "# Clients of others\n\n"
         "Programs of the project's own that make the calls of these packages' users, each run in a process of "
-        "its own against a served repository (`tests/clients`). The table is written by "
-        "`python -m tests.clients.catalogue`, out of what came of them.\n\n"
-        "| package | version | program | what it does | result |\n|---|---|---|---|---|\n"
-        f"{rows}\n\n"
+        "its own against a served repository (`tests/clients`). The tables are written by "
+        "`just clients`, out of what came of them.\n\n"
+        f"{_table(outcomes)}\n"
         "`perf-analyzer` is on the package index in name only for some platforms: what is installed from there has no "
-        "program to run, so it is not in the table.\n"
+        "program to run, so it is not in the table.\n\n"
+        "## OpenAI's API\n\n"
+        "Against a model of noise, so that calls that are forced and forms that are imposed hold whatever a model "
+        "likes to write. How each client is pointed at a server is in [openai.md](openai.md#clients).\n\n"
+        f"{_table(texts)}"
     )
 
 
 def _home_of(client: Client, others: list[str]) -> tuple[str, str]:
     """Find an interpreter that has a client's package, and the package's version; empty texts if none has."""
-    if client.version:
-        return sys.executable, client.version
+    if client.version or client.runs_on == "node":
+        return (sys.executable if client.version else ""), client.version
     code = f"from importlib.metadata import version; print(version({client.package!r}))"
     for python in others:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -129,16 +189,23 @@ def _home_of(client: Client, others: list[str]) -> tuple[str, str]:
     return "", ""
 
 
+def _run_all(clients: tuple[Client, ...], server: ServedInThread) -> list[Outcome]:
+    outcomes = []
+    for client in clients:
+        python, found = _home_of(client, sys.argv[1:])
+        outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
+        outcomes.append(replace(outcome, version=found))
+        print(outcome.result, client.program, outcome.said)  # noqa: T201 - what the command is for
+    return outcomes
+
+
 def main() -> None:
     """Run what is installed, here or elsewhere, and write the document."""
-    outcomes = []
     with TemporaryDirectory() as folder, serving_repository(Path(folder)) as server:
-        for client in CLIENTS:
-            python, found = _home_of(client, sys.argv[1:])
-            outcome = run_client(client, server, python) if python else Outcome(client, "not installed here")
-            outcomes.append(replace(outcome, version=found))
-            print(outcome.result, client.program, outcome.said)  # noqa: T201 - what the command is for
-    DOCUMENT.write_text(table(outcomes))
+        outcomes = _run_all(CLIENTS, server)
+    with TemporaryDirectory() as folder, serving_texts(Path(folder)) as server:
+        texts = _run_all(TEXT_CLIENTS, server)
+    DOCUMENT.write_text(_document(outcomes, texts))
 
 
 if __name__ == "__main__":

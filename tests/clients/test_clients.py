@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.catalogue import CLIENTS, DOCUMENT, PROGRAMS, Client, run_client, serving_repository
+from tests.clients.catalogue import (
+    CLIENTS,
+    DOCUMENT,
+    PROGRAMS,
+    TEXT_CLIENTS,
+    Client,
+    run_client,
+    serving_repository,
+    serving_texts,
+)
+from tests.clients.node_packages import NODE
 from tests.support.served_in_thread import ServedInThread
 
 
@@ -15,6 +25,13 @@ from tests.support.served_in_thread import ServedInThread
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
     """Serve one repository to all of them."""
     with serving_repository(tmp_path_factory.mktemp("repository")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedInThread]:
+    """Serve models of texts to all of theirs."""
+    with serving_texts(tmp_path_factory.mktemp("texts")) as running:
         yield running
 
 
@@ -27,10 +44,21 @@ def test_a_client_program_works_unmodified(server: ServedInThread, client: Clien
     assert outcome.result == "passes", outcome.said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("client", TEXT_CLIENTS, ids=lambda client: client.program)
+def test_a_client_of_openais_api_works_unmodified(request: pytest.FixtureRequest, client: Client) -> None:
+    """As above; Node's are installed by ``python -m tests.clients.node_packages``."""
+    if not client.version:
+        pytest.skip(f"{client.package} is not installed")
+    outcome = run_client(client, request.getfixturevalue("texts"))
+    assert outcome.result == "passes", outcome.said
+
+
 def test_the_table_lists_every_program() -> None:
     """None of it fails, and no program is left out."""
     text = DOCUMENT.read_text()
     assert "| fails |" not in text
-    assert all(f"`{client.program}`" in text for client in CLIENTS)
-    programs = {path.stem for path in Path(PROGRAMS).glob("*.py")} - {"arguments"}
-    assert programs == {client.program for client in CLIENTS}
+    every = (*CLIENTS, *TEXT_CLIENTS)
+    assert all(f"`{client.program}`" in text for client in every)
+    programs = {path.stem for path in (*Path(PROGRAMS).glob("*.py"), *NODE.glob("*.mjs"))} - {"arguments"}
+    assert programs == {client.program for client in every}

@@ -15,6 +15,7 @@ __all__ = ["Tools", "read_tools"]
 
 _CHOICES: Final = frozenset({"none", "auto", "required"})
 _FUNCTION: Final = "function"
+_ALLOWED: Final = "allowed_tools"
 
 
 class Tools(NamedTuple):
@@ -27,10 +28,12 @@ class Tools(NamedTuple):
 
 def read_tools(fields: Fields) -> Tools:
     """Read tools, of which none are left where none may be called."""
-    choice, name = _read_choice(fields)
+    choice, name, allowed = _read_choice(fields)
     tools = tuple(
         _read_tool(tool) for tool in fields.objects("tools", "Tools are not an array", "Tool is not a JSON object")
     )
+    if allowed is not None:
+        tools = _only(tools, allowed, fields)
     if choice == "none":
         return Tools((), choice, "")
     if not tools and choice in {"required", _FUNCTION}:
@@ -40,20 +43,47 @@ def read_tools(fields: Fields) -> Tools:
     return Tools(tools, choice, name)
 
 
-def _read_choice(fields: Fields) -> tuple[str, str]:
-    """Give the choice, and the one function that it may name."""
+def _only(tools: tuple[Mapping[str, Any], ...], allowed: set[str], fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """Leave those that may be called, as if there were no others."""
+    for name in sorted(allowed - {tool[_FUNCTION]["name"] for tool in tools}):
+        fields.refuse("tool_choice", "tool_choice allows a function that is not among the tools", got=shown(name))
+    return tuple(tool for tool in tools if tool[_FUNCTION]["name"] in allowed)
+
+
+def _read_choice(fields: Fields) -> tuple[str, str, set[str] | None]:
+    """Give the choice, the one function that it may name, and those that it allows, None for all."""
     value = fields.get("tool_choice")
     if value is None:
-        return "auto", ""
+        return "auto", "", None
     if isinstance(value, str):
         if value in _CHOICES:
-            return value, ""
+            return value, "", None
         said = "tool_choice should be either 'none' or 'auto' or 'required'"
         fields.refuse("tool_choice", said, got=shown(value))
-        return "auto", ""
+        return "auto", "", None
     chosen = fields.within("tool_choice", "tool_choice is not a valid JSON object or string")
     if chosen is None:
-        return "auto", ""
+        return "auto", "", None
+    if chosen.get("type") == _ALLOWED:
+        return _read_allowed(chosen)
+    return *_read_named(chosen), None
+
+
+def _read_allowed(chosen: Fields) -> tuple[str, str, set[str]]:
+    """Read a choice among some of the tools, which chat has in an object of its own."""
+    holder = chosen if chosen.get(_ALLOWED) is None else chosen.within(_ALLOWED)
+    if holder is None:
+        return "auto", "", set()
+    mode = holder.get("mode")
+    if mode not in {"auto", "required"}:
+        holder.refuse("mode", f"{holder.path('mode')} should be either 'auto' or 'required'", got=shown(mode))
+        return "auto", "", set()
+    tools = [_read_tool(tool) for tool in holder.objects("tools")]
+    return mode, "", {tool[_FUNCTION]["name"] for tool in tools}
+
+
+def _read_named(chosen: Fields) -> tuple[str, str]:
+    """Read the one function that is to be called."""
     # The Responses API has the name where chat has an object with it.
     is_flat = chosen.get(_FUNCTION) is None and chosen.get("type") == _FUNCTION
     named = chosen if is_flat else chosen.within(_FUNCTION, "tool_choice.function is not a valid JSON object")

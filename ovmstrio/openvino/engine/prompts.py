@@ -92,8 +92,7 @@ class Prompts:
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         least = len(text) // self._longest
         if least > self._most:
-            message = f"the prompt has at least {least} tokens; the model takes {self._most}, its answer included"
-            raise ContextExceeded(message, field=_FIELD, got=f"at least {least} tokens")
+            raise self._exceeded(f"the prompt has at least {least}")
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def encode(self, text: str, **options: Any) -> list[int]:
@@ -147,8 +146,9 @@ class Prompts:
         """
         most = self._most - needs_answer
         if len(tokens) > most:
-            message = (
-                f"the prompt has {len(tokens)} tokens, at most {most} fit: "
-                f"the model takes {self._most} tokens, its answer included; shorten the prompt"
-            )
-            raise ContextExceeded(message, field=_FIELD, got=f"{len(tokens)} tokens")
+            raise self._exceeded(f"the prompt has {len(tokens)}, and at most {most} fit; shorten it")
+
+    def _exceeded(self, why: str) -> ContextExceeded:
+        """Make the error, with the words by which clients know that it is about the context."""
+        most = f"This model's maximum context length is {self._most} tokens, its answer included"
+        return ContextExceeded(f"{most}; {why}", field=_FIELD)

@@ -128,6 +128,24 @@ def test_what_has_no_rules_here_is_left_to_the_library(schema: Any) -> None:
     assert on_one_line(given) is given
 
 
+_WIDE: Final = {"minimum": -(2**53) + 1, "exclusiveMaximum": 2**63}
+
+
+def test_bounds_that_no_number_reaches_are_no_bounds(engine: GrammarEngine) -> None:
+    """Clients for JavaScript send those of its whole numbers, which the library cannot read."""
+    whole = {"type": "integer", **_WIDE}
+    line = on_one_line(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(whole)))
+    assert line == on_one_line(Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer"}'))
+
+    parts = {"a": whole, "b": {"type": "string", "format": "date"}, "c": {"const": {"minimum": -(2**60)}}}
+    schema = {"type": "object", "properties": parts, "required": [*parts]}
+    left = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    check_grammar(left)
+    given = on_one_line(left)
+    assert json.loads(given.text)["properties"] == {**parts, "a": {"type": "integer"}}
+    assert engine.make(given, tokens=4)[0] == ""
+
+
 def test_rules_that_are_referred_to_are_written_once() -> None:
     """However often."""
     part = {"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#/$defs/n"}}}

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ovmstrio.core.generation import Conversation, Grammar, GrammarKind
 from ovmstrio.runtimes.generation.grammars.one_line import one_line_rules
 from ovmstrio.runtimes.generation.grammars.refusals import GrammarRefused
-from ovmstrio.runtimes.generation.grammars.schemas import check_schema
+from ovmstrio.runtimes.generation.grammars.schemas import check_schema, without_wide_bounds
 
 __all__ = ["ImposedCalls", "impose_calls"]
 
@@ -102,7 +102,7 @@ def _tag(form: _Form, function: Mapping[str, Any], index: int, *, imposed: bool)
     return {
         "type": "tag",
         "begin": form.begin.format(json.dumps(function["name"], ensure_ascii=False)[1:-1]),
-        "content": _content(form, parameters),
+        "content": _content(form, without_wide_bounds(parameters)),
         "end": form.end,
     }
 

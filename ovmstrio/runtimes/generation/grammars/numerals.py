@@ -19,6 +19,8 @@ _SOME_FRACTION: Final = '"." [0-9]{0,14} [1-9]'
 def integers(least: int | None, most: int | None) -> str:
     """Give the numerals of all whole numbers from ``least`` to ``most``, None for no bound."""
     low, high = _within(least, -_MOST, most), _within(most, _MOST, least)
+    if (low, high) == (-_MOST, _MOST):
+        return INTEGER
     parts = []
     if low < 0:
         parts.append(f'"-" ({_numerals(max(1, -high), -low)})')

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ovmstrio.core.generation import Grammar, GrammarKind
 from ovmstrio.runtimes.generation.grammars.numerals import INTEGER, NUMBER, integers, numbers, whole
-from ovmstrio.runtimes.generation.grammars.schemas import read_schema, resolved
+from ovmstrio.runtimes.generation.grammars.schemas import read_schema, resolved, without_wide_bounds
 
 __all__ = ["on_one_line", "one_line_rules"]
 
@@ -71,9 +71,13 @@ def on_one_line(grammar: Grammar) -> Grammar:
     if grammar.kind is GrammarKind.JSON_OBJECT:
         return Grammar(GrammarKind.EBNF, one_line_rules({"type": "object"}) or "")
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        rules = one_line_rules(read_schema(grammar.text))
+        schema = read_schema(grammar.text)
+        narrow = without_wide_bounds(schema)
+        rules = one_line_rules(narrow)
         if rules is not None:
             return Grammar(GrammarKind.EBNF, rules)
+        if narrow != schema:
+            return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(narrow))
     return grammar
 
 

@@ -10,7 +10,7 @@ from ovmstrio.runtimes.generation.grammars.endless import check_ends
 from ovmstrio.runtimes.generation.grammars.patterns import check_pattern
 from ovmstrio.runtimes.generation.grammars.refusals import MOST_TEXT, GrammarRefused, limit_repetition
 
-__all__ = ["check_schema", "read_schema", "resolved"]
+__all__ = ["check_schema", "read_schema", "resolved", "without_wide_bounds"]
 
 _TYPES: Final = ("string", "integer", "number", "boolean", "object", "array", "null")
 _MOST_DEPTH: Final = 48
@@ -18,6 +18,10 @@ _MOST_PARTS: Final = 4000
 _MOST_INTEGER: Final = 10**15
 _MOST_ITEMS: Final = 20_000
 _MOST_PROPERTIES: Final = 500
+_LEAST: Final = frozenset({"minimum", "exclusiveMinimum"})
+_GREATEST: Final = frozenset({"maximum", "exclusiveMaximum"})
+_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
+"""Words of schemas that are followed by values, not by schemas."""
 _UNWRITABLE: Final = frozenset('"\\')
 _FIRST_LETTER: Final = " "
 
@@ -53,6 +57,25 @@ def resolved(root: Any, reference: str) -> Any:
         if part:
             found = found.get(part) if isinstance(found, Mapping) else None
     return found
+
+
+def without_wide_bounds(schema: Any) -> Any:
+    """Leave out the bounds of numbers beyond any number that is written, which the library cannot read."""
+    if isinstance(schema, list):
+        return [without_wide_bounds(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        word: value if word in _VALUES else without_wide_bounds(value)
+        for word, value in schema.items()
+        if not _is_wide(word, value)
+    }
+
+
+def _is_wide(word: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return (word in _LEAST and value <= -_MOST_INTEGER) or (word in _GREATEST and value >= _MOST_INTEGER)
 
 
 class _Schema:
@@ -235,6 +258,8 @@ def _check_number(schema: Mapping[str, Any], path: str, *, whole: bool) -> None:
         value = schema[word]
         if isinstance(value, bool) or not isinstance(value, int | float):
             _refuse(f"{path}.{word}", f"expected a number, got {_named(value)}")
+        if _is_wide(word, value):
+            continue
         if whole and value != int(value):
             _refuse(f"{path}.{word}", f"expected a whole number, got {value}")
         if abs(value) > _MOST_INTEGER:
