@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from tests.clients.node_packages import NODE, installed_version, run_program
 from tests.support import ir
@@ -121,7 +121,7 @@ def serving_repository(folder: Path) -> Iterator[ServedInThread]:
 def serving_texts(folder: Path) -> Iterator[ServedInThread]:
     """Serve what the programs of OpenAI's API ask for: models of noise, whose forced calls and forms hold."""
     words = write_embedder(folder / "words")
-    paths = {
+    paths: dict[str, dict[str, Any]] = {
         "chat": {"base_path": str(write_tiny_folder(folder / "chat")), "cache_size": 0.05},
         "words": {"base_path": str(words), "task": "embeddings", "pooling": "MEAN"},
         "ranks": {"base_path": str(write_reranker(folder / "ranks", words)), "task": "rerank"},
