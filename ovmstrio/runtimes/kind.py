@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.inspection import Inside
     from ovmstrio.core.servable import LeaseServable, Service
     from ovmstrio.repository.versions import Listing
+    from ovmstrio.runtimes.models.sequences.owners import SequenceOwners
 
 __all__ = ["Dependency", "Kind", "LoadContext", "Takes", "lease_nothing"]
 
@@ -89,6 +90,7 @@ class LoadContext:
         make_limit: makes what counts the requests of a service that may have so many in flight; None if nobody does.
         names: what else is configured, for those that miss something by its name.
         remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
+        sequence_owners: has the sequences that are in other processes of the server; None if there are none.
     """
 
     lease: LeaseServable
@@ -104,6 +106,7 @@ class LoadContext:
     make_limit: Callable[[int], ConcurrencyLimit | None] = local_limit
     names: Collection[str] = ()
     remark: Callable[[Problem], None] = ignore_remark
+    sequence_owners: SequenceOwners | None = None
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:

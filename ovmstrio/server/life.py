@@ -66,6 +66,9 @@ from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.traces import ServerTraces, open_traces
 from ovmstrio.server.worker_count import check_workers
+from ovmstrio.server.workers.peers import LEFT
+from ovmstrio.server.workers.steps import STEP, answer_step
+from ovmstrio.server.workers.stores import check_store
 from ovmstrio.work.late_imports import import_aside
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.user_code.printing import prints_logged
@@ -127,6 +130,7 @@ class Hosting:
         observers: are told of every call before the server's own are.
         watches: look at files of its own, again and again.
         peers: are the other processes, where there are any.
+        leave: is called when all connections have ended, before sequences are kept.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
@@ -137,6 +141,7 @@ class Hosting:
     observers: Sequence[CallObserver] = ()
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
     peers: Peers | None = None
+    leave: Callable[[], Awaitable[None]] | None = None
 
     @property
     def is_part(self) -> bool:
@@ -365,10 +370,16 @@ class _Server:
             await self._serve(task_status)
 
     def _locked_store(self) -> AbstractContextManager[None]:
-        """Keep the folder of the sequences, where there are any; what has the root of the ports has none."""
+        """Keep the folder of the sequences, where there are any; what has the root of the ports has none.
+
+        Raises:
+            ConfigError: another server has it, or what is kept there is for another number of processes.
+        """
         folder = self._settings.sequence_store
         if folder is None or self._plan.root:
             return nullcontext()
+        if not self._hosting.is_part:
+            check_store(folder, 1)
         return locked_folder(folder, str(self._settings.config_path or self._settings.model_name or "nothing"))
 
     async def _serve(self, task_status: trio.TaskStatus[Running]) -> None:
@@ -477,6 +488,10 @@ class _Server:
             ServerError: what was asked for has failed.
         """
         question, *arguments = asked
+        if question == STEP:
+            return await answer_step(self._registry, arguments)
+        if question == LEFT and self._hosting.peers is not None:
+            return self._hosting.peers.note_left(*arguments)
         return await (self._reload_here() if question == _RELOAD else answer_sibling(self._plane, question, arguments))
 
     async def _first_load(self) -> None:
@@ -542,6 +557,8 @@ class _Server:
             log.warning("requests cut", count=cut, drain_seconds=self._settings.drain_seconds)
         elif not self._hosting.is_part:
             log.info("drained")
+        if self._hosting.leave is not None:
+            await self._hosting.leave()
         saved = self._store is None or await self._store.save_at_end()
         self.ended_gently = saved and not cut
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
-from ovmstrio.config.specs import GraphSpec, HandlerSpec, ModelSpec, OpPipelineSpec, PipelineSpec
+from ovmstrio.config.specs import GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 
@@ -81,8 +81,6 @@ def _only_one(service: ServableSpec) -> str:
     """Tell why a service has to be in one process; empty if it need not."""
     if isinstance(service, TextModelSpec):
         return "is a model of text, whose engine belongs to one process"
-    if isinstance(service, ModelSpec) and service.stateful:
-        return "has sequences, each of which belongs to one process"
     if service.max_concurrency:
         return "has a max_concurrency, which is counted by one process"
     return ""

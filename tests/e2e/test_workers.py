@@ -241,3 +241,119 @@ def test_what_needs_one_process_is_refused_before_anything_listens(tmp_path: Pat
     with serving(*options, "--workers", "2", ready=False, log=log) as server:
         assert server.process.wait(SECONDS) == 1
     assert "--workers 1" in log.read_text(encoding="utf-8")
+
+
+# Sequences
+
+
+def _configure_stateful(folder: Path) -> Path:
+    ir.save(ir.accumulator(), folder, "acc")
+    write_project(folder / "who", WHO, name="who")
+    model = {"config": {"name": "acc", "base_path": str(folder / "acc"), "stateful": True}}
+    file = folder / "config.json"
+    handler = {"name": "who", "path": str(folder / "who")}
+    file.write_text(json.dumps({"model_config_list": [model], "handler_config_list": [handler]}), encoding="utf-8")
+    return file
+
+
+def _step(client: httpx.Client, **parameters: Any) -> httpx.Response:
+    row = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}
+    return client.post("/v2/models/acc/infer", json={"inputs": [row], "parameters": parameters})
+
+
+def _sums(answer: httpx.Response) -> tuple[list[float], Any]:
+    outputs = {each["name"]: each["data"] for each in answer.raise_for_status().json()["outputs"]}
+    (identity,) = outputs.pop("sequence_id")
+    ((_, data),) = outputs.items()
+    return data, identity
+
+
+def test_the_steps_of_a_sequence_may_come_by_any_connection(tmp_path: Path) -> None:
+    """Each has one state, whoever gets the step; lists have all, and errors are those of one process."""
+    with (
+        serving("--config_path", str(_configure_stateful(tmp_path)), "--workers", "2", log=tmp_path / "log") as server,
+        ExitStack() as stack,
+    ):
+        clients = _connections(server, stack, 4)
+        assert len({_pid(client) for client in clients}) == 2
+        names = [*range(1, 9), "one", "two"]
+        for identity in names:
+            assert _sums(_step(clients[0], sequence_id=identity, sequence_start=True)) == ([1.0, 2.0], identity)
+            for count, client in enumerate(clients, 2):
+                assert _sums(_step(client, sequence_id=identity)) == ([count * 1.0, count * 2.0], identity)
+        given = [_sums(_step(client, sequence_start=True))[1] for client in clients]
+        assert len({*given, *names}) == len(given) + len(names)
+        for client in clients:
+            listed = client.get("/v2/models/acc/sequences").json()["sequences"]
+            assert [each["id"] for each in listed] == [*sorted({*range(1, 9), *given}), "one", "two"]
+            assert client.post("/v2/models/acc/infer", json={}).status_code == 400
+            assert _step(client, sequence_id=3, sequence_start=True).status_code == 409
+            assert _step(client, sequence_id=999).status_code == 404
+            bad = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0, 2.0, 3.0]}]}
+            assert client.post("/v2/models/acc/infer", json=bad | {"parameters": {"sequence_id": 3}}).status_code == 400
+        for identity, client in zip(names, clients * 3, strict=False):
+            assert _sums(_step(client, sequence_id=identity, sequence_end=True)) == ([6.0, 12.0], identity)
+            assert _step(clients[1], sequence_id=identity).status_code == 404
+        calls = _sample(server, "ovmstrio_requests_total", name="acc", method="ModelInfer", code="OK")
+        assert calls == len(names) * 6 + len(given)
+
+
+def test_steps_that_are_sent_ahead_keep_their_order(tmp_path: Path) -> None:
+    """Whoever has the sequence: of many steps on one connection each sees what came before it."""
+    with (
+        serving("--config_path", str(_configure_stateful(tmp_path)), "--workers", "2", log=tmp_path / "log") as server,
+        tritonclient.grpc.InferenceServerClient(server.grpc) as client,
+    ):
+        sums: dict[int, list[float]] = {}
+        ended = threading.Semaphore(0)
+
+        def note(result: Any, error: Any) -> None:
+            if error is None:
+                identity = int(result.as_numpy("sequence_id")[0])
+                (name,) = [each.name for each in result.get_response().outputs if each.name != "sequence_id"]
+                sums.setdefault(identity, []).append(float(result.as_numpy(name)[0, 0]))
+            ended.release()
+
+        given = tritonclient.grpc.InferInput("x", [1, 2], "FP32")
+        given.set_data_from_numpy(np.ones((1, 2), np.float32))
+        client.start_stream(callback=note)
+        for number in range(30):
+            for identity in range(1, 7):
+                client.async_stream_infer(
+                    "acc", [given], sequence_id=identity, sequence_start=number == 0, sequence_end=number == 29
+                )
+        for _ in range(180):
+            assert ended.acquire(timeout=SECONDS)
+        client.stop_stream()
+    assert sums == {identity: [float(each) for each in range(1, 31)] for identity in range(1, 7)}
+
+
+def test_sequences_come_back_with_their_processes(tmp_path: Path) -> None:
+    """From the store, after the kill of one and the end of all; a server with another number of them does not start."""
+    file = _configure_stateful(tmp_path)
+    store = tmp_path / "kept"
+    options = ("--config_path", str(file), "--sequence_store", str(store), "--sequence_store_seconds", "0.2")
+    with serving(*options, "--workers", "2", log=tmp_path / "log") as server:
+        with ExitStack() as stack:
+            clients = _connections(server, stack, 2)
+            for identity in range(1, 7):
+                _sums(_step(clients[0], sequence_id=identity, sequence_start=True))
+            pids = [_pid(client) for client in clients]
+            _until(lambda: all(path.stat().st_size > 100 for path in store.glob("worker-*/sequences.bin")))
+            threading.Event().wait(0.5)
+            os.kill(pids[1], signal.SIGKILL)
+            _until(lambda: not server.answers("/v2/health/ready"))
+            # What belongs to it waits for its successor.
+            for identity in range(1, 7):
+                assert _sums(_step(clients[0], sequence_id=identity))[0] == [2.0, 4.0]
+            _until(lambda: server.answers("/v2/health/ready"))
+        assert server.stop()[0] == 0
+    with serving(*options, ready=False, log=tmp_path / "one") as single:
+        assert single.process.wait(SECONDS) == 1
+    assert "start with --workers 2" in (tmp_path / "one").read_text(encoding="utf-8")
+    with serving(*options, "--workers", "2", log=tmp_path / "log") as server, ExitStack() as stack:
+        for client in _connections(server, stack, 2):
+            listed = client.get("/v2/models/acc/sequences").json()["sequences"]
+            assert [each["requests"] for each in listed] == [2] * 6
+        for identity in range(1, 7):
+            assert _sums(_step(client, sequence_id=identity))[0] == [3.0, 6.0]

@@ -169,3 +169,66 @@ async def test_an_address_has_no_file_and_only_one_process() -> None:
             other.bind(f"\0ovmstrio-{secret}-0")
     async with _running(Peers(secret, 2, 0)):
         pass
+
+
+async def test_questions_of_one_order_are_answered_one_after_the_other() -> None:
+    """In the order in which they were asked, whatever their sizes; others pass them by."""
+    begun: list[int] = []
+    gate = trio.Event()
+
+    async def answer(value: Any) -> Any:
+        number, _ = value
+        begun.append(number)
+        if number == 0:
+            await gate.wait()
+        return number
+
+    async with _several(_echo, answer) as (first, _), trio.open_nursery() as nursery:
+
+        async def ask(number: int, size: int) -> None:
+            assert await first.ask(1, [number, bytes(size)], ["m", 7]) == number
+
+        for number, size in enumerate((400_000, 10, 300_000, 1)):
+            nursery.start_soon(ask, number, size)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        assert await first.ask(1, [9, b""], ["m", 8]) == 9
+        gate.set()
+    assert begun == [0, 9, 1, 2, 3]
+
+
+async def test_questions_of_an_order_wait_for_the_successor_of_a_process_that_leaves() -> None:
+    """What it is answering it answers; what comes then is not begun there."""
+    secret = os.urandom(8).hex()
+    first, second = (Peers(secret, 2, row) for row in range(2))
+    begun, gate = trio.Event(), trio.Event()
+    results: list[Any] = []
+
+    async def old(value: Any) -> Any:
+        begun.set()
+        await gate.wait()
+        return ["old", value]
+
+    async def new(value: Any) -> Any:
+        return ["new", value]
+
+    async with trio.open_nursery() as nursery, _running(first):
+
+        async def ask(number: int) -> None:
+            results.append(await first.ask(1, number, ["m", number]))
+
+        async with _running(second, old):
+            nursery.start_soon(ask, 1)
+            await begun.wait()
+            nursery.start_soon(second.leave, set())
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            nursery.start_soon(ask, 2)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            gate.set()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        assert results == [["old", 1]]
+        async with _running(Peers(secret, 2, 1), new):
+            first.announce()
+            with trio.fail_after(30):
+                while len(results) < 2:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert results == [["old", 1], ["new", 2]]

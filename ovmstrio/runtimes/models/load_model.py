@@ -27,6 +27,7 @@ from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.runtimes.models.reshaping import NetworkSource, check_auto, follows_requests
 from ovmstrio.runtimes.models.sequences import SequenceManagers
+from ovmstrio.runtimes.models.sequences.owners import SequenceOwners
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.work.placement import run_load
 
@@ -50,6 +51,7 @@ async def load_model(
     managers: SequenceManagers | None = None,
     tasks: trio.Nursery | None = None,
     remark: Callable[[Problem], None] = _ignore,
+    owners: SequenceOwners | None = None,
 ) -> Servable:
     """Load, compile and warm up one version; the caller owns the servable and closes it.
 
@@ -61,6 +63,7 @@ async def load_model(
         managers: has the sequences of stateful models, those that go on after a reload among them.
         tasks: owns what models run in the background, which only those with batching do; must outlive the servable.
         remark: is told what is odd with a model that is loaded all the same.
+        owners: has the sequences that other processes of the server have; None if there are none.
 
     Raises:
         ConfigError: there is no model in the directory, it cannot be read, its settings do not fit it, or OpenVINO
@@ -75,7 +78,7 @@ async def load_model(
         remark(odd)
     network = await _load_network(source, hooks, {}, remark)
     if spec.stateful:
-        return StatefulServable(spec, version, network, managers or SequenceManagers())
+        return StatefulServable(spec, version, network, managers or SequenceManagers(), owners)
     if spec.batching is not None:
         servable = BatchedServable(spec, spec.batching, version, network, hooks)
         if tasks is None:

@@ -104,7 +104,14 @@ class ModelKind(Kind[ModelSpec]):
         hooks = context.meters.servable(spec.name, str(version))
         managers = context.shared(SequenceManagers)
         servable = await load_model(
-            spec, version, directory, hooks=hooks, managers=managers, tasks=context.tasks, remark=context.remark
+            spec,
+            version,
+            directory,
+            hooks=hooks,
+            managers=managers,
+            tasks=context.tasks,
+            remark=context.remark,
+            owners=context.sequence_owners,
         )
         hooks.set_load_seconds(perf_counter() - started)
         return servable

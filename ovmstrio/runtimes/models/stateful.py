@@ -10,22 +10,28 @@ import trio
 
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, Problem
-from ovmstrio.core.request import SEQUENCE_ID, InferResponse
+from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.core.texts import utf8
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
+from ovmstrio.runtimes.models.sequences.owners import Step
 from ovmstrio.runtimes.models.sequences.sequence_requests import SPECIAL_INPUTS, read_control
 from ovmstrio.runtimes.models.validation import Validator
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.layer_times import LayerTimes
-    from ovmstrio.core.request import InferRequest, ServableMetadata
+    from ovmstrio.core.request import ServableMetadata
     from ovmstrio.core.servable import SequenceInfo
+    from ovmstrio.core.tensor import Array, RawTensor
     from ovmstrio.openvino.network import Network
     from ovmstrio.openvino.signature import ModelSignature
     from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
+    from ovmstrio.runtimes.models.sequences.owners import SequenceOwners
+    from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 
 __all__ = ["StatefulServable"]
 
@@ -37,7 +43,14 @@ class StatefulServable:
         ConfigError: a tensor of the model has a name that requests need for their sequences.
     """
 
-    def __init__(self, spec: ModelSpec, version: int, network: Network, managers: SequenceManagers) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        version: int,
+        network: Network,
+        managers: SequenceManagers,
+        owners: SequenceOwners | None = None,
+    ) -> None:
         _check_names(spec, network.signature)
         self.name = spec.name
         self.version = str(version)
@@ -47,6 +60,7 @@ class StatefulServable:
         self._variables = {variable.name: variable for variable in network.variables}
         self._managers = managers
         self._manager = managers.open(spec, version, network.variables)
+        self._owners = owners
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -72,17 +86,40 @@ class StatefulServable:
         """
         control, plain = read_control(request)
         arrays = self._validate(plain)
+        by_default = not request.model_version.strip("0")
+        owners = self._owners
+        if owners is not None and control.id and (owner := owners.owner(control.id)) is not None:
+            version = "" if by_default else self.version
+            step = Step(self.name, version, control, arrays, most_bytes=request.most_bytes)
+            outputs = await owners.run_step(owner, step)
+        else:
+            outputs = await self._run(control, arrays, request, by_default=by_default)
+        return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
+
+    async def run_step(self, step: Step) -> list[Tensor | RawTensor]:
+        """Give the outputs of a request of a sequence that is here, which came to another process; as :meth:`infer`.
+
+        Raises:
+            ServerError: as there.
+
+        Cancellation: as there.
+        """
+        request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
+        return await self._run(step.control, step.arrays, request, by_default=not step.version)
+
+    async def _run(
+        self, control: Control, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool
+    ) -> list[Tensor | RawTensor]:
         network = self._network
         if network is None:
             raise trio.ClosedResourceError
-        by_default = not request.model_version.strip("0")
         async with self._manager.turn(control, by_default=by_default) as sequence:
             change = StateChange(self._variables, sequence.state, keep=not control.end)
             results = await network.infer(tuple(arrays.values()), change, request.event, request.most_bytes)
             outputs = named_outputs(network.signature, results)
             sequence.advance(change.after)
         outputs.append(_id_tensor(sequence.id))
-        return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
+        return outputs
 
     def sequences(self) -> list[SequenceInfo]:
         """List the live sequences, by id, texts behind numbers."""

@@ -100,9 +100,14 @@ class Board:
         """Say that the server is about to end, which makes it not ready as a whole."""
         self._cells[self.rows * _COLUMNS] = 1
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is about to end."""
+        return bool(self._cells[self.rows * _COLUMNS])
+
     def all_ready(self) -> bool:
         """Tell whether every process can serve, and is to."""
-        return not self._cells[self.rows * _COLUMNS] and all(self.is_ready(row) for row in range(self.rows))
+        return not self.is_draining and all(self.is_ready(row) for row in range(self.rows))
 
     @property
     def log_level(self) -> int:

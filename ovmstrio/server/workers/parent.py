@@ -21,6 +21,7 @@ import trio
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_writer import WRITER
+from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listening import HTTP, HTTP2, open_noted_listeners
@@ -30,6 +31,7 @@ from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.connections import GivenConnection, GivenConnections
 from ovmstrio.server.workers.journal import NO_SLOT, Standing
 from ovmstrio.server.workers.recovery import go_on_with
+from ovmstrio.server.workers.stores import check_store
 from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 from ovmstrio.wire.accepting import Accepting
 from ovmstrio.wire.listeners import address_of
@@ -107,6 +109,7 @@ class _Parent:
             async with AsyncExitStack() as opened, trio.open_nursery() as nursery:
                 opened.enter_context(LOG_LEVEL.shared(self._board))
                 self._nursery = nursery
+                self._lock_store(opened)
                 listeners = self._listening = await self._listen(opened)
                 for kept in self._kept:
                     nursery.start_soon(kept.keep)
@@ -122,6 +125,17 @@ class _Parent:
             self._readiness.show(ready=False)
             self._connections.close()
             self._board.close()
+
+    def _lock_store(self, opened: AsyncExitStack) -> None:
+        """Keep other servers out of the folder of sequences, of which each process has a part.
+
+        Raises:
+            ConfigError: another server has it, or what is kept there is for another number of processes.
+        """
+        folder = self._plan.settings.sequence_store
+        if folder is not None and not self._plan.root:
+            check_store(folder, self._board.rows)
+            opened.enter_context(locked_folder(folder, self._origin))
 
     async def _listen(self, opened: AsyncExitStack) -> dict[str, list[Listener]]:
         plan = self._plan
@@ -254,7 +268,7 @@ class _Parent:
             self._board.descriptor,
             backoff=Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _STABLE_SECONDS),
             stopping=self._draining,
-            changed=self._tell_change,
+            changed=partial(self._hear, None),
             ended=self._notice_end,
         )
 

@@ -4,6 +4,8 @@
 
     ask(row, value) ──> one connection a pair of processes ──> answer(value), a task each
          the answer, or the error that it raised  <──────────┘
+
+What has an order is sent in the order in which it is asked, and each of it is answered when the one before has been.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,7 +26,7 @@ from ovmstrio.core.errors import NotReady
 from ovmstrio.work.messages.error_codec import decode_error, encode_error
 from ovmstrio.work.processes.message_channel import MessageChannel
 
-__all__ = ["Peers"]
+__all__ = ["LEFT", "Peers"]
 
 log = structlog.get_logger(__name__)
 
@@ -31,10 +34,19 @@ _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")
 _ANSWER_SECONDS: Final = 60.0
 """How long a question to all others may take."""
+_LEAVE_SECONDS: Final = 10.0
+LEFT: Final = "left"
+"""The question by which a process tells that it needs no more answers."""
 _CANCEL: Final = 0
 """The number of messages that tell of a caller's leaving."""
 
+_REACH_SECONDS: Final = 30.0
+"""How long a question with an order waits for a process that is being started."""
+_ANSWERED, _FAILED, _NOT_BEGUN = range(3)
+
 Answer = Callable[[Any], Awaitable[Any]]
+Order = Sequence[Any]
+"""What questions have in common that are answered one after the other; plain data."""
 
 
 class Peers:
@@ -47,11 +59,18 @@ class Peers:
     """
 
     def __init__(self, secret: str, rows: int, row: int) -> None:
+        self.rows = rows
+        self.row = row
         self._secret = secret
         self._others = [other for other in range(rows) if other != row]
-        self._row = row
         self._nursery: trio.Nursery | None = None
         self._links: dict[int, _Link] = {}
+        self._turns = {other: trio.StrictFIFOLock() for other in self._others}
+        self._changed = trio.Event()
+        self._left: set[int] = set()
+        self._door = trio.CancelScope()
+        self._is_closed = False
+        self._at_work = 0
 
     def _address(self, row: int) -> str:
         # The name has no file, and is free as soon as its process has ended.
@@ -74,20 +93,26 @@ class Peers:
         Cancellation: at once; who waits for an answer is told that the process is gone.
         """
         with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            await listener.bind(self._address(self._row))
+            await listener.bind(self._address(self.row))
             listener.listen(_BACKLOG)
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 task_status.started()
                 try:
-                    while True:
-                        accepted, _ = await listener.accept()
-                        if _is_own(accepted):
-                            nursery.start_soon(self._answer_all, _taken(accepted), answer)
-                        else:
-                            accepted.close()
+                    with self._door:
+                        await self._accept_all(listener, nursery, answer)
+                    listener.close()
+                    await trio.sleep_forever()
                 finally:
                     self._nursery = None
+
+    async def _accept_all(self, listener: trio.socket.SocketType, nursery: trio.Nursery, answer: Answer) -> None:
+        while True:
+            accepted, _ = await listener.accept()
+            if _is_own(accepted):
+                nursery.start_soon(self._answer_all, _taken(accepted), answer)
+            else:
+                accepted.close()
 
     async def _answer_all(self, end: socket.socket, answer: Answer) -> None:
         """Answer what comes on one connection.
@@ -95,45 +120,92 @@ class Peers:
         Cancellation: at once, and all answers.
         """
         channel = MessageChannel(end)
-        scopes: dict[int, trio.CancelScope] = {}
+        questions: dict[int, _Question] = {}
+        last: dict[str, trio.Event] = {}
         try:
             async with trio.open_nursery() as nursery:
                 while (message := await channel.receive()) is not None:
-                    number, value = message.value
+                    number, value, order = message.value
                     if number == _CANCEL:
-                        if value in scopes:
-                            scopes[value].cancel()
+                        if value in questions:
+                            questions[value].scope.cancel()
+                    elif order is not None and self._is_closed:
+                        await channel.send([number, _NOT_BEGUN, None])
                     else:
-                        scopes[number] = trio.CancelScope()
-                        nursery.start_soon(self._answer_one, channel, scopes, number, value, answer)
+                        turn = None if order is None else _Turn(last, repr(order))
+                        asked = questions[number] = _Question(number, value, turn)
+                        nursery.start_soon(self._answer_one, channel, questions, asked, answer)
                     del message, value
                 # Nobody hears the rest.
                 nursery.cancel_scope.cancel()
+        except trio.BrokenResourceError:
+            return
         finally:
             channel.close()
 
     async def _answer_one(
-        self, channel: MessageChannel, scopes: dict[int, trio.CancelScope], number: int, value: Any, answer: Answer
+        self, channel: MessageChannel, questions: dict[int, _Question], asked: _Question, answer: Answer
     ) -> None:
+        self._at_work += 1
         try:
-            with scopes[number]:
+            with asked.scope:
                 try:
-                    reply = [number, True, await answer(value)]
+                    if asked.turn is not None:
+                        await asked.turn.wait()
+                    reply = [asked.number, _ANSWERED, await answer(asked.value)]
                 except Exception as error:  # noqa: BLE001 - it is raised where the question came from
-                    reply = [number, False, encode_error(error)]
+                    reply = [asked.number, _FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
                     await channel.send(reply)
         finally:
-            del scopes[number]
+            del questions[asked.number]
+            if asked.turn is not None:
+                asked.turn.end()
+            self._at_work -= 1
+            if self._is_closed and not self._at_work:
+                self.announce()
+
+    # Their beginning and their end
+
+    def announce(self) -> None:
+        """Have those look again who wait for another process; one has begun or ended."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def note_left(self, row: int) -> None:
+        """Note that a process needs no answers any more."""
+        self._left.add(row)
+        self.announce()
+
+    async def leave(self, others: AbstractSet[int]) -> None:
+        """Answer no more questions that have an order, when those that are being answered have been.
+
+        Args:
+            others: the processes that end as well; they have some time to say that they need no more answers.
+
+        Cancellation: at once.
+        """
+        with suppress(Exception), trio.move_on_after(_LEAVE_SECONDS):
+            await self.ask_all(LEFT, self.row)
+        with trio.move_on_after(_LEAVE_SECONDS):
+            while not self._left.issuperset(others):
+                await self._changed.wait()
+        self._is_closed = True
+        self._door.cancel()
+        with trio.move_on_after(_LEAVE_SECONDS):
+            while self._at_work:
+                await self._changed.wait()
 
     # What is asked of others
 
-    async def ask(self, row: int, value: Any) -> Any:
+    async def ask(self, row: int, value: Any, order: Order | None = None) -> Any:
         """Ask one of the others.
 
         Args:
             row: its number.
             value: the question, plain data and arrays.
+            order: what it has in common with others that are answered before and after it.  With an order the question
+                waits for a while for a process that is being started.
 
         Raises:
             NotReady: it cannot be reached, or has ended before it answered.
@@ -141,10 +213,29 @@ class Peers:
 
         Cancellation: at once, and of its work.
         """
-        link = self._links.get(row)
-        if link is None or link.is_gone:
+        if order is None:
+            return await (await self._connect(row)).ask(value)
+        with trio.move_on_after(_REACH_SECONDS):
+            while True:
+                changed = self._changed
+                try:
+                    return await self._ask_in_turn(row, value, order)
+                except _NotBegun:
+                    await changed.wait()
+        raise NotReady(_BEING_STARTED)
+
+    async def _ask_in_turn(self, row: int, value: Any, order: Order) -> Any:
+        turn = self._turns[row]
+        try:
+            turn.acquire_nowait()
+        except trio.WouldBlock:
+            await turn.acquire()
+        try:
             link = await self._connect(row)
-        return await link.ask(value)
+            asked = await link.send(value, order)
+        finally:
+            turn.release()
+        return await link.wait(asked)
 
     async def ask_all(self, question: str, *arguments: Any) -> list[Any]:
         """Ask all others that can be reached; see :class:`ovmstrio.core.siblings.Siblings`.
@@ -161,7 +252,7 @@ class Peers:
         async def ask_one(row: int) -> None:
             try:
                 link = await self._connect(row)
-            except NotReady:
+            except _NotBegun:
                 return  # It is being started, and begins with what there is then.
             try:
                 answers.append(await link.ask([question, *arguments]))
@@ -189,7 +280,7 @@ class Peers:
             await end.connect(self._address(row))
         except OSError:
             end.close()
-            raise NotReady("the process that this belongs to is being started: send it again") from None
+            raise _NotBegun(_BEING_STARTED) from None
         # Another task may have been faster.
         known = self._links.get(row)
         if known is not None and not known.is_gone:
@@ -200,16 +291,59 @@ class Peers:
         return link
 
 
+class _NotBegun(NotReady):
+    """A question that has not reached anybody who answers it, and may be asked again."""
+
+
+class _Turn:
+    """The place of a question among those of one order.
+
+    Args:
+        last: the end of the last one of each order.
+        order: this one's.
+    """
+
+    def __init__(self, last: dict[str, trio.Event], order: str) -> None:
+        self._last = last
+        self._order = order
+        self._before = last.get(order)
+        self._ended = last[order] = trio.Event()
+
+    async def wait(self) -> None:
+        """Wait for the one before."""
+        if self._before is not None:
+            await self._before.wait()
+
+    def end(self) -> None:
+        """Let the next one begin."""
+        self._ended.set()
+        if self._last[self._order] is self._ended:
+            del self._last[self._order]
+
+
+class _Question:
+    """What another process asks, as long as it is being answered."""
+
+    __slots__ = ("number", "scope", "turn", "value")
+
+    def __init__(self, number: int, value: Any, turn: _Turn | None) -> None:
+        self.number = number
+        self.value = value
+        self.turn = turn
+        self.scope = trio.CancelScope()
+
+
 class _Waiting:
     """Who waits for an answer."""
 
-    __slots__ = ("is_answered", "is_good", "is_parked", "task", "value")
+    __slots__ = ("is_answered", "is_parked", "number", "outcome", "task", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.task = trio.lowlevel.current_task()
         self.is_parked = False
         self.is_answered = False
-        self.is_good = False
+        self.outcome = _FAILED
         self.value: Any = None
 
     def wake(self) -> None:
@@ -235,10 +369,10 @@ class _Link:
         """
         try:
             while (message := await self._channel.receive()) is not None:
-                number, is_good, value = message.value
+                number, outcome, value = message.value
                 waiting = self._waiting.pop(number, None)
                 if waiting is not None:
-                    waiting.is_answered, waiting.is_good, waiting.value = True, is_good, value
+                    waiting.is_answered, waiting.outcome, waiting.value = True, outcome, value
                     waiting.wake()
                 del message, value
         finally:
@@ -250,25 +384,46 @@ class _Link:
 
     async def ask(self, value: Any) -> Any:
         """Ask; as :meth:`Peers.ask`."""
+        return await self.wait(await self.send(value, None))
+
+    async def send(self, value: Any, order: Order | None) -> _Waiting:
+        """Send a question, whose answer is to be waited for.
+
+        Raises:
+            NotReady: the other process is gone.
+
+        Cancellation: at once; it is sent or not.
+        """
         if self.is_gone:
-            raise NotReady(_LOST)
-        number, waiting = next(self._numbers), _Waiting()
-        self._waiting[number] = waiting
+            raise _NotBegun(_BEING_STARTED)
+        waiting = _Waiting(next(self._numbers))
+        self._waiting[waiting.number] = waiting
         try:
-            await self._channel.send([number, value])
+            await self._channel.send([waiting.number, value, order])
+        except BaseException as error:
+            self._waiting.pop(waiting.number, None)
+            if isinstance(error, trio.BrokenResourceError):
+                self.is_gone = True
+                raise _NotBegun(_BEING_STARTED) from None
+            raise
+        return waiting
+
+    async def wait(self, waiting: _Waiting) -> Any:
+        """Wait for the answer; as :meth:`Peers.ask`."""
+        try:
             if not (waiting.is_answered or self.is_gone):
-                await self._park(waiting, number)
-        except trio.BrokenResourceError:
-            raise NotReady(_LOST) from None
+                await self._park(waiting)
         finally:
-            self._waiting.pop(number, None)
+            self._waiting.pop(waiting.number, None)
         if not waiting.is_answered:
             raise NotReady(_LOST)
-        if not waiting.is_good:
+        if waiting.outcome == _NOT_BEGUN:
+            raise _NotBegun(_BEING_STARTED)
+        if waiting.outcome == _FAILED:
             raise decode_error(waiting.value)
         return waiting.value
 
-    async def _park(self, waiting: _Waiting, number: int) -> None:
+    async def _park(self, waiting: _Waiting) -> None:
         """Wait to be woken.
 
         Cancellation: at once; the other process is told.
@@ -276,13 +431,14 @@ class _Link:
 
         def leave(_: Any) -> trio.lowlevel.Abort:
             waiting.is_parked = False
-            self._channel.send_soon([_CANCEL, number])
+            self._channel.send_soon([_CANCEL, waiting.number, None])
             return trio.lowlevel.Abort.SUCCEEDED
 
         waiting.is_parked = True
         await trio.lowlevel.wait_task_rescheduled(leave)
 
 
+_BEING_STARTED: Final = "the process that this belongs to is being started: send it again"
 _LOST: Final = "the process that this belongs to ended before it answered"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -14,6 +14,7 @@ from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.life import Hosting
@@ -28,6 +29,8 @@ from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.steps import PeerOwners
+from ovmstrio.server.workers.stores import part_of_store
 from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
 from ovmstrio.wire.reloaded_tls import TlsListener
 from ovmstrio.work.cores import CORES
@@ -35,6 +38,7 @@ from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.servable import LeaseServable
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.running import Running
@@ -97,6 +101,9 @@ class _Worker:
     def __init__(self, plan: Plan, board: Board, task: WorkerTask) -> None:
         # The parent has waited, and says by the file whether all are ready.
         settings = plan.settings.model_copy(update={"drain_delay": 0})
+        if settings.sequence_store is not None:
+            part = part_of_store(settings.sequence_store, task.row, task.rows)
+            settings = settings.model_copy(update={"sequence_store": part})
         self.plan = replace(plan, settings=settings, readiness_file=None)
         self._certificates = Certificates(settings)
         self._warned = trio.Event()
@@ -111,13 +118,29 @@ class _Worker:
 
     def hosting(self, requests: WorkRequests) -> Hosting:
         """Tell how this process takes part."""
-        limit = partial(SharedLimit, self._board, self._row) if self.plan.root else _no_limit
-        lend = partial(LoadContext, make_limit=limit)
         listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
         until = partial(requests.handle_all, self._put)
         observers, watches = (_FollowLogLevel(),), (self._certificates.look,)
         warned = self._warned.wait
-        return Hosting(listeners, lend, self._obstacle, until, warned, observers, watches, self._peers)
+        return Hosting(
+            listeners, self._lend, self._obstacle, until, warned, observers, watches, self._peers, self._leave
+        )
+
+    def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
+        limit = partial(SharedLimit, self._board, self._row) if self.plan.root else _no_limit
+        owners = PeerOwners(self._peers)
+        context = LoadContext(lease, tasks, make_limit=limit, sequence_owners=owners, **lent)
+        managers = context.shared(SequenceManagers)
+        managers.processes, managers.is_own = self._board.rows, owners.is_own
+        return context
+
+    async def _leave(self) -> None:
+        """Answer no other process any more; when the whole server ends, not before they need no answers.
+
+        Cancellation: at once.
+        """
+        others = {row for row in range(self._board.rows) if row != self._row and self._board.is_ready(row)}
+        await self._peers.leave(others if self._board.is_draining else set())
 
     async def follow(self, plane: DataPlane, first: WorkRequest, requests: WorkRequests) -> None:
         """Say that the process takes connections, and from then on whether it can answer what comes on them.
@@ -143,6 +166,7 @@ class _Worker:
         if request.value == DRAIN:
             self._warned.set()
         elif request.value == CHANGED:
+            self._peers.announce()
             if self._plane is not None:
                 self._plane.announce()
         else:

@@ -47,6 +47,7 @@ class SequenceManager:
     Attributes:
         relatives: gives the managers of other versions, from which sequences that follow the default version are
             taken over when they are asked for here.
+        is_own: tells whether a number may be given to a sequence of this process; to any of them by default.
         capacity: how many sequences may be alive.
         cleaned: whether idle sequences are removed.
         migrates: whether sequences may go on in another version or instance.
@@ -60,6 +61,7 @@ class SequenceManager:
         self.version = version
         self.variables = variables
         self.relatives: Callable[[], Iterable[SequenceManager]] = tuple
+        self.is_own: Callable[[int], bool] = bool
         self.capacity = 500
         self.cleaned = True
         self.migrates = True
@@ -111,7 +113,7 @@ class SequenceManager:
     def _free_id(self) -> int:
         family = (self, *self.relatives())
         number = self.next_id
-        while not number or any(number in manager for manager in family):
+        while not number or not self.is_own(number) or any(number in manager for manager in family):
             number = (number + 1) % _IDS
         for manager in family:
             manager.next_id = (number + 1) % _IDS

@@ -6,7 +6,7 @@ manager: a request in flight has its turn on the old instance, and the next in i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,14 @@ class SequenceManagers:
 
     Attributes:
         changes: notes what becomes of sequences, for a store; None where there is none.
+        processes: how many processes of the server share what a model may have.
+        is_own: tells whether a number may be given to a sequence of this process.
     """
 
     def __init__(self) -> None:
         self.changes: SequenceChanges | None = None
+        self.processes = 1
+        self.is_own: Callable[[int], bool] = bool
         self._managers: dict[tuple[str, int], SequenceManager] = {}
 
     def __iter__(self) -> Iterator[SequenceManager]:
@@ -49,7 +53,7 @@ class SequenceManagers:
             manager = None
         if manager is None:
             manager = self.add(spec.name, version, variables)
-        manager.capacity = spec.max_sequence_number
+        manager.capacity = -(-spec.max_sequence_number // self.processes)
         manager.cleaned = spec.idle_sequence_cleanup
         manager.migrates = spec.sequence_migration
         # Versions whose sequences may meet hand out ids in turn, those that were restored as well as new ones.
@@ -62,6 +66,7 @@ class SequenceManagers:
         manager = SequenceManager(name, version, variables)
         manager.relatives = partial(self._relatives, manager)
         manager.changes = self.changes
+        manager.is_own = self.is_own
         self._managers[name, version] = manager
         self._note_dropped(name, version)
         return manager

@@ -1,0 +1,74 @@
+"""Requests of sequences that have come to one process, and whose sequence another one has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.core.errors import NotSupported
+from ovmstrio.runtimes.models.sequences.owners import Step, owner_of, read_outputs, tell_outputs
+from ovmstrio.runtimes.models.sequences.sequence_requests import Control
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ovmstrio.core.tensor import RawTensor, Tensor
+    from ovmstrio.registry import Registry
+    from ovmstrio.server.workers.peers import Peers
+
+__all__ = ["STEP", "PeerOwners", "answer_step"]
+
+STEP: Final = "step"
+"""What a process asks that has got such a request."""
+
+
+class PeerOwners:
+    """The processes of a server as owners of sequences; see ``SequenceOwners``.
+
+    Args:
+        peers: the other processes.
+    """
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    def owner(self, identity: int | str) -> int | None:
+        """Tell which other process has a sequence; None if it is this one."""
+        row = owner_of(identity, self._peers.rows)
+        return None if row == self._peers.row else row
+
+    def is_own(self, identity: int) -> bool:
+        """Tell whether this process has a sequence."""
+        return owner_of(identity, self._peers.rows) == self._peers.row
+
+    async def run_step(self, owner: int, step: Step) -> list[Tensor | RawTensor]:
+        """Have another process answer a request.
+
+        Raises:
+            ServerError: what it raised there, or it cannot be reached.
+
+        Cancellation: at once, and there, too.
+        """
+        control = step.control
+        said = [control.id, control.start, control.end]
+        asked = [STEP, step.model, step.version, said, dict(step.arrays), step.most_bytes]
+        return read_outputs(await self._peers.ask(owner, asked, [step.model, control.id]))
+
+
+async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
+    """Answer a request of a sequence that this process has.
+
+    Raises:
+        ServerError: as the model.
+
+    Cancellation: as the model.
+    """
+    # OpenVINO is left alone by those who have no models.
+    from ovmstrio.runtimes.models.stateful import StatefulServable  # noqa: PLC0415 - for who has some only
+
+    name, version, said, arrays, most_bytes = arguments
+    with registry.lease_now(name, version) or await registry.lease(name, version) as lease:
+        servable: Any = lease.servable
+        if not isinstance(servable, StatefulServable):
+            raise NotSupported(f"{name!r} has no sequences: it is not a stateful model")
+        step = Step(name, version, Control(*said), arrays, most_bytes=most_bytes)
+        return tell_outputs(await servable.run_step(step))
