@@ -185,8 +185,9 @@ class Peers:
 
         Cancellation: at once.
         """
-        with suppress(Exception), trio.move_on_after(_LEAVE_SECONDS):
-            await self.ask_all(LEFT, self.row)
+        if others:
+            with suppress(Exception), trio.move_on_after(_LEAVE_SECONDS):
+                await self.ask_all(LEFT, self.row)
         with trio.move_on_after(_LEAVE_SECONDS):
             while not self._left.issuperset(others):
                 await self._changed.wait()
