@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
     from ovmstrio.core.inspection import Inside
+    from ovmstrio.core.sequence_owners import SequenceOwners
     from ovmstrio.core.servable import LeaseServable, Service
     from ovmstrio.repository.versions import Listing
-    from ovmstrio.runtimes.models.sequences.owners import SequenceOwners
 
 __all__ = ["Dependency", "Kind", "LoadContext", "Takes", "lease_nothing"]
 

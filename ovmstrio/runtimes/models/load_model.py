@@ -15,6 +15,7 @@ from ovmstrio.config.mapping import read_mapping
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
+from ovmstrio.core.sequence_owners import SequenceOwners
 from ovmstrio.core.servable import Servable
 from ovmstrio.openvino.bucket_warmup import warm_buckets
 from ovmstrio.openvino.compile import Compiled, ModelFile, compile_model
@@ -27,7 +28,6 @@ from ovmstrio.runtimes.models.batched import BatchedServable
 from ovmstrio.runtimes.models.model import ModelServable
 from ovmstrio.runtimes.models.reshaping import NetworkSource, check_auto, follows_requests
 from ovmstrio.runtimes.models.sequences import SequenceManagers
-from ovmstrio.runtimes.models.sequences.owners import SequenceOwners
 from ovmstrio.runtimes.models.stateful import StatefulServable
 from ovmstrio.work.placement import run_load
 

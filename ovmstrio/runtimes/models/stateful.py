@@ -11,12 +11,12 @@ import trio
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
+from ovmstrio.core.sequence_owners import SequenceStep
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.core.texts import utf8
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.runtimes.models.model import model_metadata, named_outputs
-from ovmstrio.runtimes.models.sequences.owners import Step
-from ovmstrio.runtimes.models.sequences.sequence_requests import SPECIAL_INPUTS, read_control
+from ovmstrio.runtimes.models.sequences.sequence_requests import SPECIAL_INPUTS, Control, read_control
 from ovmstrio.runtimes.models.validation import Validator
 
 if TYPE_CHECKING:
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ModelSpec
     from ovmstrio.core.layer_times import LayerTimes
     from ovmstrio.core.request import ServableMetadata
+    from ovmstrio.core.sequence_owners import SequenceOwners
     from ovmstrio.core.servable import SequenceInfo
     from ovmstrio.core.tensor import Array, RawTensor
     from ovmstrio.openvino.network import Network
     from ovmstrio.openvino.signature import ModelSignature
     from ovmstrio.runtimes.models.sequences.managers import SequenceManagers
-    from ovmstrio.runtimes.models.sequences.owners import SequenceOwners
-    from ovmstrio.runtimes.models.sequences.sequence_requests import Control
 
 __all__ = ["StatefulServable"]
 
@@ -90,13 +89,14 @@ class StatefulServable:
         owners = self._owners
         if owners is not None and control.id and (owner := owners.owner(control.id)) is not None:
             version = "" if by_default else self.version
-            step = Step(self.name, version, control, arrays, most_bytes=request.most_bytes)
+            asked = control.id, control.start, control.end
+            step = SequenceStep(self.name, version, *asked, arrays, request.most_bytes)
             outputs = await owners.run_step(owner, step)
         else:
             outputs = await self._run(control, arrays, request, by_default=by_default)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
-    async def run_step(self, step: Step) -> list[Tensor | RawTensor]:
+    async def run_step(self, step: SequenceStep) -> list[Tensor | RawTensor]:
         """Give the outputs of a request of a sequence that is here, which came to another process; as :meth:`infer`.
 
         Raises:
@@ -105,7 +105,9 @@ class StatefulServable:
         Cancellation: as there.
         """
         request = InferRequest(self.name, step.version, most_bytes=step.most_bytes)
-        return await self._run(step.control, step.arrays, request, by_default=not step.version)
+        return await self._run(
+            Control(step.id, step.start, step.end), step.arrays, request, by_default=not step.version
+        )
 
     async def _run(
         self, control: Control, arrays: Mapping[str, Array], request: InferRequest, *, by_default: bool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.runtimes.models.sequences.owners import Step, owner_of, read_outputs, tell_outputs
-from ovmstrio.runtimes.models.sequences.sequence_requests import Control
+from ovmstrio.core.sequence_owners import SequenceStep
+from ovmstrio.runtimes.models.sequences.owners import owner_of, read_outputs, tell_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class PeerOwners:
         """Tell whether this process has a sequence."""
         return owner_of(identity, self._peers.rows) == self._peers.row
 
-    async def run_step(self, owner: int, step: Step) -> list[Tensor | RawTensor]:
+    async def run_step(self, owner: int, step: SequenceStep) -> list[Tensor | RawTensor]:
         """Have another process answer a request.
 
         Raises:
@@ -48,10 +48,9 @@ class PeerOwners:
 
         Cancellation: at once, and there, too.
         """
-        control = step.control
-        said = [control.id, control.start, control.end]
-        asked = [STEP, step.model, step.version, said, dict(step.arrays), step.most_bytes]
-        return read_outputs(await self._peers.ask(owner, asked, [step.model, control.id]))
+        sequence = [step.id, step.start, step.end]
+        asked = [STEP, step.model, step.version, *sequence, dict(step.arrays), step.most_bytes]
+        return read_outputs(await self._peers.ask(owner, asked, [step.model, step.id]))
 
 
 async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
@@ -65,10 +64,10 @@ async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
     # OpenVINO is left alone by those who have no models.
     from ovmstrio.runtimes.models.stateful import StatefulServable  # noqa: PLC0415 - for who has some only
 
-    name, version, said, arrays, most_bytes = arguments
+    step = SequenceStep(*arguments)
+    name, version = step.model, step.version
     with registry.lease_now(name, version) or await registry.lease(name, version) as lease:
         servable: Any = lease.servable
         if not isinstance(servable, StatefulServable):
             raise NotSupported(f"{name!r} has no sequences: it is not a stateful model")
-        step = Step(name, version, Control(*said), arrays, most_bytes=most_bytes)
         return tell_outputs(await servable.run_step(step))

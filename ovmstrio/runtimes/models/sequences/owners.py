@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 import numpy as np
 
 from ovmstrio.core.datatypes import BY_NAME
-from ovmstrio.core.tensor import Array, RawTensor, Tensor
+from ovmstrio.core.tensor import RawTensor, Tensor
 from ovmstrio.core.texts import utf8
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ovmstrio.runtimes.models.sequences.sequence_requests import Control
+__all__ = ["owner_of", "read_outputs", "tell_outputs"]
 
-__all__ = ["SequenceOwners", "Step", "owner_of", "read_outputs", "tell_outputs"]
-
-_ID_BYTES = 8
-
-
-class SequenceOwners(Protocol):
-    """The processes of a server, each of which has the sequences whose ids are its own."""
-
-    def owner(self, identity: int | str) -> int | None:
-        """Tell which other process has a sequence; None if it is this one."""
-        ...
-
-    async def run_step(self, owner: int, step: Step) -> list[Tensor | RawTensor]:
-        """Have another process answer a request of a sequence, after those that came before it from here.
-
-        Raises:
-            ServerError: what it raised there, or it cannot be reached.
-
-        Cancellation: at once, and there, too.
-        """
-        ...
-
-
-class Step:
-    """A request of a sequence on its way to the process that has it.
-
-    Attributes:
-        model: the name.
-        version: the number, empty where the request follows the default one.
-        control: which sequence, and whether the request is its first or last one.
-        arrays: the inputs, which have been checked.
-        most_bytes: how large the outputs may be together.
-    """
-
-    __slots__ = ("arrays", "control", "model", "most_bytes", "version")
-
-    def __init__(
-        self, model: str, version: str, control: Control, arrays: Mapping[str, Array], *, most_bytes: float
-    ) -> None:
-        self.model = model
-        self.version = version
-        self.control = control
-        self.arrays = arrays
-        self.most_bytes = most_bytes
+_ID_BYTES: Final = 8
 
 
 def owner_of(identity: int | str, processes: int) -> int:
