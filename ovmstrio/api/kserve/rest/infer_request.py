@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INPUT_UNREADABLE",
+    "NUMBER_KINDS",
     "TOO_DEEP",
     "as_object",
     "kind_of",
@@ -71,7 +72,7 @@ _ELEMENT_TYPES: Final = {
     "fp64_contents": _NUMBER,
     "bytes_contents": frozenset({str}),
 }
-_NUMBER_KINDS: Final[dict[str, NumberKind]] = {
+NUMBER_KINDS: Final[dict[str, NumberKind]] = {
     "int_contents": "i",
     "int64_contents": "i",
     "uint_contents": "i",
@@ -295,7 +296,7 @@ def read_contents(read: InferInput, data: Any) -> Contents | None:
 def _large_contents(read: InferInput, data: LargeData) -> Contents | None:
     """Take the numbers of a tensor of numbers; None for all else."""
     datatype = BY_NAME.get(read.datatype)
-    kind = None if datatype is None else _NUMBER_KINDS.get(datatype.contents_field)
+    kind = None if datatype is None else NUMBER_KINDS.get(datatype.contents_field)
     array = None if kind is None else data.array(kind)
     if datatype is None or array is None or not array.size:
         return None

@@ -13,14 +13,25 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from ovmstrio.core.request import Buffer
 from ovmstrio.core.tensor import Array
 
-__all__ = ["LARGE_BYTES", "LargeData", "read_large_document"]
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+__all__ = [
+    "LARGE_BYTES",
+    "LargeData",
+    "LargeMember",
+    "NumberKind",
+    "count_lists",
+    "read_large_document",
+    "read_large_member",
+]
 
 LARGE_BYTES: Final = 4096
 """From which on it pays."""
@@ -54,10 +65,45 @@ class LargeData:
         except _REFUSALS:
             return None
 
+    def nesting(self, most_lists: int) -> tuple[tuple[int, ...], int] | None:
+        """Give the shape that the lists make, and how many lists there are, as far as each level begins with one.
+
+        None where lists of one level differ in length or in what they have, one is empty, or there are more of them.
+        """
+        shape: list[int] = []
+        level, kind, lists = [self._elements], type(self._elements), 0
+        while True:
+            lists += len(level)
+            sizes = set(map(len, level))
+            if len(sizes) != 1 or 0 in sizes:
+                return None
+            shape.append(sizes.pop())
+            if not isinstance(level[0][0], kind):
+                return tuple(shape), lists
+            if lists + len(level) * shape[-1] > most_lists:
+                return None
+            level = [each for outer in level for each in outer]
+            if set(map(type, level)) != {kind}:
+                return None
+
     def values(self) -> list[Any]:
         """Give the elements as Python has them."""
         listed: list[Any] = self._elements.as_list()
         return listed
+
+
+class LargeMember(NamedTuple):
+    """A member of an object: a list, or an object of lists.
+
+    Attributes:
+        name: the member's.
+        data: the list; None for an object.
+        members: the lists of an object, by name.
+    """
+
+    name: str
+    data: LargeData | None
+    members: Mapping[str, LargeData] = {}
 
 
 def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None:
@@ -77,6 +123,33 @@ def read_large_document(head: Buffer, most_levels: int) -> dict[str, Any] | None
         return _document(simdjson.Parser().parse(head), simdjson)
     except _REFUSALS:
         return None
+
+
+def read_large_member(head: Buffer, names: Collection[str], most_levels: int) -> LargeMember | None:
+    """Read the one member of an object whose name is among ``names``: a list, or an object of lists.
+
+    None for whatever is not plain JSON of that form, valid or not.
+    """
+    simdjson = _parser_module()
+    if simdjson is None or head[0] != _BRACE or _is_deeper(head, most_levels):
+        return None
+    try:
+        root = simdjson.Parser().parse(head)
+        (name,) = [name for name in names if name in (_keys(root, simdjson) or ())]
+        value = root[name]
+        if isinstance(value, simdjson.Array):
+            return LargeMember(name, LargeData(value))
+        keys = _keys(value, simdjson)
+        if keys is None or not all(isinstance(value[key], simdjson.Array) for key in keys):
+            return None
+        return LargeMember(name, None, {key: LargeData(value[key]) for key in keys})
+    except _REFUSALS:
+        return None
+
+
+def count_lists(head: Buffer) -> int:
+    """Count the lists of a document, as far as texts have no brackets."""
+    return int(np.count_nonzero(np.frombuffer(head, np.uint8) == _OPENING))
 
 
 def _is_deeper(head: Buffer, most_levels: int) -> bool:
@@ -117,14 +190,20 @@ def _document(root: Any, simdjson: Any) -> dict[str, Any] | None:
 
 def _members(given: Any, large: str, simdjson: Any) -> dict[str, Any] | None:
     """Give the members of an object, but for a large one, which must be a list; None if there is anything odd."""
+    keys = _keys(given, simdjson)
+    if keys is None:
+        return None
+    members = {key: None if key == large else _plain(given[key]) for key in keys}
+    return None if large in members and not isinstance(given[large], simdjson.Array) else members
+
+
+def _keys(given: Any, simdjson: Any) -> list[str] | None:
+    """Give the names of an object's members; None if there is anything odd."""
     if not isinstance(given, simdjson.Object) or len(given) > _MOST_MEMBERS:
         return None
     keys = list(given.keys())
     # The last of a key that stands there twice counts, and the parser finds the first.
-    if len(set(keys)) < len(keys):
-        return None
-    members = {key: None if key == large else _plain(given[key]) for key in keys}
-    return None if large in members and not isinstance(given[large], simdjson.Array) else members
+    return None if len(set(keys)) < len(keys) else keys
 
 
 def _plain(value: Any) -> Any:

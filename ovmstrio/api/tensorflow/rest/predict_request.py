@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ovmstrio.api.kserve.rest.infer_request import INPUT_UNREADABLE, TOO_DEEP, as_object, kind_of, parse_document
+from ovmstrio.api.kserve.rest.large_document import LARGE_BYTES
+from ovmstrio.api.tensorflow.rest.large_predict import read_large_predict
 from ovmstrio.core.datatypes import BY_NAME, BYTES, INVALID, to_bf16
 from ovmstrio.core.errors import InvalidRequest, MalformedJson
 from ovmstrio.core.gathered import Gathered
@@ -212,6 +214,9 @@ def read_predict_body(body: bytes, inputs: Sequence[TensorSpec]) -> PredictBody:
         MalformedJson: the body is not JSON.
         InvalidRequest: anything else that the body should not be.
     """
+    large = read_large_predict(body, inputs) if len(body) >= LARGE_BYTES else None
+    if large is not None:
+        return PredictBody(*large)
     document = read_document(body)
     by_rows = "instances" in document
     if by_rows == ("inputs" in document):
