@@ -57,6 +57,7 @@ class _TextModel(ServiceEntry):
     normalize: bool = OPTIONAL
     truncate: bool = OPTIONAL
     max_allowed_chunks: int = OPTIONAL
+    enable_word_timestamps: bool = OPTIONAL
 
 
 def read_text_models(file: ConfigFile) -> list[TextModelSpec]:

@@ -42,6 +42,7 @@ class TextModelSpec(ServableSpec):
         normalize: whether embeddings have the length 1.
         truncate: whether an input that is too long is cut, rather than refused.
         max_allowed_chunks: how many pieces of documents one call of a reranker may have.
+        enable_word_timestamps: whether times of words are told of speech, which takes longer.
         max_queue: how many requests wait for room at most.
         kv_overcommit: how much of the cache is promised to requests, 1 for what there is.
         draft_path: a second, smaller model of the same vocabulary, as ``path``, that proposes tokens for the first to
@@ -75,6 +76,7 @@ class TextModelSpec(ServableSpec):
     normalize: bool = True
     truncate: bool = False
     max_allowed_chunks: Count = 10_000
+    enable_word_timestamps: bool = False
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 256
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
     draft_path: Path | None = None

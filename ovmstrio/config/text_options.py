@@ -25,6 +25,7 @@ __all__ = ["TASKS", "TEXT_OPTIONS", "read_task", "read_text_options"]
 TASKS: Final = tuple(task.value for task in Task)
 _GENERATION: Final = frozenset({Task.TEXT_GENERATION})
 _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
+_TRANSCRIPTION: Final = frozenset({Task.SPEECH_TO_TEXT})
 _EVERY: Final = frozenset(Task)
 _DRAFT_PATH: Final = "draft_models_path"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
@@ -41,7 +42,7 @@ class _Option(NamedTuple):
 _OPTIONS: Final[Mapping[str, _Option]] = {
     "target_device": _Option("device", _EVERY),
     "plugin_config": _Option("plugin_config", _EVERY),
-    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION),
+    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION),
     "kv_cache_precision": _Option("plugin_config", _GENERATION),
     "pipeline_type": _Option("", _GENERATION),
     **{
@@ -68,6 +69,7 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "normalize": _Option("normalize", _EMBEDDINGS),
     "truncate": _Option("truncate", _EMBEDDINGS),
     "max_allowed_chunks": _Option("max_allowed_chunks", frozenset({Task.RERANK})),
+    "enable_word_timestamps": _Option("enable_word_timestamps", _TRANSCRIPTION),
 }
 
 TEXT_OPTIONS: Final = frozenset(_OPTIONS)
@@ -92,7 +94,6 @@ _NOT_SERVED: Final = {
         "defaults of sampling come from the model's own folder",
         "remove it, and put the file into that folder as generation_config.json",
     ),
-    "enable_word_timestamps": ("words have no times in answers of this version", "remove it"),
     "voices": ("voices are not chosen by this version", "remove it"),
     "speed_min": ("the speed of speech is not bounded by this version", "remove it"),
     "speed_max": ("the speed of speech is not bounded by this version", "remove it"),

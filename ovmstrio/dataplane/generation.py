@@ -1,9 +1,9 @@
-"""Calls of services that make text, vectors or scores: the same lease, limits and event as all other calls."""
+"""Calls of services that make text, vectors or scores, or write down speech: the same lease and event as all calls."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import trio
 
@@ -13,15 +13,19 @@ from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
     from typing import Self
 
     from ovmstrio.core.callers import Allowance
     from ovmstrio.core.events import Door
     from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Piece, Task, TextGenerator
+    from ovmstrio.core.speech import Transcriber, Transcript, TranscriptionRequest
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["call_generative", "charge_caller", "open_generation"]
+__all__ = ["call_generative", "charge_caller", "open_generation", "open_transcript"]
+
+_T = TypeVar("_T")
 
 
 async def call_generative(
@@ -136,16 +140,43 @@ async def open_generation(call: ObservedCall, asked: GenerationRequest) -> Async
     Cancellation: anywhere.
     """
     service = cast("TextGenerator", call.service)
-    with trio.CancelScope(deadline=asked.deadline) as scope:
-        async with service.generate(asked) as generation:
-            allowance = allowance_of_caller()
-            if allowance is None:
-                yield generation
-            else:
-                charged = _ChargedGeneration(generation, allowance)
-                try:
-                    yield charged
-                finally:
-                    charged.charge_prompt()
+    async with _until(asked.deadline, service.generate(asked)) as generation:
+        allowance = allowance_of_caller()
+        if allowance is None:
+            yield generation
+        else:
+            charged = _ChargedGeneration(generation, allowance)
+            try:
+                yield charged
+            finally:
+                charged.charge_prompt()
+
+
+@asynccontextmanager
+async def open_transcript(call: ObservedCall, asked: TranscriptionRequest) -> AsyncIterator[Transcript]:
+    """Have the service of a call, which writes down speech, do so with a recording until the request's deadline.
+
+    Raises:
+        DeadlineExceeded: on leaving, when the deadline has passed, waiting or listening.
+        ServerError: as ``Transcriber.transcribe``.
+
+    Ownership: the request, until the block is left; leaving it before the end ends it.
+    Cancellation: anywhere.
+    """
+    service = cast("Transcriber", call.service)
+    async with _until(asked.deadline, service.transcribe(asked)) as transcript:
+        yield transcript
+
+
+@asynccontextmanager
+async def _until(deadline: float, opened: AbstractAsyncContextManager[_T]) -> AsyncIterator[_T]:
+    """Open something until a deadline.
+
+    Raises:
+        DeadlineExceeded: on leaving, when it has passed.
+    """
+    with trio.CancelScope(deadline=deadline) as scope:
+        async with opened as made:
+            yield made
     if scope.cancelled_caught:
         raise DeadlineExceeded("the answer was not ready in the time that the request allows")

@@ -202,6 +202,9 @@ class ServerSettings(BaseModel):
     max_allowed_chunks: int | None = _setting(
         None, TEXT, "Pieces of documents that a call of rerank may have; 10000 by default."
     )
+    enable_word_timestamps: bool | None = _setting(
+        None, TEXT, "Tell when each word of a recording was spoken, which takes longer."
+    )
 
     readiness_file: Path | None = _setting(
         None, PROJECT, "File that exists while the project can be called; /run/workspace/api_readiness.txt by default."

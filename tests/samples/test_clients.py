@@ -28,6 +28,7 @@ OWN = {
     "ocr": {"--characters"},
     "search": {"--folder"},
     "speech": {"--tokenizer"},
+    "transcription": {"--subtitles"},
 }
 """What a client takes besides."""
 WITHOUT_MODEL = {
@@ -47,6 +48,7 @@ WITH_INPUT = {
         "search",
         "speech",
         "text_generation",
+        "transcription",
     ),
     *("vad", "vad_stateful"),
 }

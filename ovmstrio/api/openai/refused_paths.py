@@ -1,4 +1,4 @@
-"""Paths of OpenAI's API that nothing answers, those of images and sound, and what is no path of the API at all."""
+"""Paths of OpenAI's API that nothing answers, as those of images, and what is no path of the API at all."""
 
 from __future__ import annotations
 
@@ -18,23 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["media_rules", "unknown_path_rules"]
 
 _NO_IMAGES: Final = "this server makes no images"
-_NO_TRANSCRIPTS: Final = (
-    "this server writes down no speech, as models of the task speech2text are not served; a model of speech can be "
-    "called with tensors, as the sample 'speech' shows"
-)
 _NO_SPEECH: Final = "this server does not speak, as models of the task text2speech are not served"
 _REFUSED: Final = {
     "/images/generations": _NO_IMAGES,
     "/images/edits": _NO_IMAGES,
     "/images/variations": _NO_IMAGES,
-    "/audio/transcriptions": _NO_TRANSCRIPTS,
-    "/audio/translations": _NO_TRANSCRIPTS,
     "/audio/speech": _NO_SPEECH,
 }
 
 
 def media_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules of images and sound, which no models make or read; a graph that takes whole requests may."""
+    """Make the rules of images and spoken texts, which no models make; a graph that takes whole requests may."""
 
     async def refuse(request: HttpRequest) -> HttpAnswer:
         path = next(path for path in _REFUSED if request.path.endswith(path))

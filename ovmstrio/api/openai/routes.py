@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.openai.api import OpenAIApi
+from ovmstrio.api.openai.audio.transcriptions import transcription_rules
 from ovmstrio.api.openai.chat import chat_rules
 from ovmstrio.api.openai.completions import completion_rules
 from ovmstrio.api.openai.embeddings import embedding_rules
@@ -38,6 +39,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     tokenize_rules,
     model_rules,
     response_rules,
+    transcription_rules,
     media_rules,
 )
 

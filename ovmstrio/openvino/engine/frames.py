@@ -30,6 +30,7 @@ __all__ = [
     "CONTEXT_FILE",
     "FAILED",
     "FINISHES",
+    "HEARD",
     "LOADED",
     "REFUSED",
     "TOKENS",
@@ -60,6 +61,9 @@ REFUSED: Final = "refused"
 
 TOKENS: Final = "tokens"
 """Answers texts, with their tokens."""
+
+HEARD: Final = "heard"
+"""Answers a request for a window of a recording, with what was understood."""
 
 _CHAT: Final = "chat"
 _TEXT: Final = "text"

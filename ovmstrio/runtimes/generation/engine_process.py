@@ -46,6 +46,7 @@ class EngineProcess:
         name: of the model, for logs and messages.
         heard: is called with each frame that the program sends by itself.
         lost: is called when a process has ended that was ready, with the reason.
+        program: the module that the process runs.
 
     Attributes:
         facts: what the program has told of the model when it was loaded last; empty before that.
@@ -53,7 +54,14 @@ class EngineProcess:
         restarts: how many processes have been started after others.
     """
 
-    def __init__(self, options: Any, name: str, heard: Callable[[Any], None], lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        options: Any,
+        name: str,
+        heard: Callable[[Any], None],
+        lost: Callable[[str], None],
+        program: str = PROGRAM,
+    ) -> None:
         self.facts: dict[str, Any] = {}
         self.obstacle = ""
         self.restarts = 0
@@ -61,6 +69,7 @@ class EngineProcess:
         self._name = name
         self._heard = heard
         self._lost = lost
+        self._program = program
         self._is_ready = False
         self._kept: KeptProcess | None = None
         self._is_closed = False
@@ -135,7 +144,10 @@ class EngineProcess:
             self._kept = None
             self._is_ready = False
             self._changes.unpark_all()
-        if self.obstacle and not self._stopping.is_set():
+        if self._stopping.is_set():
+            # Who asks next has it started; that the last one has ended keeps nobody from that.
+            self.obstacle = ""
+        elif self.obstacle:
             raise ModelFailure(self.obstacle)
 
     def _tell_change(self) -> None:
@@ -143,7 +155,7 @@ class EngineProcess:
 
     def _make(self) -> WorkerProcess:
         return WorkerProcess(
-            PROGRAM, calls_at_once=_CALLS, ends_group=True, names={"model": self._name}, heard=self._heard
+            self._program, calls_at_once=_CALLS, ends_group=True, names={"model": self._name}, heard=self._heard
         )
 
     async def _prepare(self, process: WorkerProcess, answer: Any) -> bool:

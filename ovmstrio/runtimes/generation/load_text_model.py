@@ -13,6 +13,7 @@ import trio
 from ovmstrio.config.text_models import PROMPT_LOOKUP
 from ovmstrio.runtimes.generation.engine_link import EngineLink
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
+from ovmstrio.runtimes.generation.idle_unload import sleep_when_idle
 from ovmstrio.runtimes.generation.model_folders import model_folder
 from ovmstrio.runtimes.generation.replacing import Handover, RunningModels, bytes_of_weights
 from ovmstrio.runtimes.generation.text_metrics import TextMetrics
@@ -80,7 +81,7 @@ async def _open(spec: TextModelSpec, meters: Meters, running: RunningModels[Text
                 model = TextModel(spec, process, link, handover)
             running.begins(spec.name, handover)
             if spec.idle_unload_seconds:
-                nursery.start_soon(_sleep_when_idle, process, link, spec)
+                nursery.start_soon(sleep_when_idle, process, link, spec)
             try:
                 yield model
             finally:
@@ -97,29 +98,6 @@ async def _needs_room(spec: TextModelSpec, options: dict[str, Any], folder: Path
     # What is chosen by the memory that is free fits into it.
     cache = options["pipeline"]["cache_bytes"] if spec.cache_size else 0
     return weights + cache > _free_memory()
-
-
-async def _sleep_when_idle(process: EngineProcess, link: EngineLink, spec: TextModelSpec) -> None:
-    """Give back the memory of a model that nobody has asked for a while.
-
-    Cancellation: at once.
-    """
-    while True:
-        await process.woken()
-        link.last_asked = trio.current_time()
-        await _asked_no_more(link, spec.idle_unload_seconds)
-        log.info("the model is unloaded, for nobody asks it", model=spec.name, seconds=spec.idle_unload_seconds)
-        await process.sleep()
-
-
-async def _asked_no_more(link: EngineLink, seconds: float) -> None:
-    """Wait until nobody has asked for so long.
-
-    Cancellation: at once.
-    """
-    while link.open or trio.current_time() < link.last_asked + seconds:
-        await link.idle()
-        await trio.sleep_until(link.last_asked + seconds)
 
 
 def _options(spec: TextModelSpec, folder: Path, draft: Path | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ovmstrio import Array
 from ovmstrio.conversion import save
 from ovmstrio_samples.speech import ct2_file
 
-__all__ = ["ENTRIES", "TOKENS", "build_decoder", "build_encoder"]
+__all__ = ["ENTRIES", "TOKENS", "Transformer", "build_decoder", "build_encoder"]
 
 TOKENS: Final = "tokenizer.json"
 _FRAMES: Final = 1500
@@ -37,7 +37,7 @@ def _named(node: ov.Node, name: str) -> ov.Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _Transformer:
+class Transformer:
     """The layers over their weights; ``width`` numbers a position."""
 
     weights: Mapping[str, Array]
@@ -69,13 +69,17 @@ class _Transformer:
         scaled = op.multiply(normal, _constant(self.weights[f"{name}/gamma"]))
         return op.add(scaled, _constant(self.weights[f"{name}/beta"]))
 
-    def _split(self, x: ov.Node) -> ov.Node:
+    def split(self, x: ov.Node) -> ov.Node:
+        """Give each head its part of every position, [batch, heads, positions, numbers]."""
         shape = _ints(0, 0, self.heads, self.width // self.heads)
         return op.transpose(op.reshape(x, shape, special_zero=True), _ints(0, 2, 1, 3))
 
+    def join(self, x: ov.Node) -> ov.Node:
+        """Put the heads' parts of every position together again."""
+        return op.reshape(op.transpose(x, _ints(0, 2, 1, 3)), _ints(0, 0, self.width), special_zero=True)
+
     def _attend(self, parts: tuple[ov.Node, ov.Node, ov.Node], *, causal: bool = False) -> ov.Node:
-        seen = op.scaled_dot_product_attention(*(self._split(part) for part in parts), causal=causal)
-        return op.reshape(op.transpose(seen, _ints(0, 2, 1, 3)), _ints(0, 0, self.width), special_zero=True)
+        return self.join(op.scaled_dot_product_attention(*(self.split(part) for part in parts), causal=causal))
 
     def look_at_itself(self, x: ov.Node, name: str, *, causal: bool) -> ov.Node:
         """Let positions attend to each other; with ``causal``, only to those before."""
@@ -97,7 +101,7 @@ class _Transformer:
 
 def build_encoder(weights: Mapping[str, Array]) -> ov.Model:
     """Make the graph: ``mel`` FP32 [1,80,3000], thirty seconds -> ``hidden`` FP32 [1,1500,384]."""
-    network = _Transformer(weights)
+    network = Transformer(weights)
     mel = _named(op.parameter([1, _MELS, 2 * _FRAMES], np.float32, name="mel"), "mel")
     x = mel
     for name, stride in (("conv1", 1), ("conv2", 2)):
@@ -114,7 +118,7 @@ def build_encoder(weights: Mapping[str, Array]) -> ov.Model:
 
 def build_decoder(weights: Mapping[str, Array]) -> ov.Model:
     """Make the graph: ``input_ids`` INT64 [1,-1], ``hidden`` -> ``logits`` FP32 [1,51864] of what comes next."""
-    network = _Transformer(weights)
+    network = Transformer(weights)
     ids = _named(op.parameter(ov.PartialShape([1, -1]), np.int64, name="input_ids"), "input_ids")
     hidden = _named(op.parameter([1, _FRAMES, network.width], np.float32, name="hidden"), "hidden")
     table = _constant(weights["decoder/embeddings/weight"])

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from io import BytesIO
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from werkzeug.http import parse_options_header
-from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
-
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import Headers, HttpRequest
+from ovmstrio.core.multipart import FormPart, form_parts
 from ovmstrio.runtimes.handlers.http.values import FormData, QueryParams, RequestHeaders, UploadFile
 
 __all__ = ["http_arguments", "multipart_form", "parse_payload", "urlencoded_form"]
-
 
 _DEFAULT_CHARSET: Final = "utf-8"
 
@@ -38,39 +34,11 @@ def multipart_form(content_type: str, body: bytes) -> Any:
     Raises:
         MalformedPayload: it cannot be parsed, or there is no boundary.
     """
-    options = parse_options_header(content_type)[1]
-    boundary = options.get("boundary", "")
-    if not boundary:
-        raise MalformedPayload("a multipart form needs a boundary in its content-type, found none")
-    try:
-        return _form(list(_parts(boundary.encode("latin-1"), body, options.get("charset", _DEFAULT_CHARSET))))
-    except (LookupError, ValueError) as error:
-        raise MalformedPayload(f"the multipart form cannot be parsed: {error}") from error
+    return _form([(part.name, _value(part)) for part in form_parts(content_type, body)])
 
 
-def _parts(boundary: bytes, body: bytes, charset: str) -> Iterator[tuple[str, Any]]:
-    decoder = MultipartDecoder(boundary)
-    decoder.receive_data(body)
-    decoder.receive_data(None)
-    part: Field | File | None = None
-    content: list[bytes] = []
-    while not isinstance(event := decoder.next_event(), Epilogue):
-        if isinstance(event, Field | File):
-            part, content = event, []
-        elif isinstance(event, Data) and part is not None:
-            content.append(event.data)
-            if not event.more_data:
-                yield _part(part, b"".join(content), charset)
-
-
-def _part(part: Field | File, content: bytes, charset: str) -> tuple[str, Any]:
-    # The decoder promises a name, but gives None where the client sent none.
-    if not isinstance(part.name, str):
-        raise ValueError("a part has no name")  # noqa: TRY004 - of the client's bytes, not of types
-    if isinstance(part, Field):
-        return part.name, content.decode(charset)
-    headers = tuple((name.lower(), value) for name, value in part.headers)
-    return part.name, _upload(content, part.filename, headers)
+def _value(part: FormPart) -> Any:
+    return part.text if part.filename is None else _upload(part.content, part.filename, part.headers)
 
 
 def _upload(content: bytes, filename: str, headers: Headers) -> Any:

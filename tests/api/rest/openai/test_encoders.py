@@ -264,11 +264,6 @@ async def test_a_name_that_nothing_has_is_refused(encoders: Serving) -> None:
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        (
-            "/audio/transcriptions",
-            "this server writes down no speech, as models of the task speech2text are not served",
-        ),
-        ("/audio/translations", "this server writes down no speech"),
         ("/audio/speech", "this server does not speak, as models of the task text2speech are not served"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Speech in OpenAI's API."""

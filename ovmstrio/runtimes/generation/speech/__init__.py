@@ -1,0 +1,1 @@
+"""Models of speech: what asks the processes that they live in."""
