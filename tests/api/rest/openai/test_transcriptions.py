@@ -64,7 +64,7 @@ async def test_a_recording_is_written_down_under_all_prefixes(ears: Serving, pre
 
 async def test_all_fields_reach_the_service(ears: Serving) -> None:
     """Translations are asked for by their path."""
-    fields = {
+    fields: dict[str, Any] = {
         "language": "EN",
         "prompt": "Beckett",
         "temperature": "0.5",
