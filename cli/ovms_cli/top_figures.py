@@ -31,6 +31,12 @@ FAMILIES: Final = (
     "ovms_current_graphs",
     "ovmstrio_queued_requests",
     "ovmstrio_memory_bytes",
+    "ovmstrio_waiting_calls",
+    "ovmstrio_worker_memory_bytes",
+    "ovmstrio_sequences",
+    "ovmstrio_llm_requests_waiting",
+    "ovmstrio_llm_generation_tokens",
+    "ovmstrio_llm_kv_cache_usage",
     "ovmstrio_connections",
     "ovmstrio_ready",
     "process_resident_memory_bytes",
@@ -43,6 +49,7 @@ Key = tuple[str, str]
 
 _TIMES: Final = frozenset({"ovms_request_time_us", "ovms_graph_processing_time_us"})
 _FAILURES: Final = frozenset({"ovms_requests_fail", "ovms_graph_error", "ovms_requests_rejected"})
+_WAITING: Final = frozenset({"ovmstrio_queued_requests", "ovmstrio_waiting_calls", "ovmstrio_llm_requests_waiting"})
 _AT_WORK: Final = frozenset({"ovms_current_requests", "ovms_current_graphs"})
 
 
@@ -60,6 +67,10 @@ class Look:
     at_work: Counter[Key] = field(default_factory=Counter)
     memory: dict[Key, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     queued: Counter[str] = field(default_factory=Counter)
+    process_bytes: Counter[str] = field(default_factory=Counter)
+    sequences: dict[Key, int] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
+    cache_usage: dict[str, float] = field(default_factory=dict)
     resident_bytes: float | None = None
     cpu_seconds: float | None = None
     connections: Counter[str] = field(default_factory=Counter)
@@ -68,7 +79,11 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class ServableFigures:
-    """One version of one servable: rates a second, times in milliseconds; None is what nobody can tell."""
+    """One version of one servable: rates a second, times in milliseconds; None is what nobody can tell.
+
+    ``queued`` are calls that wait for a place, a thread or a batch of texts; ``memory_bytes`` what the load took, and
+    what its worker processes have; ``cache_usage`` is from 0 to 1.
+    """
 
     name: str
     version: str
@@ -80,6 +95,9 @@ class ServableFigures:
     p50_ms: float | None
     p99_ms: float | None
     memory_bytes: int | None
+    sequences: int | None = None
+    tokens_per_second: float | None = None
+    cache_usage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +135,16 @@ def _read_sample(look: Look, name: str, labels: Mapping[str, str], value: float)
         look.failures[key] += int(value)
     elif bare in _AT_WORK:
         look.at_work[key] += int(value)
-    elif bare == "ovmstrio_queued_requests":
-        look.queued[key[0]] += int(value)
+    elif bare in _WAITING:
+        look.queued[key[0] or labels.get("model_name", "")] += int(value)
+    elif bare == "ovmstrio_worker_memory_bytes":
+        look.process_bytes[key[0]] += int(value)
+    elif bare == "ovmstrio_sequences":
+        look.sequences[key] = int(value)
+    elif bare == "ovmstrio_llm_generation_tokens":
+        look.tokens[labels["model_name"]] = value
+    elif bare == "ovmstrio_llm_kv_cache_usage":
+        look.cache_usage[labels["model_name"]] = value
     elif bare == "ovmstrio_memory_bytes":
         look.memory[key][labels["part"]] = value
     else:
@@ -157,6 +183,8 @@ def _servable(state: ModelState, before: Look, now: Look, seconds: float) -> Ser
     failures = sum(now.failures[key] for key in keys)
     earlier = sum(before.failures[key] for key in keys)
     memory = now.memory.get(keys[0], {})
+    is_known = bool(memory) or state.name in now.process_bytes
+    loaded = memory.get("resident", sum(memory.values()))
     return ServableFigures(
         name=state.name,
         version=state.version,
@@ -167,8 +195,18 @@ def _servable(state: ModelState, before: Look, now: Look, seconds: float) -> Ser
         queued=now.queued[state.name],
         p50_ms=quantile(times, 0.5),
         p99_ms=quantile(times, 0.99),
-        memory_bytes=int(memory.get("resident", sum(memory.values()))) if memory else None,
+        memory_bytes=int(loaded) + now.process_bytes[state.name] if is_known else None,
+        sequences=now.sequences.get(keys[0]),
+        tokens_per_second=_rate(now.tokens.get(state.name), before.tokens.get(state.name, 0.0), seconds),
+        cache_usage=now.cache_usage.get(state.name),
     )
+
+
+def _rate(now: float | None, before: float, seconds: float) -> float | None:
+    """Give what came a second; a counter that has become smaller began at zero."""
+    if now is None:
+        return None
+    return (now - before if now >= before else now) / seconds
 
 
 def _sum(times: Mapping[Key, Counter[float]], keys: Iterable[Key]) -> Counter[float]:

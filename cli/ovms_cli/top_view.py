@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from rich import box
@@ -16,13 +16,13 @@ from ovms_cli.problems import safe
 from ovms_cli.top_figures import ServableFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
 
     from ovms_cli.top_figures import Figures
 
-__all__ = ["draw", "exact_table", "figures_table"]
+__all__ = ["BUSIEST", "SORTS", "draw", "exact_table", "figures_table", "in_order"]
 
 _COLOURS: Final = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "dim"}
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -37,24 +37,62 @@ _GAP: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column; those of the lowest ``rank`` are the last to give way to the width of the terminal."""
+    """A column; those of the lowest ``rank`` are the last to give way to the width of the terminal.
+
+    One that ``is_optional`` is there where any servable has something in it; rows are sorted by ``value``.
+    """
 
     title: str
     rank: int
     cell: Callable[[ServableFigures], str]
+    value: Callable[[ServableFigures], float | str | None]
+    is_optional: bool = False
 
 
 _COLUMNS: Final = (
-    _Column("version", 8, lambda each: each.version),
-    _Column("state", 5, lambda each: each.state),
-    _Column("req/s", 0, lambda each: _number(each.requests_per_second)),
-    _Column("err/s", 2, lambda each: _number(each.errors_per_second)),
-    _Column("busy", 3, lambda each: str(each.in_flight)),
-    _Column("queue", 6, lambda each: str(each.queued)),
-    _Column("p50", 4, lambda each: _time(each.p50_ms)),
-    _Column("p99", 1, lambda each: _time(each.p99_ms)),
-    _Column("memory", 7, lambda each: _size(each.memory_bytes)),
+    _Column("version", 8, lambda each: each.version, lambda each: each.version),
+    _Column("state", 5, lambda each: each.state, lambda each: each.state),
+    _Column("req/s", 0, lambda each: _number(each.requests_per_second), lambda each: each.requests_per_second),
+    _Column("err/s", 2, lambda each: _number(each.errors_per_second), lambda each: each.errors_per_second),
+    _Column("busy", 3, lambda each: str(each.in_flight), lambda each: each.in_flight),
+    _Column("queue", 6, lambda each: str(each.queued), lambda each: each.queued),
+    _Column("p50", 4, lambda each: _time(each.p50_ms), lambda each: each.p50_ms),
+    _Column("p99", 1, lambda each: _time(each.p99_ms), lambda each: each.p99_ms),
+    _Column("seq", 9, lambda each: _or_empty(each.sequences), lambda each: each.sequences, is_optional=True),
+    _Column(
+        "tok/s",
+        10,
+        lambda each: _or_empty(each.tokens_per_second, _number),
+        lambda each: each.tokens_per_second,
+        is_optional=True,
+    ),
+    _Column("KV", 11, lambda each: _share(each.cache_usage), lambda each: each.cache_usage, is_optional=True),
+    _Column("memory", 7, lambda each: _size(each.memory_bytes), lambda each: each.memory_bytes),
 )
+
+
+SORTS: Final = (_NAMES, *(column.title for column in _COLUMNS))
+"""What rows can be sorted by."""
+BUSIEST: Final = "req/s"
+_SORTED: Final = "\N{BLACK DOWN-POINTING SMALL TRIANGLE}"
+
+
+def in_order(figures: Figures, by: str, *, is_reversed: bool = False) -> Figures:
+    """Sort the rows: texts from their beginning, numbers from the largest, what nobody can tell last; or reversed."""
+    column = next((each for each in _COLUMNS if each.title == by), None)
+
+    def value(each: ServableFigures) -> float | str:
+        found = each.name if column is None else column.value(each)
+        return found if isinstance(found, str) else -1.0 if found is None else float(found)
+
+    texts = column is None or by in {"version", "state"}
+    rows = sorted(figures.servables, key=value, reverse=texts == is_reversed)
+    return replace(figures, servables=rows)
+
+
+def _columns_of(servables: Sequence[ServableFigures]) -> list[_Column]:
+    """Leave out the columns in which no servable has anything."""
+    return [each for each in _COLUMNS if not each.is_optional or any(map(each.cell, servables))]
 
 
 def exact_table(figures: Figures) -> Table:
@@ -69,13 +107,16 @@ def exact_table(figures: Figures) -> Table:
 
 def figures_table(figures: Figures) -> Table:
     """Give all columns, however wide."""
-    table = data_table("servable", *(column.title for column in _COLUMNS))
+    columns = _columns_of(figures.servables)
+    table = data_table("servable", *(column.title for column in columns))
     for each in figures.servables:
-        table.add_row(safe(each.name), *(safe(column.cell(each)) for column in _COLUMNS))
+        table.add_row(safe(each.name), *(safe(column.cell(each)) for column in columns))
     return table
 
 
-def draw(figures: Figures | None, address: str, trouble: str, width: int, height: int) -> RenderableType:
+def draw(
+    figures: Figures | None, address: str, trouble: str, width: int, height: int, *, by: str = ""
+) -> RenderableType:
     """Draw what fits a terminal.
 
     Args:
@@ -84,6 +125,7 @@ def draw(figures: Figures | None, address: str, trouble: str, width: int, height
         trouble: why there are none of the moment, empty if there are.
         width: columns.
         height: lines.
+        by: what the rows are sorted by, which is marked; empty for nothing.
     """
     head = Text(_shown(address), style="bold")
     if figures is not None:
@@ -97,9 +139,11 @@ def draw(figures: Figures | None, address: str, trouble: str, width: int, height
     room = max(1, height - len(wrapped) - 3)
     shown = figures.servables[:room]
     left_out = len(figures.servables) - len(shown)
-    foot = Text(f"{left_out} more; " if left_out else "", style="dim").append("q quits")
+    foot = Text(f"{left_out} more; " if left_out else "", style="dim").append(
+        f"sorted by {by}; s sorts by the next, r the other way round; q quits" if by else "q quits"
+    )
     foot.truncate(width)
-    return Group(*wrapped, _fitting(shown, width, style="dim" if trouble else ""), foot)
+    return Group(*wrapped, _fitting(shown, width, "dim" if trouble else "", by), foot)
 
 
 def _server(figures: Figures) -> Text:
@@ -117,12 +161,14 @@ def _server(figures: Figures) -> Text:
     return text.append("  ").append("  ".join(parts))
 
 
-def _fitting(servables: list[ServableFigures], width: int, style: str) -> Table:
+def _fitting(servables: list[ServableFigures], width: int, style: str, by: str) -> Table:
     """Make a table of the columns for which there is room beside names of a useful length."""
-    cells = {column.title: [column.title, *map(column.cell, servables)] for column in _COLUMNS}
+    every = _columns_of(servables)
+    titles = {column.title: column.title + (_SORTED if column.title == by else "") for column in every}
+    cells = {column.title: [titles[column.title], *map(column.cell, servables)] for column in every}
     widths = {title: max(map(len, column)) + _GAP for title, column in cells.items()}
     names = max([cell_len(_shown(each.name)) for each in servables] + [len(_NAMES)])
-    kept = sorted(_COLUMNS, key=lambda column: column.rank)
+    kept = sorted(every, key=lambda column: (column.title != by, column.rank))
 
     def left() -> int:
         return width - sum(widths[column.title] + _GAP for column in kept)
@@ -131,9 +177,9 @@ def _fitting(servables: list[ServableFigures], width: int, style: str) -> Table:
         kept.pop()
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, style=style, header_style="bold")
     table.add_column(_NAMES, no_wrap=True, overflow="ellipsis", width=max(1, min(names, left())))
-    columns = [column for column in _COLUMNS if column in kept]
+    columns = [column for column in every if column in kept]
     for column in columns:
-        table.add_column(column.title, no_wrap=True, justify="right", width=widths[column.title])
+        table.add_column(titles[column.title], no_wrap=True, justify="right", width=widths[column.title])
     for each in servables:
         name = Text(_shown(each.name), style="" if each.state == "READY" else _COLOURS.get(each.state, "red"))
         table.add_row(name, *(Text(column.cell(each)) for column in columns), style=style)
@@ -147,6 +193,14 @@ def _shown(text: str) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= _TEN or not value else f"{value:.1f}"
+
+
+def _or_empty(number: float | None, shown: Callable[[float], str] = str) -> str:
+    return "" if number is None else shown(number)
+
+
+def _share(part: float | None) -> str:
+    return "" if part is None else f"{part:.0%}"
 
 
 def _time(milliseconds: float | None) -> str:

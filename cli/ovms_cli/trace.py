@@ -15,7 +15,7 @@ from ovms_cli.tables import JsonOption, Output, chosen, print_csv
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["register"]
+__all__ = ["register", "watch_stages"]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,24 +41,29 @@ def trace(
 
     Exits with 1 if the server has no such figures, with 2 if it does not answer, with 64 if the command line is wrong.
     """
+    watch_stages(target, "", timeout, None if once else interval, chosen(output, as_json=as_json))
+
+
+def watch_stages(target: str, service: str, patience: float, interval: float | None, form: Output) -> None:
+    """Show the stages of a pipeline, once without an interval; ``service`` is its name in a server of several."""
     import trio
 
     from ovms_cli.trace_figures import NoFigures, NoServer, NoTarget, find_url
 
     try:
         with ending_with(EX_USAGE, NoTarget), ending_with(1, NoFigures), ending_with(EX_UNREACHABLE, NoServer):
-            trio.run(_watch, find_url(target), timeout, None if once else interval, chosen(output, as_json=as_json))
+            trio.run(_watch, find_url(target), service, patience, interval, form)
     except KeyboardInterrupt:
         raise typer.Exit(EX_INTERRUPTED) from None
 
 
-async def _watch(url: str, patience: float, interval: float | None, form: Output) -> None:
+async def _watch(url: str, service: str, patience: float, interval: float | None, form: Output) -> None:
     """Show the figures again and again, once if there is no interval; owns a client, may be cancelled at any time."""
     from rich.live import Live
 
     from ovms_cli.trace_figures import HEADER, draw, open_source, print_figures, rows
 
-    async with open_source(url, patience) as read:
+    async with open_source(url, patience, service) as read:
         console = stdout()
         if form is Output.JSON:
             await _repeat(read, lambda figures: typer.echo(json.dumps(figures)), interval)

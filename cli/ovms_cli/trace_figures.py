@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 import typer
@@ -77,22 +79,27 @@ def _http_port(file: Path) -> int:
 
 
 @asynccontextmanager
-async def open_source(url: str, patience: float) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
-    """Give what reads the figures, waiting for so many seconds each time.
+async def open_source(
+    url: str, patience: float, service: str = ""
+) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+    """Give what reads the figures, of a service in a server of several if one is named, waiting for so long each time.
 
     Owns the connection until the block is left; may be cancelled at any time.
     """
-    async with httpx.AsyncClient(base_url=url, timeout=patience, trust_env=False) as client:
+    path = f"/{quote(service, safe='')}{_TRACE_PATH}" if service else _TRACE_PATH
+    key = os.environ.get("OVMS_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(base_url=url, timeout=patience, trust_env=False, headers=headers) as client:
 
         async def read() -> dict[str, Any]:
             """Read the figures of now; raises NoServer or NoFigures, and may be cancelled."""
             try:
-                answer = await client.get(_TRACE_PATH)
+                answer = await client.get(path)
             except httpx.TransportError as error:
                 raise NoServer(
                     f"{url} does not answer: {str(error) or type(error).__name__}; is the server running?"
                 ) from None
-            return _figures(answer, url)
+            return _figures(answer, f"{url}{path}")
 
         yield read
 
@@ -104,9 +111,7 @@ def _figures(answer: httpx.Response, url: str) -> dict[str, Any]:
         figures = None
     if not isinstance(figures, dict) or not {"ops", "requests", "channels"} <= set(figures):
         status = answer.status_code
-        raise NoFigures(
-            f"{url}{_TRACE_PATH} has no figures of a pipeline (status {status}): is it a pipeline's HTTP port?"
-        )
+        raise NoFigures(f"{url} has no figures of a pipeline (status {status}): is it a pipeline's HTTP port?")
     return figures
 
 

@@ -119,6 +119,7 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests that wait for a place (max_concurrency)."),
     Family("ovmstrio_refused_requests", "counter", ("name",), "Requests refused because as many waited as may."),
     Family("ovmstrio_dropped_log_lines", "counter", (), "Lines of the log for which there was no room."),
+    Family("ovmstrio_sequences", "gauge", _VERSION, "Live sequences of a stateful model."),
     Family("ovmstrio_connections", "gauge", ("interface",), "Connections that are open."),
     Family("process_resident_memory_bytes", "gauge", (), "Memory of the server's process, without others of its."),
     Family("process_cpu_seconds", "counter", (), "Processor time of the server's process, without others of its."),
@@ -130,6 +131,7 @@ LOOP_DELAY: Final = "ovmstrio_event_loop_delay_seconds"
 READ_FAMILIES: Final = frozenset(
     {
         LOOP_DELAY,
+        "ovmstrio_sequences",
         "ovmstrio_stuck_threads",
         "ovmstrio_waiting_calls",
         "ovmstrio_worker_memory_bytes",

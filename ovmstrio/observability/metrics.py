@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import AbstractContextManager
 from functools import cache, cached_property, partial
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
@@ -98,6 +98,10 @@ class Metrics(Meters):
         family = self._read.get(LOOP_DELAY)
         if family is not None:
             self.registry.register(ReadSpread(family, turns))
+
+    def show(self, family: str, read: Callable[[], dict[tuple[str, ...], float]]) -> None:
+        """Show figures that somebody else keeps, by their labels; they are read from any thread."""
+        self._read_all({family: read})
 
     def _read_all(self, figures: Mapping[str, Callable[[], dict[tuple[str, ...], float]]]) -> None:
         for name in figures.keys() & self._read.keys():
@@ -188,7 +192,9 @@ class Metrics(Meters):
         self.child("ovmstrio_dropped_log_lines").inc(dropped - self._dropped_lines)
         self._dropped_lines = dropped
         names = [f"{family}{suffix}" for family in families for suffix in _SUFFIXES]
-        source: Any = self.registry.restricted_registry(names) if names else self.registry
+        source: Any = self.registry
+        if names:
+            source = _Joined(self.registry.restricted_registry(names), self._services.restricted(families))
         if is_open:
             text: bytes = generate_open(source)  # type: ignore[no-untyped-call]
             return _OPEN_TOTAL.sub(_named_as_ovms, text)
@@ -317,6 +323,17 @@ class ServableMetrics(CallMetrics, ServableHooks):
 def _named_as_ovms(found: re.Match[bytes]) -> bytes:
     """Give the line of a family's type, or a sample's name, under the name that scrapers know of OVMS."""
     return b"# TYPE %b unknown" % found[1] if found[1] else found[2]
+
+
+class _Joined:
+    """Collectors one after the other."""
+
+    def __init__(self, *collectors: Any) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterable[Any]:
+        """Give the families of each."""
+        return chain.from_iterable(each.collect() for each in self._collectors)
 
 
 class _Off:

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from ovmstrio.observability.vllm_names import with_vllm_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ovmstrio.core.hooks import Collectors
 
@@ -47,3 +47,21 @@ class ServiceMetrics:
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 family.samples += [each._replace(labels=labels | each.labels) for each in found.samples]
         return with_vllm_names(families.values()) if self._has_vllm_names else families.values()
+
+    def restricted(self, families: Sequence[str]) -> RestrictedServiceMetrics:
+        """Give the families of these names, or that have samples so called."""
+        return RestrictedServiceMetrics(self, families)
+
+
+class RestrictedServiceMetrics:
+    """A collector of some families of services, which nobody knows by name before they are collected."""
+
+    def __init__(self, metrics: ServiceMetrics, families: Sequence[str]) -> None:
+        self._metrics = metrics
+        self._families = frozenset(families)
+
+    def collect(self) -> Iterable[Metric]:
+        """Give them."""
+        for family in self._metrics.collect():
+            if {family.name, f"{family.name}_total"} & self._families:
+                yield family

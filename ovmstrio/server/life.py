@@ -463,6 +463,10 @@ class _Server:
         nursery.start_soon(self._plan.notifier.follow, plane.readiness, plane.wait_change)
         nursery.start_soon(self._plan.notifier.show_life)
         sequences = self._registry.context.shared(SequenceManagers)
+        if self._metrics is not None:
+            self._metrics.show(
+                "ovmstrio_sequences", lambda: {(each.name, str(each.version)): len(each) for each in sequences}
+            )
         nursery.start_soon(clean_sequences, sequences, self._settings.sequence_cleaner_poll_wait_minutes)
         self._is_serving = True
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))

@@ -15,19 +15,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
 from ovms_cli.top_figures import FAMILIES, Figures, Look, ServableFigures, figures_between, quantile, read_look
-from ovms_cli.top_view import draw
+from ovms_cli.top_view import draw, in_order
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST
 from ovmstrio.client import ModelState
 from ovmstrio.core.events import OK, CallEvent
 from ovmstrio.core.metric_families import BUCKETS_US
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.runtimes.generation.text_metrics import TextMetrics
 from tests.support import ir
+from tests.support.all_kinds import write_all_kinds
 from tests.support.processes import environment, free_ports, run_ovms, serving
 
 ENOUGH_SECONDS = 60
@@ -119,6 +122,59 @@ def test_a_quantile_is_in_the_bucket_of_the_call_that_it_is(times: list[float], 
     assert low * 0.999 <= found <= high * 1.001
 
 
+def test_texts_sequences_and_processes_are_in_the_figures() -> None:
+    """Each where there is one; what waits for a batch of texts waits as what waits for a place does."""
+    metrics, text = Metrics(), TextMetrics("t")
+    states = ("t", "1", "READY"), ("s", "2", "READY")
+    metrics.show("ovmstrio_sequences", lambda: {("s", "2"): 3})
+    metrics.show("ovmstrio_worker_memory_bytes", lambda: {("t",): 4096})
+    with metrics.collecting((text,), ""):
+        text.generation_tokens.inc(10)
+        before = look(metrics, 10.0, *states)
+        text.generation_tokens.inc(50)
+        text.waiting.set(2)
+        text.cache_usage.set(0.5)
+        found = {each.name: each for each in figures_between(before, look(metrics, 12.0, *states)).servables}
+    assert (found["t"].tokens_per_second, found["t"].cache_usage, found["t"].queued) == (25, 0.5, 2)
+    assert (found["t"].memory_bytes, found["t"].sequences) == (4096, None)
+    assert (found["s"].sequences, found["s"].tokens_per_second, found["s"].memory_bytes) == (3, None, None)
+    titles, _, *rows = drawn(120, 20, Figures(True, None, None, {}, [found["s"], found["t"]]))[1:]
+    assert titles.split()[-4:] == ["seq", "tok/s", "KV", "memory"]
+    assert [row.split()[-1] for row in rows[:2]] == ["3", "KiB"]
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [
+        ("req/s", ["b", "a", "c"]),
+        ("servable", ["a", "b", "c"]),
+        ("state", ["c", "a", "b"]),
+        ("p99", ["c", "a", "b"]),
+        ("memory", ["a", "c", "b"]),
+    ],
+)
+def test_rows_are_sorted_by_any_column(by: str, expected: list[str]) -> None:
+    """Texts from their beginning, numbers from the largest, and what nobody can tell last; or the other way round."""
+    rows = [
+        ServableFigures("a", "1", "READY", 2, 0, 0, 0, None, 2.0, 10),
+        ServableFigures("b", "1", "READY", 3, 0, 0, 0, None, None, None),
+        ServableFigures("c", "1", "LOADING", 1, 0, 0, 0, None, 5.0, 5),
+    ]
+    shown = Figures(True, None, None, {}, rows)
+    assert [each.name for each in in_order(shown, by).servables] == expected
+    if by != "state":
+        assert [each.name for each in in_order(shown, by, is_reversed=True).servables] == expected[::-1]
+
+
+def test_the_column_of_the_order_is_marked_and_stays() -> None:
+    """However narrow the terminal is."""
+    console = Console(width=40, height=20, color_system=None, force_terminal=True)
+    with console.capture() as captured:
+        console.print(draw(figures("a", "b"), "x", "", 40, 20, by="memory"))
+    titles = next(line for line in captured.get().splitlines() if line.startswith("servable"))
+    assert "memory\N{BLACK DOWN-POINTING SMALL TRIANGLE}" in titles
+
+
 def test_without_calls_there_are_no_times() -> None:
     """Neither without buckets nor with empty ones."""
     assert quantile({}, 0.5) is None
@@ -197,6 +253,19 @@ def test_a_pipe_and_scripts_get_one_interval(tmp_path: Path) -> None:
     assert [each.returncode for each in (table, as_json, as_csv, refused)] == [0, 0, 0, 2]
 
 
+def test_stages_of_ops_are_a_view_of_their_own(tmp_path: Path) -> None:
+    """In a server of several services by the name of the pipeline; an order that there is not is an error."""
+    with serving("--config_path", str(write_all_kinds(tmp_path))) as server:
+        url = ("--url", server.rest.removeprefix("http://"), "--once")
+        done = run_ovms("top", *url, "--stages", "ops", "--output", "json")
+        assert set(json.loads(done.stdout)["ops"]) == {"count"}, done.stderr
+        other = run_ovms("top", *url, "--stages", "model")
+        unknown = run_ovms("top", *url, "--sort", "weight")
+    assert (other.returncode, unknown.returncode) == (1, 64)
+    assert "has no figures of a pipeline" in other.stderr
+    assert "expected one of servable, version, state" in unknown.stderr
+
+
 def test_without_metrics_the_reason_is_told(tmp_path: Path) -> None:
     """They may be turned off."""
     ir.save(ir.dummy(), tmp_path, "m")
@@ -220,6 +289,10 @@ class OnTerminal:
             ready, _, _ = select.select([self._terminal], [], [], max(0.0, ends - time.monotonic()))
             assert ready, seen.decode(errors="replace")
             seen += os.read(self._terminal, 65_536)
+
+    def type(self, key: bytes) -> None:
+        """Press a key that ends nothing."""
+        os.write(self._terminal, key)
 
     def press(self, key: bytes) -> int:
         """Press a key; gives the code that the command ends with."""
@@ -252,6 +325,9 @@ def test_a_server_that_goes_away_is_asked_again(tmp_path: Path) -> None:
         on_terminal(server.rest.removeprefix("http://")) as top,
     ):
         top.wait_for("model_in_sight")
+        top.wait_for("sorted by req/s")
+        top.type(b"s")
+        top.wait_for("sorted by err/s")
         server.stop()
         top.wait_for("trying again")
         assert top.press(b"q") == 0

@@ -51,3 +51,15 @@ def test_without_being_asked_for_they_are_not_there() -> None:
     metrics = Metrics()
     with metrics.collecting((_counted(),), ""):
         assert _told(metrics) == {}
+
+
+def test_families_of_services_can_be_asked_for_by_name() -> None:
+    """Alone, like the server's; no other one comes with them."""
+    metrics = Metrics()
+    with metrics.collecting((_counted(),), ""):
+        text = metrics.render(["ovmstrio_llm_generation_tokens", "ovmstrio_llm_requests_waiting"]).decode()
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    assert samples == [
+        'ovmstrio_llm_requests_waiting{model_name="m"} 2.0',
+        'ovmstrio_llm_generation_tokens_total{model_name="m"} 7.0',
+    ]
