@@ -20,6 +20,10 @@ demo *args:
 test *args:
     {{ bin }}/pytest -n 2 --dist loadfile --max-worker-restart 0 {{ args }}
 
+# Build the container's image without Docker, and run it: needs Debian's buildah, mmdebstrap and bubblewrap, and root.
+image:
+    OVMSTRIO_TRY_IMAGE=1 {{ bin }}/pytest tests/deploy/test_image.py --run-slow
+
 # Check form, types and the direction of imports.
 lint:
     {{ bin }}/ruff format --check .
