@@ -4,12 +4,12 @@ import { h, s, setClass, setText } from "./dom.js";
 import * as format from "./format.js";
 
 const WIDE = { width: 172, gapAlong: 74, gapAcross: 24 };
-const TALL = { width: 220, gapAlong: 58, gapAcross: 18 };
+const TALL = { width: 150, gapAlong: 54, gapAcross: 14 };
 const LINE = 15;
 const PAD = 9;
 const MARGIN = 14;
 const FIGURES = 2;
-const LETTERS = 25;
+const LETTER = 6.7;
 const SWEEPS = 6;
 
 function cut(text, most) {
@@ -205,7 +205,7 @@ export function draw(drawing, isTall, name) {
       let y = PAD + LINE - 4;
       const write = (text, kind) => {
         const line = s("text" + (kind ? "." + kind : ""), { x: PAD, y });
-        setText(line, cut(text, LETTERS));
+        setText(line, cut(text, Math.floor(frame.width / LETTER)));
         group.append(line);
         y += LINE;
         return line;

@@ -5,6 +5,7 @@ import { chart } from "./charts.js";
 import { h, replace, setText } from "./dom.js";
 import { between, draw, fill, nodeTable } from "./drawing.js";
 import * as format from "./format.js";
+import { layersPanel } from "./layers.js";
 import { state } from "./live.js";
 import { serviceActions } from "./actions.js";
 import { stateBadge } from "./services.js";
@@ -38,6 +39,7 @@ export function serviceView([name]) {
   let before = null;
   let loads = "";
   let trial = null;
+  let layers = null;
   const charts = [
     chart("Requests a second", [{ key: "rate", title: "", kind: "one", value: (point) => point.rate }, { key: "error_rate", title: "failed", kind: "bad", value: (point) => point.error_rate }], format.rate),
     chart("Latency", [{ key: "p50", title: "p50", kind: "one", value: (point) => point.p50 }, { key: "p99", title: "p99", kind: "two", value: (point) => point.p99 }], format.ms),
@@ -95,12 +97,13 @@ export function serviceView([name]) {
     if (trial) trial.close();
     trial = document_.problem ? null : tryIt(document_);
     table = document_.drawing ? nodeTable(document_.drawing) : null;
+    layers = document_.kind === "model" && !document_.problem ? layersPanel(name) : null;
     const about = h("div.panel", { "aria-label": "What it is" }, h("h2", {}, "What it is"), facts, tensors("Inputs", document_.inputs || []), tensors("Outputs", document_.outputs || []), h("h3", {}, "Versions"), h("div", { id: "versions" }, versions(document_)));
     replace(body,
       document_.problem && h("p.problem", {}, document_.problem),
       document_.drawing && h("div.panel.wide", {}, h("h2", {}, "How it is wired"), picture, table.element),
       h("div.columns", {},
-        h("div", {}, h("div.panel", {}, h("h2", {}, "Now"), h("div.charts", {}, charts.map((each) => each.element))), about, h("div.panel.sequences", { hidden: !document_.sequences }, sequences)),
+        h("div", {}, h("div.panel", {}, h("h2", {}, "Now"), h("div.charts", {}, charts.map((each) => each.element))), about, layers && layers.element, h("div.panel.sequences", { hidden: !document_.sequences }, sequences)),
         trial ? h("div.panel", {}, h("h2", {}, "Try it"), trial.element) : null));
     showFacts(document_);
     showSequences(document_);
@@ -116,6 +119,7 @@ export function serviceView([name]) {
     setText(reason, row.reason);
     setText(head.querySelector("#kind"), row.kind);
     actions.update(row);
+    if (layers) layers.update();
     const list = body.querySelector("#versions");
     if (list) replace(list, versions(row));
   }
