@@ -1,4 +1,4 @@
-"""The signals that end a server: the first drains, the second stops at once."""
+"""The signals that end a server, at the first gently, and the one that renews its processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 import trio
 
-__all__ = ["obey_signals"]
+__all__ = ["obey_renewals", "obey_signals"]
 
 log = structlog.get_logger(__name__)
 
@@ -42,3 +42,21 @@ async def obey_signals(
                     return
                 log.info("draining", signal=signal.Signals(number).name)
                 nursery.start_soon(drain)
+
+
+async def obey_renewals(
+    renew: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Renew at each SIGHUP, one time after the other.
+
+    Args:
+        renew: starts the processes of a server anew.
+        task_status: is told once the signal is heard.
+
+    Cancellation: at any checkpoint, the renewal's too; the signal has its usual effect again.
+    """
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            log.info("renewing processes")
+            await renew()

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +357,76 @@ def test_sequences_come_back_with_their_processes(tmp_path: Path) -> None:
             assert [each["requests"] for each in listed] == [2] * 6
         for identity in range(1, 7):
             assert _sums(_step(client, sequence_id=identity))[0] == [3.0, 6.0]
+
+
+# Renewal
+
+
+def test_processes_are_renewed_one_after_the_other_and_nothing_is_lost(tmp_path: Path) -> None:
+    """By SIGHUP, with what is configured then, while clients are busy; a file that cannot be used changes nothing."""
+    file = _configure(tmp_path)
+    log = tmp_path / "log"
+    options = ("--workers", "2", "--file_system_poll_wait_seconds", "0")
+    with (
+        serving("--config_path", str(file), *options, log=log) as server,
+        _busy_clients(server) as (answered, failures),
+    ):
+        before = _pids(server)
+        text = file.read_text(encoding="utf-8")
+        file.write_text("{", encoding="utf-8")
+        server.process.send_signal(signal.SIGHUP)
+        _until(lambda: "processes not renewed" in server.printed_so_far())
+        assert _pids(server) == before
+        entry = '{"config": {"name": "other", "base_path": "' + str(tmp_path / "dummy") + '"}}, '
+        place = text.index("[") + 1
+        file.write_text(text[:place] + entry + text[place:], encoding="utf-8")
+        server.process.send_signal(signal.SIGHUP)
+        _until(lambda: "processes renewed" in server.printed_so_far())
+        assert _pids(server).isdisjoint(before)
+        with ExitStack() as stack:
+            for client in _connections(server, stack, 4):
+                assert client.get("/v2/models/other/ready").status_code == 200
+        goals = [count + 3 for count in answered]
+        _until(lambda: all(count >= goal for count, goal in zip(answered, goals, strict=True)))
+        assert server.get("/v2/health/ready").status_code == 200
+    assert not failures
+
+
+@contextmanager
+def _busy_clients(server: OvmsProcess) -> Iterator[tuple[list[int], list[str]]]:
+    """Call again and again over both protocols until the block ends; gives what was answered, and what failed."""
+    answered, failures, over = [0, 0], list[str](), threading.Event()
+
+    def call_rest() -> None:
+        with httpx.Client(base_url=server.rest, timeout=SECONDS) as client:
+            while not over.wait(0.005):
+                try:
+                    answer = client.post("/v2/models/dummy/infer", json=ROW)
+                except httpx.TransportError as error:
+                    failures.append(repr(error))
+                    continue
+                if answer.status_code != 200:
+                    failures.append(answer.text)
+                answered[0] += 1
+
+    def call_grpc() -> None:
+        given = tritonclient.grpc.InferInput("b", [1, 10], "FP32")
+        given.set_data_from_numpy(np.ones((1, 10), np.float32))
+        with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
+            while not over.wait(0.005):
+                try:
+                    assert client.infer("dummy", [given]).as_numpy("a").tolist() == [[2.0] * 10]
+                except tritonclient.grpc.InferenceServerException as error:
+                    failures.append(repr(error))
+                    continue
+                answered[1] += 1
+
+    threads = [threading.Thread(target=each) for each in (call_rest, call_rest, call_grpc)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answered, failures
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()

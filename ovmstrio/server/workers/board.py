@@ -107,7 +107,16 @@ class Board:
 
     def all_ready(self) -> bool:
         """Tell whether every process can serve, and is to."""
-        return not self.is_draining and all(self.is_ready(row) for row in range(self.rows))
+        return not self.is_draining and all(self.is_ready(row) or self.replaced == row for row in range(self.rows))
+
+    @property
+    def replaced(self) -> int:
+        """The process in whose place another one is being started on purpose, without which the server is ready."""
+        return self._cells[self.rows * _COLUMNS + 2] - 1
+
+    @replaced.setter
+    def replaced(self, row: int) -> None:
+        self._cells[self.rows * _COLUMNS + 2] = row + 1
 
     @property
     def log_level(self) -> int:
@@ -130,7 +139,7 @@ class Board:
 
 def _own_size(rows: int) -> int:
     # Behind the rows are cells that belong to all.
-    return (rows * _COLUMNS + 2) * _BYTES
+    return (rows * _COLUMNS + 3) * _BYTES
 
 
 def _size(rows: int) -> int:

@@ -25,8 +25,9 @@ from ovmstrio.runtimes.models.sequences.store_lock import locked_folder
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import probe_addresses
 from ovmstrio.server.listening import HTTP, HTTP2, open_noted_listeners
+from ovmstrio.server.plan import read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
-from ovmstrio.server.signals import obey_signals
+from ovmstrio.server.signals import obey_renewals, obey_signals
 from ovmstrio.server.workers.board import Board
 from ovmstrio.server.workers.connections import GivenConnection, GivenConnections
 from ovmstrio.server.workers.journal import NO_SLOT, Standing
@@ -54,6 +55,8 @@ _STABLE_SECONDS: Final = 60.0
 """A process that has lived so long is started again without a long pause."""
 _GENTLE: Final = frozenset({0, -signal.SIGINT, -signal.SIGTERM})
 """How processes end that are told to."""
+_RENEWAL_SECONDS: Final = 600.0
+"""What a process gets to load everything that takes another one's place."""
 _END_SECONDS: Final = 15.0
 """What a process gets to end, besides the grace of its requests."""
 
@@ -76,6 +79,7 @@ async def serve_with_workers(plan: Plan, *, handle_signals: bool = True) -> bool
         if handle_signals:
             end = partial(parent.drain, nursery.cancel_scope)
             await nursery.start(obey_signals, end, nursery.cancel_scope)
+            await nursery.start(obey_renewals, parent.renew)
         nursery.start_soon(plan.notifier.show_life)
         await parent.run()
         nursery.cancel_scope.cancel()
@@ -181,6 +185,64 @@ class _Parent:
             await trio.sleep_forever()
         everything.cancel()
 
+    async def renew(self) -> None:
+        """Start another process in the place of each, one after the other, with what is configured now.
+
+        None is ended before its predecessor's successor can answer; nothing is done where the configuration cannot be
+        used, and no more once a process does not become ready.
+
+        Cancellation: leaves it where it is.
+        """
+        if self._draining.is_set() or not self._has_been_ready:
+            return
+        try:
+            await self._check()
+        except ConfigError as error:
+            log.error("processes not renewed", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+            return
+        for kept in self._kept:
+            if not await self._replace(kept):
+                log.error("processes not renewed", row=kept.row, reason="the new process is not ready")
+                return
+        log.info("processes renewed", count=len(self._kept))
+
+    async def _check(self) -> None:
+        """See that what is configured can be served.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        plan = self._plan
+        if not plan.root:
+            read = await read_plan(plan.settings.model_copy(update={"workers": self._board.rows}), plan.kinds)
+            errors = [problem for service in read.spec.services for problem in service.errors]
+            if errors:
+                raise ConfigError(errors)
+
+    async def _replace(self, kept: KeptProcess) -> bool:
+        """Have a process end gently and another one take its place; tells whether that can answer."""
+        old = kept.process
+        if old is None:
+            return False
+        self._board.replaced = kept.row
+        kept.is_replaced = True
+        try:
+            # From here on it gets no connections.
+            await kept.tell(DRAIN)
+            kept.dismiss()
+            with trio.move_on_after(_RENEWAL_SECONDS):
+                while kept.process in (None, old):
+                    await self._changed.wait()
+                kept.is_replaced = False
+                while not (kept.is_ready and self._board.is_ready(kept.row)):
+                    await self._changed.wait()
+                return True
+        finally:
+            kept.is_replaced = False
+            self._board.replaced = -1
+            self._hear(None)
+        return False
+
     # Connections
 
     async def _give_the_last(self) -> None:
@@ -251,7 +313,7 @@ class _Parent:
             await self._pass_on(connection)
 
     def _least_busy(self) -> KeptProcess | None:
-        ready = [kept for kept in self._kept if kept.is_ready]
+        ready = [kept for kept in self._kept if kept.is_ready and not kept.is_replaced]
         return min(ready, key=self._load, default=None)
 
     def _load(self, kept: KeptProcess) -> tuple[int, int]:
@@ -284,7 +346,8 @@ class _Parent:
         was_cut = is_draining and kept.is_ready and code not in _GENTLE
         self._has_cut = self._has_cut or was_cut
         in_flight, lost = self._board.in_flight(kept.row), self._connections.lose(kept.row)
-        if not is_draining or (was_cut and code != CUT):
+        is_wanted = kept.is_replaced and code in _GENTLE
+        if not (is_draining or is_wanted) or (was_cut and code != CUT):
             passed_on = sum(standing.may_be_in_flight for _, standing in lost)
             self._log_end(process.pid, code, max(in_flight - passed_on, 0), passed_on)
         self._board.clear(kept.row)

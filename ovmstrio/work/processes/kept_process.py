@@ -40,6 +40,7 @@ class KeptProcess:
         is_ready: whether there is a process that has answered what it was told first.
         given: how much the process has been given since.
         process: the one that lives, None if there is none.
+        is_replaced: whether the process that ends next is followed by another one at once.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class KeptProcess:
         self._stopping = stopping
         self._changed = changed
         self._ended = ended
+        self.is_replaced = False
 
     async def keep(self) -> None:
         """Run a process, and another one after it, until they are to stop.
@@ -86,6 +88,8 @@ class KeptProcess:
             await self._run_one()
             if self._stopping.is_set():
                 return
+            if self.is_replaced:
+                continue
             seconds = self._backoff.seconds_after(trio.current_time() - started)
             log.warning("starting another worker process", row=self.row, seconds=seconds)
             with trio.move_on_after(seconds):
