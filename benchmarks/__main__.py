@@ -32,6 +32,7 @@ from benchmarks import (
     rest_json,
     stateful,
     text_generation,
+    workers,
 )
 from benchmarks.matrix.command import compare, draw, measure_matrix
 from benchmarks.peers.command import measure_peers
@@ -57,6 +58,7 @@ MEASUREMENTS = {
     "ops_engine": ops_engine,
     "ops_calls": ops_calls,
     "attacks": attacks,
+    "workers": workers,
 }
 
 COMMANDS = {"matrix": measure_matrix, "compare": compare, "chart": draw, "peers": measure_peers}

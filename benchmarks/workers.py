@@ -1,0 +1,153 @@
+"""What several processes cost and bring: CPU of a trivial call, a step that goes to its owner, Python on two cores."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import tritonclient.grpc
+
+from benchmarks.processes import Server, cpu_of_tree, ovms
+from benchmarks.report import Row
+from ovmstrio.runtimes.models.sequences.owners import owner_of
+from tests.support import ir
+
+__all__ = ["run"]
+
+CALLS = 2_000
+ROUNDS = 5
+CLIENTS = 4
+SECONDS = 5.0
+MOST_CPU = 1.1
+MOST_STEP_US = 60
+LEAST_GAIN = 1.8
+
+_HANDLER = """
+class Handler:
+    def handle_post(self, payload):
+        return sum(number * number for number in range(100_000))
+"""
+
+
+def _write(folder: Path) -> Path:
+    ir.save(ir.dummy(), folder, "dummy")
+    ir.save(ir.accumulator(), folder, "acc")
+    project = folder / "busy"
+    project.mkdir()
+    (project / "handler.py").write_text(_HANDLER)
+    (project / "nucleus.yaml").write_text("type: python\npath: handler.py\nname: busy\n")
+    models = [
+        {"name": "dummy", "base_path": str(folder / "dummy")},
+        {"name": "acc", "base_path": str(folder / "acc"), "stateful": True},
+    ]
+    file = folder / "config.json"
+    handlers = [{"name": "busy", "path": str(project)}]
+    entries = [{"config": model} for model in models]
+    file.write_text(json.dumps({"model_config_list": entries, "handler_config_list": handlers}))
+    return file
+
+
+@contextmanager
+def _calling(server: Server, name: str, tensor: str, width: int) -> Iterator[Callable[..., Any]]:
+    given = tritonclient.grpc.InferInput(tensor, [1, width], "FP32")
+    given.set_data_from_numpy(np.ones((1, width), np.float32))
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc}") as client:
+        yield lambda **said: client.infer(name, [given], **said)
+
+
+def _cpu_us(server: Server, call: Callable[[], Any]) -> float:
+    """Measure CPU time of the whole server for a call."""
+    before = cpu_of_tree(server.process)
+    for _ in range(CALLS):
+        call()
+    return (cpu_of_tree(server.process) - before) / CALLS * 1e6
+
+
+def _trivial(one: Server, two: Server) -> Row:
+    with _calling(one, "dummy", "b", 10) as ask_one, _calling(two, "dummy", "b", 10) as ask_two:
+        pairs = [(_cpu_us(one, ask_one), _cpu_us(two, ask_two)) for _ in range(ROUNDS)]
+    alone, shared = (statistics.median(each) for each in zip(*pairs, strict=True))
+    ratio = statistics.median(after / before for before, after in pairs)
+    detail = f"{shared:.0f} us with --workers 2, {alone:.0f} us with one process"
+    return Row("CPU of a trivial call with two workers, ratio", ratio, f"<= {MOST_CPU}", ratio <= MOST_CPU, detail)
+
+
+def _step(two: Server) -> Row:
+    """Compare steps of a sequence that the connection's worker has with those of one that the other has."""
+    with _calling(two, "acc", "x", 2) as ask:
+        ids = [next(each for each in count(1) if owner_of(each, 2) == row) for row in range(2)]
+        for identity in ids:
+            ask(sequence_id=identity, sequence_start=True)
+        pairs = [
+            sorted(_cpu_us(two, lambda identity=identity: ask(sequence_id=identity)) for identity in ids)  # type: ignore[misc]  # the loop's own
+            for _ in range(ROUNDS)
+        ]
+    added = statistics.median(there - here for here, there in pairs)
+    here = statistics.median(pair[0] for pair in pairs)
+    detail = f"a step of a sequence of the worker that got it takes {here:.0f} us"
+    return Row(
+        "CPU that the way to a sequence's owner adds, us", added, f"<= {MOST_STEP_US}", added <= MOST_STEP_US, detail
+    )
+
+
+def _rate(server: Server) -> float:
+    """Count answers of the handler a second, of clients with a connection each."""
+    ends = time.perf_counter() + SECONDS
+    answered = [0] * CLIENTS
+    with ExitStack() as stack:
+        address = f"http://127.0.0.1:{server.rest}"
+        clients = [stack.enter_context(httpx.Client(base_url=address, timeout=60)) for _ in range(CLIENTS)]
+        for client in clients:
+            client.get("/v2/health/live")
+
+        def call(row: int) -> None:
+            while time.perf_counter() < ends:
+                clients[row].post("/busy", json={}).raise_for_status()
+                answered[row] += 1
+
+        threads = [threading.Thread(target=call, args=(row,)) for row in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return sum(answered) / SECONDS
+
+
+def _python(one: Server, two: Server) -> Row:
+    pairs = [(_rate(one), _rate(two)) for _ in range(ROUNDS)]
+    gain = statistics.median(after / before for before, after in pairs)
+    alone, shared = (statistics.median(each) for each in zip(*pairs, strict=True))
+    detail = f"{shared:.0f} a second with --workers 2, {alone:.0f} with one process; clients on the same cores"
+    return Row(
+        "Handler that computes in Python, two workers, gain", gain, f">= {LEAST_GAIN}", gain >= LEAST_GAIN, detail
+    )
+
+
+def _memory(one: Server, two: Server) -> Row:
+    alone, shared = (_proportional_mb(server.process) for server in (one, two))
+    detail = f"{shared:.0f} MB of two workers and their parent, {alone:.0f} MB of one process (PSS)"
+    return Row("Memory of two workers, ratio", shared / alone, "", True, detail)
+
+
+def _proportional_mb(process: psutil.Process) -> float:
+    every = [process, *process.children(recursive=True)]
+    return sum(float(each.memory_full_info().pss) for each in every) / 1e6
+
+
+def run() -> list[Row]:
+    """Measure a server of one process and one of two, one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = _write(Path(folder))
+        with ovms(file) as one, ovms(file, "--workers", "2") as two:
+            return [_trivial(one, two), _step(two), _python(one, two), _memory(one, two)]
