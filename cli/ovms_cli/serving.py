@@ -58,12 +58,15 @@ def usage() -> Iterator[None]:
 
 def set_up_logs(settings: ServerSettings, project: ProjectSpec | None = None) -> None:
     """Log as the settings say, and a project as it says itself; exits with 1 if the log's file cannot be opened."""
+    from ovmstrio.observability.log_level import LOG_LEVEL
+    from ovmstrio.observability.log_trees import read_log_levels
     from ovmstrio.observability.logs import configure_logs
     from ovmstrio.server.project_logs import configure_project_logs
 
     try:
         if project is None:
             configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+            LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
         else:
             configure_project_logs(project.log_level, settings)
     except OSError as error:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+from ovmstrio.observability.log_trees import loggers_of
+
 __all__ = ["LOG_LEVEL", "LevelCell", "LogLevel"]
 
 
@@ -37,6 +39,7 @@ class LogLevel:
         self._is_begun = False
         self._own = logging.NOTSET
         self._floors: dict[str, int] = {}
+        self._parts: dict[str, int] = {}
         self._wanted: list[int] = []
         self._handlers: list[tuple[logging.Handler, int]] = []
         self._cell: LevelCell | None = None
@@ -63,6 +66,22 @@ class LogLevel:
         self._is_begun, self.path, self._floors = True, path, dict(floors)
         self._change(level)
         self.follow()
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The levels of parts of the log that have their own, by the names that they were given by."""
+        return self._parts
+
+    def set_parts(self, levels: Mapping[str, int]) -> None:
+        """Give parts of the log levels of their own in this process, in place of those that were given before.
+
+        Args:
+            levels: by names of loggers, or short ones of :data:`LOG_TREES`; what lies below has the same.
+        """
+        for name in self._parts:
+            logging.getLogger(loggers_of(name)).setLevel(logging.NOTSET)
+        self._parts = dict(levels)
+        self._change(self._own)
 
     @contextmanager
     def shared(self, cell: LevelCell) -> Iterator[None]:
@@ -107,11 +126,13 @@ class LogLevel:
         self._own = level
         for name, floor in self._floors.items():
             logging.getLogger(name).setLevel(max(floor, level))
+        for name, own in self._parts.items():
+            logging.getLogger(loggers_of(name)).setLevel(own)
         self._apply()
 
     def _apply(self) -> None:
         for handler, own in self._handlers:
-            handler.setLevel(max(own, self._own))
+            handler.setLevel(max(own, min(self._own, *self._parts.values())) if self._parts else max(own, self._own))
         lowest = min(self._wanted, default=self._own)
         logging.getLogger().setLevel(min(self._own, lowest) if self._own else lowest)
 

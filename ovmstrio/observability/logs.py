@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
+from ovmstrio.observability.call_ids import add_call_ids
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import FileSink, StandardSink
+from ovmstrio.observability.log_trees import LEVELS
 from ovmstrio.observability.log_writer import LogOutlet
 
 if TYPE_CHECKING:
@@ -25,18 +27,10 @@ __all__ = ["LEVELS", "configure_logs"]
 
 LogFormat = Literal["pretty", "json"]
 
-LEVELS: Final = {
-    "TRACE": logging.DEBUG,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARNING": logging.WARNING,
-    "ERROR": logging.ERROR,
-}
-"""OVMS's level names; Python has nothing below DEBUG, so TRACE is the same as DEBUG."""
-
 _TALKATIVE: Final = ("hypercorn.access", "httpx", "httpcore", "asyncio", "PIL")
 _SHARED: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
+    add_call_ids,
     structlog.stdlib.add_log_level,
     structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -22,6 +22,7 @@ from ovmstrio.config.ovms_json import check_families
 from ovmstrio.config.specs import GraphSpec, ModelSpec, ServerSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.metric_families import families_like
+from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.runtimes.graphs.graph_kind import text_graph_of
 from ovmstrio.server.settings import EVERYWHERE, IGNORED, MODEL, TEXT, ServerSettings
 from ovmstrio.server.text_model_options import is_text_model, text_model, text_problems
@@ -74,7 +75,7 @@ def read_settings(options: Mapping[str, Any], *, foreign: str = "") -> ServerSet
         problems += [_refused(option, fault) for option, fault in bad.items()]
         # The rest is judged with the defaults in place of what was refused.
         settings = ServerSettings.model_validate({name: value for name, value in given.items() if name not in bad})
-    problems += [*_security(settings), *_metric_lists(settings)]
+    problems += [*_security(settings), *_metric_lists(settings), *_log_levels(settings)]
     if foreign:
         problems += [Problem(foreign, path=f"--{name}") for name in sorted(_OF_MODELS & settings.model_fields_set)]
     else:
@@ -261,6 +262,14 @@ def _token_problems(settings: ServerSettings) -> list[Problem]:
 
 
 _THIS_MACHINE: Final = {"localhost", "127.0.0.1", "::1"}
+
+
+def _log_levels(settings: ServerSettings) -> list[Problem]:
+    try:
+        read_log_levels(settings.log_levels or "")
+    except ValueError as error:
+        return [Problem(str(error), path="--log_levels")]
+    return []
 
 
 _METRIC_LISTS: Final = ("metrics_list", "metrics_families")

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -41,6 +41,7 @@ from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.dataplane.whole_server import answer_sibling
+from ovmstrio.observability.access_log import open_access_log
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
 from ovmstrio.observability.recent_past import RecentPast
@@ -197,18 +198,9 @@ async def serve_plan(
     """
     access = await open_access(plan.settings)
     async with WRITER.in_thread(), open_traces(is_watched=_has_console(plan)) as traces:
-        server = _Server(plan, hosting or Hosting(), access, traces)
-        async with trio.open_nursery() as nursery:
-            if handle_signals:
-                end = partial(server.end, nursery.cancel_scope)
-                await nursery.start(obey_signals, end, nursery.cancel_scope)
-            if hosting is not None and hosting.until is not None:
-                nursery.start_soon(server.end_when, hosting.until, nursery.cancel_scope)
-            if hosting is not None and hosting.warned is not None:
-                nursery.start_soon(server.begin_drain_when, hosting.warned)
-            with prints_logged():
-                await server.run(task_status)
-            nursery.cancel_scope.cancel()
+        with open_access_log(plan.settings.access_log) as lines:
+            server = _Server(plan, hosting or Hosting(), access, replace(traces, requests=(*traces.requests, *lines)))
+            await server.live(hosting, handle_signals=handle_signals, task_status=task_status)
     return server.ended_gently
 
 
@@ -353,6 +345,25 @@ class _Server:
                 gauge.set_function(partial(getattr, front_end, "open_connections"))
 
     # Life
+
+    async def live(
+        self, hosting: Hosting | None, *, handle_signals: bool, task_status: trio.TaskStatus[Running]
+    ) -> None:
+        """Serve as :meth:`run`, and obey signals and what hosts the server.
+
+        Raises, Ownership and Cancellation: as :meth:`run`.
+        """
+        async with trio.open_nursery() as nursery:
+            if handle_signals:
+                end = partial(self.end, nursery.cancel_scope)
+                await nursery.start(obey_signals, end, nursery.cancel_scope)
+            if hosting is not None and hosting.until is not None:
+                nursery.start_soon(self.end_when, hosting.until, nursery.cancel_scope)
+            if hosting is not None and hosting.warned is not None:
+                nursery.start_soon(self.begin_drain_when, hosting.warned)
+            with prints_logged():
+                await self.run(task_status)
+            nursery.cancel_scope.cancel()
 
     async def run(self, task_status: trio.TaskStatus[Running]) -> None:
         """Serve until drained.

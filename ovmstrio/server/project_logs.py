@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from cortex_internal.lib.log import JsonFormatter, StdoutHandler
+from ovmstrio.observability.call_ids import add_call_ids
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_sinks import StandardSink
+from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.observability.log_writer import LogOutlet
 from ovmstrio.observability.logs import configure_logs
 
@@ -45,6 +47,7 @@ def configure_project_logs(level: LogLevel, settings: ServerSettings) -> None:
         _log_lines(level)
     else:
         configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+    LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
 
 
 def _log_lines(level: LogLevel) -> None:
@@ -66,6 +69,7 @@ def _log_lines(level: LogLevel) -> None:
         processors=[
             structlog.stdlib.filter_by_level,
             structlog.contextvars.merge_contextvars,
+            add_call_ids,
             _rename_taken,
             structlog.stdlib.render_to_log_kwargs,
         ],

@@ -315,6 +315,14 @@ class ServerSettings(BaseModel):
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
         "INFO", OBSERVABILITY, "Least level that is logged."
     )
+    log_levels: str | None = _setting(
+        None,
+        OBSERVABILITY,
+        "Levels of parts of the log, such as ovmstrio.ops=debug,ovmstrio.registry=error; a name stands for all below.",
+    )
+    access_log: Literal["off", "combined", "json"] = _setting(
+        "off", OBSERVABILITY, "Line for each request on standard output, as web servers write it or with more as JSON."
+    )
     log_path: Path | None = _setting(None, OBSERVABILITY, "File that gets the log as well.")
     log_format: Literal["pretty", "json"] = _setting("pretty", OBSERVABILITY, "Form of log lines.")
     metrics_enable: bool = _setting(True, OBSERVABILITY, "Serve /metrics on the REST port.")

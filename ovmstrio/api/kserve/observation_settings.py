@@ -11,6 +11,7 @@ import structlog
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest, NotSupported
 from ovmstrio.core.texts import cut
 from ovmstrio.observability.log_level import LOG_LEVEL
+from ovmstrio.observability.log_trees import read_log_levels, written_log_levels
 
 __all__ = ["TRACE_SETTINGS", "change_log_settings", "check_trace_settings", "log_settings", "set_log_level"]
 
@@ -27,6 +28,8 @@ _LEVELS: Final = {
     "log_error": logging.ERROR,
 }
 """Triton's settings and the levels that they turn on here, from the least."""
+_PARTS: Final = "log_levels"
+"""A setting beside Triton's: levels of parts of the log."""
 _OFF: Final = logging.CRITICAL
 _ABOVE: Final = dict(zip(_LEVELS, [*list(_LEVELS.values())[1:], _OFF], strict=True))
 _FIXED: Final = {"log_file": "--log_path", "log_format": "--log_format"}
@@ -58,6 +61,7 @@ def log_settings() -> dict[str, bool | int | str]:
         "log_error": on["log_error"],
         _VERBOSE: int(on[_VERBOSE]),
         "log_format": "ISO8601",
+        _PARTS: written_log_levels(LOG_LEVEL.parts),
     }
 
 
@@ -82,9 +86,26 @@ def change_log_settings(asked: Mapping[str, Any]) -> None:
                 f"{name}: expected {present[name]!r}, got {cut(str(asked[name]), _LONGEST)!r}; "
                 f"it is not changed while serving, {option} chooses it at the start"
             )
+    if _PARTS in asked:
+        _set_parts(asked[_PARTS])
     on = [name for name in _LEVELS if name in asked and _is_on(name, asked[name])]
     off = [name for name in _LEVELS if name in asked and name not in on]
     _apply(on, off)
+
+
+def _set_parts(text: object) -> None:
+    """Give parts of the log levels of their own.
+
+    Raises:
+        InvalidRequest: it is not of the form.
+    """
+    try:
+        parts = read_log_levels(str(text))
+    except ValueError as error:
+        raise InvalidRequest(f"{_PARTS}: {error}") from None
+    if parts != LOG_LEVEL.parts:
+        LOG_LEVEL.set_parts(parts)
+        log.info("what is logged of parts was changed", levels=written_log_levels(parts))
 
 
 def set_log_level(level: int) -> None:

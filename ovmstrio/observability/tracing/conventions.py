@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ovmstrio.core.grpc_statuses import GRPC_STATUSES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ovmstrio.core.events import CallEvent, WireRequest
 
-__all__ = ["GRPC_STATUSES", "describe_call", "describe_end", "is_failing_status", "span_name"]
+__all__ = ["describe_call", "describe_end", "is_failing_status", "span_name"]
 
-GRPC_STATUSES: Final = (
-    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
-    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
-    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
-)  # fmt: skip
-"""The names of gRPC's statuses, by number."""
 _SERVERS_FAULT: Final = frozenset(
     GRPC_STATUSES.index(name)
     for name in ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")

@@ -53,7 +53,28 @@ def _events(path: Path) -> list[str]:
 
 
 def _settings(path: Path, **levels: Any) -> dict[str, Any]:
-    return {"log_file": str(path), "log_format": "ISO8601", **levels}
+    return {"log_file": str(path), "log_format": "ISO8601", "log_levels": "", **levels}
+
+
+async def test_parts_of_the_log_have_levels_of_their_own(serving: BothDoors, log: Path) -> None:
+    """By the names that users see; the rest stays as it is, and so does everything that is no level.
+
+    Triton's client of gRPC can send no text.
+    """
+    door = "http"
+    ours, others = (logging.getLogger(f"ovmstrio.runtimes.{name}.tested") for name in ("graphs", "ops"))
+    try:
+        told = await _change(serving, door, {"log_levels": "ovmstrio.graphs=debug"})
+        assert told["log_levels"] == "ovmstrio.graphs=debug"
+        ours.debug("of graphs")
+        others.debug("of ops")
+        with pytest.raises(InferenceServerException, match="expected one of TRACE"):
+            await _change(serving, door, {"log_levels": "ovmstrio.graphs=loud"})
+    finally:
+        await _change(serving, door, {"log_levels": ""})
+    ours.debug("of graphs again")
+
+    assert [event for event in _events(log) if event.startswith("of ")] == ["of graphs"]
 
 
 @pytest.mark.parametrize("door", DOORS)

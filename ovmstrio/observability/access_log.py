@@ -1,0 +1,139 @@
+"""The access log: a line for each request, over gRPC as over HTTP, when it has been answered."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import orjson
+
+from ovmstrio.core.callers import current_caller
+from ovmstrio.core.grpc_statuses import GRPC_STATUSES, http_status_of
+from ovmstrio.observability.log_sinks import StandardSink
+from ovmstrio.observability.log_writer import LogOutlet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ovmstrio.core.events import WireRequest
+
+__all__ = ["AccessLog", "AccessLogForm", "open_access_log"]
+
+AccessLogForm = Literal["off", "json", "combined"]
+
+_LONGEST: Final = 1024
+_LEFT: Final = 499
+"""What is said of a client that has left before it was answered, as other servers do."""
+_UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
+_VERSIONS: Final = {"gRPC": "HTTP/2.0", "HTTP": "HTTP/1.1"}
+
+
+class AccessLog:
+    """Observes requests, and writes a line of each to standard output.
+
+    What a request asks with, in its query, its other headers and its body, is left out, for there may be secrets in it.
+
+    Args:
+        form: ``combined``, as web servers have it, or ``json``, which tells more.
+        outlet: gets the lines; standard output unless given.
+    """
+
+    def __init__(self, form: AccessLogForm, outlet: LogOutlet | None = None) -> None:
+        self._outlet = LogOutlet(StandardSink("stdout")) if outlet is None else outlet
+        self._outlet.setFormatter(logging.Formatter("%(message)s"))
+        self._write = _json_line if form == "json" else _combined_line
+
+    def request_ended(self, request: WireRequest) -> None:
+        """Write the line of a request."""
+        line = self._write(request)
+        self._outlet.handle(logging.LogRecord(__name__, logging.INFO, "", 0, line, None, None))
+
+    def close(self) -> None:
+        """Close the outlet, behind what it has got."""
+        self._outlet.close()
+
+
+@contextmanager
+def open_access_log(form: AccessLogForm) -> Iterator[tuple[AccessLog, ...]]:
+    """Give the access log within the block, or nothing if it is off."""
+    if form == "off":
+        yield ()
+        return
+    with closing(AccessLog(form)) as log:
+        yield (log,)
+
+
+def _json_line(request: WireRequest) -> str:
+    event = request.event
+    document: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "protocol": request.protocol,
+        "client": request.client,
+        "caller": _caller(request),
+        "method": request.method,
+        "path": _path(request),
+        "status": _status(request),
+        "received": request.received or (0 if event is None else event.received),
+        "sent": request.sent or (0 if event is None else event.sent),
+        "milliseconds": round(_seconds(request) * 1e3, 3),
+        "user_agent": request.header("user-agent")[:_LONGEST],
+    }
+    if event is not None:
+        document |= {
+            "name": event.name,
+            "version": event.version,
+            "kind": event.kind,
+            "request_id": event.request_id,
+            "code": event.code,
+            "trace_id": "" if event.span is None else event.span.trace_id,
+        }
+    return orjson.dumps(document).decode()
+
+
+def _combined_line(request: WireRequest) -> str:
+    status = request.status
+    if status < 0:
+        status = _LEFT
+    elif request.protocol == "gRPC":
+        status = http_status_of(status)
+    now = time.localtime()
+    asked = f"{request.method} {_escaped(_path(request))} {_VERSIONS[request.protocol]}"
+    referer, agent = (_escaped(request.header(name)) or "-" for name in ("referer", "user-agent"))
+    return (
+        f"{request.client or '-'} - {_escaped(_caller(request)).replace(' ', '_') or '-'} "
+        f'[{time.strftime("%d/%b/%Y:%H:%M:%S %z", now)}] "{asked}" {status} {request.sent} "{referer}" "{agent}"'
+    )
+
+
+def _status(request: WireRequest) -> int | str | None:
+    """Give the status as its protocol calls it; None for who left."""
+    if request.status < 0:
+        return None
+    return GRPC_STATUSES[request.status] if request.protocol == "gRPC" else request.status
+
+
+def _caller(request: WireRequest) -> str:
+    if request.event is not None and request.event.caller:
+        return request.event.caller
+    caller = current_caller.get()
+    return "" if caller is None else caller.name
+
+
+def _path(request: WireRequest) -> str:
+    return request.target.partition("?")[0][:_LONGEST]
+
+
+def _seconds(request: WireRequest) -> float:
+    event = request.event
+    began = request.started if event is None or request.is_stream else min(request.started, event.started)
+    return perf_counter() - began
+
+
+def _escaped(text: str) -> str:
+    """Keep who asks from writing anything into the log but their own field."""
+    return _UNSAFE.sub(lambda match: f"\\x{ord(match[0]):02x}", text[:_LONGEST])

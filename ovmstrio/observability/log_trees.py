@@ -1,0 +1,67 @@
+"""Levels of parts of the log, by the names that users see: ``ovmstrio.graphs=debug,ovmstrio.remote=warning``.
+
+A name stands for everything below it.  Where a part of the server lies deeper, its short name is enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["LEVELS", "LOG_TREES", "loggers_of", "read_log_levels", "written_log_levels"]
+
+LEVELS: Final = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
+"""OVMS's level names; Python has nothing below DEBUG, so TRACE is the same as DEBUG."""
+
+LOG_TREES: Final[Mapping[str, str]] = {
+    **{
+        f"ovmstrio.{name}": f"ovmstrio.runtimes.{name}"
+        for name in ("generation", "graphs", "handlers", "models", "ops", "pipelines", "remote")
+    },
+    "ovmstrio.grpc": "ovmstrio.wire.grpc",
+    "ovmstrio.http": "ovmstrio.wire.http",
+    "ovmstrio.requests": "ovmstrio.observability.request_log",
+}
+"""Short names, and the loggers that they stand for."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
+_FORM: Final = "such as ovmstrio.graphs=debug,ovmstrio.registry=error"
+
+
+def read_log_levels(text: str) -> dict[str, int]:
+    """Read levels by names.
+
+    Raises:
+        ValueError: it is not of the form, or a level is none; the text says what is wrong.
+    """
+    levels: dict[str, int] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, equals, level = (each.strip() for each in part.partition("="))
+        if not equals or not _NAME.fullmatch(name):
+            raise ValueError(f"expected names and levels {_FORM}, got {part[:80]!r}")
+        number = LEVELS.get(level.upper())
+        if number is None:
+            raise ValueError(f"{name}: expected one of {', '.join(LEVELS)}, got {level[:80]!r}")
+        levels[name] = number
+    return levels
+
+
+def written_log_levels(levels: Mapping[str, int]) -> str:
+    """Write levels as :func:`read_log_levels` reads them."""
+    return ",".join(f"{name}={logging.getLevelName(level).lower()}" for name, level in levels.items())
+
+
+def loggers_of(name: str) -> str:
+    """Give the logger that a name stands for, which may be a part of what a short name stands for."""
+    for short, logger in LOG_TREES.items():
+        if name == short or name.startswith(f"{short}."):
+            return logger + name.removeprefix(short)
+    return name
