@@ -60,7 +60,7 @@ def test_what_is_logged_in_a_call_has_its_ids(tmp_path: Path) -> None:
     path = tmp_path / "log"
     configure_logs(fmt="json", path=path)
     log = structlog.get_logger("ovmstrio.tested")
-    call, span = CallEvent("m", "1", "model", Door("KServe", "REST"), "ModelInfer", "r9"), QuietSpan(0xAB, 0xCD)
+    call, span = CallEvent("m", "1", "model", Door("KServe", "REST"), "ModelInfer", "r9"), QuietSpan(0xAB)
     before = current_event.set(call), current_span.set(span)
     log.info("within")
     current_event.reset(before[0])

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["CallTracing", "WatchedCalls"]
 
 _TRACE_BITS: Final = 128
+_FINE: Final = frozenset({0, 200})
+"""The statuses of gRPC and HTTP of most calls."""
+_SPANS: Final = (QuietSpan, RecordedSpan)
 
 
 class CallTracing:
@@ -71,7 +74,7 @@ class CallTracing:
             span: RecordedSpan | QuietSpan = self._recorded(event, trace, parent)
             event.trace_id = span.trace_id
         else:
-            span = QuietSpan(trace, getrandbits(64), parent)
+            span = QuietSpan(trace, parent)
             if self._user is not None and self._has_user_code(event.kind):
                 span.user = self._user
         event.span = span
@@ -90,7 +93,7 @@ class CallTracing:
         if span is None:
             return
         current_span.set(None)
-        if isinstance(span, QuietSpan | RecordedSpan) and span.user is not None:
+        if isinstance(span, _SPANS) and span.user is not None:
             span.user.leave(None)
         request = event.request
         if request is None or request.is_stream or not self._is_told_of_requests:
@@ -98,8 +101,11 @@ class CallTracing:
 
     def request_ended(self, request: WireRequest) -> None:
         """End the span of the call that a request was."""
-        if request.event is not None and not request.is_stream:
-            self._end(request.event, request)
+        event = request.event
+        if event is None or request.is_stream or (event.code == OK and not event.trace_id and request.status in _FINE):
+            # Most calls are not recorded, and succeed.
+            return
+        self._end(event, request)
 
     def _end(self, event: CallEvent, request: WireRequest | None) -> None:
         span = event.span

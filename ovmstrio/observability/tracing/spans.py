@@ -267,18 +267,22 @@ class RecordedSpan:
 class QuietSpan:
     """The span of a call that is not recorded; all parts of the call have its ids."""
 
-    __slots__ = ("number", "parent", "trace", "user")
+    __slots__ = ("_number", "parent", "trace", "user")
 
     is_recorded = False
     shows_steps = False
 
-    def __init__(
-        self, trace: int, number: int, parent: TraceParent | None = None, user: UserContext | None = None
-    ) -> None:
+    def __init__(self, trace: int, parent: TraceParent | None = None) -> None:
         self.trace = trace
-        self.number = number
         self.parent = parent
-        self.user = user
+        self.user: UserContext | None = None
+        self._number = 0
+
+    @property
+    def number(self) -> int:
+        """Its own id, which is made when somebody asks for it."""
+        self._number = self._number or new_span_id()
+        return self._number
 
     @property
     def trace_id(self) -> str:

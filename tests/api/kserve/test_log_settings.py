@@ -144,7 +144,7 @@ async def test_what_cannot_be_is_refused(
 @pytest.mark.usefixtures("log")
 async def test_other_machines_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may ask over both doors, and change with remote administration alone."""
-    monkeypatch.setattr("ovmstrio.api.admin.locality._is_loopback", lambda _: False)
+    monkeypatch.setattr("ovmstrio.api.admin.locality.is_local", lambda _: False)
     async with serving_both([]) as both:
         for door in DOORS:
             assert (await _present(both, door))["log_info"] is True
