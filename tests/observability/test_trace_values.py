@@ -125,14 +125,19 @@ def test_spans_may_end_in_any_thread() -> None:
     assert len(trace.spans) == 201
 
 
+def _fail_within(call: RecordedSpan) -> None:
+    with part_of_call("failing"):
+        assert current_span.get() is not call
+        raise ModelFailure("the cat is out")
+
+
 def test_a_part_fails_with_its_block_and_is_current_within_it() -> None:
     """Cancellation is an end like others."""
     recent = RecentTraces()
     call = RecordedSpan("call", [recent], 9, kind="server")
     with call.as_current():
-        with pytest.raises(ModelFailure), part_of_call("failing"):
-            assert current_span.get() is not call
-            raise ModelFailure("the cat is out")
+        with pytest.raises(ModelFailure):
+            _fail_within(call)
         assert current_span.get() is call
         for number in range(MOST_EVENTS + 5):
             call.event(f"event {number}")

@@ -76,6 +76,7 @@ class Connection:
     Attributes:
         arrivals: the order of unary requests that are whole.
         calls: the calls whose handlers run, by stream.
+        client: the host at the other end.
         faults: of peers, for the log.
         inflater: decompresses messages.
         mark_dirty: lets the writer send what waits in the core.
@@ -101,6 +102,7 @@ class Connection:
         observer: RequestObserver | None = None,
     ) -> None:
         self.observer = observer
+        self.client = peer.host
         self.arrivals = Arrivals()
         self.core = Http2Core(limits, trio.current_time)
         self.codec = codec

@@ -83,6 +83,7 @@ class CallHost(Protocol):
     failures: FailureTranslator
     faults: RepeatedFaults
     inflater: Inflater
+    client: str
     observer: RequestObserver | None
     peer: Peer
     senders: Senders
@@ -479,7 +480,7 @@ class Call:
     def _begin_told(self) -> WireRequest:
         """Make the request that observers are told of the one that this task answers."""
         head = self.state.head
-        told = WireRequest("gRPC", "POST", self.path, head.headers, self.peer.host)
+        told = WireRequest("gRPC", "POST", self.path, head.headers, self._host.client)
         told.is_stream = self.handler.cardinality.client_streaming
         current_wire_request.set(told)
         return told
