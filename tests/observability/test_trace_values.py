@@ -114,7 +114,12 @@ def test_spans_may_end_in_any_thread() -> None:
     """None is lost."""
     recent = RecentTraces()
     call = RecordedSpan("call", [recent], 7, kind="server")
-    threads = [threading.Thread(target=lambda: [call.add("part", 0.1) for _ in range(50)]) for _ in range(4)]
+
+    def work() -> None:
+        for _ in range(50):
+            call.add("part", 0.1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
