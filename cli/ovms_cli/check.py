@@ -34,6 +34,9 @@ def check(
     ],
     *,
     no_import: Annotated[bool, typer.Option("--no_import", help="do not import handlers")] = False,
+    keys_file: Annotated[
+        Path | None, typer.Option("--keys_file", help="check a file of callers, too", show_default=False)
+    ] = None,
     strict: Strict = False,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
@@ -60,7 +63,7 @@ def check(
     let_scripts_import()
     # What code of users prints is none of the answer.
     with stderr().status(f"checking {config} ..."), redirect_stdout(sys.stderr):
-        report = trio.run(partial(check_config, config, imports=not no_import))
+        report = trio.run(partial(check_config, config, imports=not no_import, keys_file=keys_file))
     if strict:
         report = replace(report, problems=tuple(as_errors(report.problems)))
     form = chosen(output, as_json=as_json)

@@ -13,6 +13,7 @@ from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ovmstrio.api.access.own_headers import without_proof
 from ovmstrio.api.refusals import OvmsRefusals
 from ovmstrio.core.callers import Need
 from ovmstrio.core.events import Door
@@ -131,7 +132,7 @@ class ServiceMounts:
         asked = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
         with await asked as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)
-            answer = await routes.answer_http(request)
+            answer = await routes.answer_http(request._replace(headers=without_proof(request.headers)))
             if answer is not None:
                 return _observed(answer, call)
         return await self._answer_elsewhere(request)

@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from ovmstrio.access.key_file import read_key_file
 from ovmstrio.config.graph_entries import is_graph
 from ovmstrio.config.ovms_json import examine_config
 from ovmstrio.config.specs import AllVersions, ModelSpec, PipelineSpec, ServableSpec, ServerSpec
@@ -62,13 +63,16 @@ class CheckReport:
         return tuple(problem for problem in self.problems if problem.severity != "error")
 
 
-async def check_config(path: Path, *, imports: bool = True, kinds: Kinds = KINDS) -> CheckReport:
+async def check_config(
+    path: Path, *, imports: bool = True, kinds: Kinds = KINDS, keys_file: Path | None = None
+) -> CheckReport:
     """Check a configuration file, a model's directory with all its versions, a graph's, or a handler's project.
 
     Args:
         path: the file or directory.
         imports: whether programs of the user's are loaded, in processes of their own.
         kinds: what may be configured.
+        keys_file: of callers, to be checked as well.
 
     Owns what it loads: each is unloaded before this returns.  Raises nothing for what is wrong with the
     files; that is the report.
@@ -76,6 +80,8 @@ async def check_config(path: Path, *, imports: bool = True, kinds: Kinds = KINDS
     Cancellation: at any checkpoint; a load that has begun is dropped.
     """
     check = _Check(kinds, imports)
+    if keys_file is not None:
+        await check.callers(keys_file)
     if project := await trio.to_thread.run_sync(find_project_file, path):
         await check.project(project)
     else:
@@ -143,6 +149,13 @@ class _Check:
         # What is told before loading is told again by it, and models that share a directory share its problems.
         problems = sorted(dict.fromkeys(self._problems), key=lambda problem: (problem.file, problem.line or 0))
         return CheckReport(tuple(loaded), tuple(problems))
+
+    async def callers(self, path: Path) -> None:
+        """Read a file of callers."""
+        try:
+            await trio.to_thread.run_sync(read_key_file, path)
+        except ConfigError as error:
+            self.add(*error.problems)
 
     async def directory(self, path: Path) -> ServerSpec:
         """Read a graph, or every version of a model, without a configuration; one of many is read by its own."""

@@ -6,6 +6,7 @@ mistake is said here; most others are OVMS's own, and docs/compatibility.md list
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from grpclib.const import Status
@@ -13,12 +14,12 @@ from grpclib.exceptions import GRPCError
 
 from ovmstrio.core import errors
 from ovmstrio.core.errors import ServerError
-from ovmstrio.wire.grpc.replies import RetryLater
+from ovmstrio.wire.grpc.replies import RetryLater, TrailedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["STATUS_OF", "StatusPair", "map_error", "status_of"]
+__all__ = ["STATUS_OF", "StatusPair", "challenge_of", "map_error", "status_of"]
 
 
 class StatusPair(NamedTuple):
@@ -86,5 +87,19 @@ def map_error(error: Exception) -> GRPCError | None:
     if isinstance(error, errors.Overloaded):
         return RetryLater(status_of(error).grpc, error.message, max(1.0, error.retry_after_seconds))
     if isinstance(error, ServerError):
-        return GRPCError(status_of(error).grpc, error.message)
+        status = status_of(error).grpc
+        if wanted := challenge_of(error):
+            return TrailedError(status, error.message, ("www-authenticate", wanted))
+        return GRPCError(status, error.message)
     return None
+
+
+def challenge_of(error: ServerError) -> str:
+    """Say what a caller that was refused would have to show (RFC 6750); empty for any other refusal."""
+    if isinstance(error, errors.Unauthenticated):
+        return 'Bearer realm="ovmstrio"' + (', error="invalid_token"' if error.is_wrong else "")
+    if isinstance(error, errors.MissingScope):
+        # A scope may name what the caller asked for, which may have any characters.
+        scope = re.sub(r"[^!#-\[\]-~]", "?", error.scope)
+        return f'Bearer realm="ovmstrio", error="insufficient_scope", scope="{scope}"'
+    return ""

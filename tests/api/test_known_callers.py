@@ -161,6 +161,24 @@ async def test_a_refusal_over_http_says_what_to_show(doors: BothDoors) -> None:
         assert await trio.to_thread.run_sync(lambda: ask(path, **headers)) == expected  # noqa: B023 - awaited
 
 
+async def test_a_refusal_over_grpc_says_what_to_show_in_a_trailer(doors: BothDoors) -> None:
+    """In the words of HTTP."""
+
+    def ask(key: str) -> tuple[str, str]:
+        with grpc.insecure_channel(doors.grpc) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", metadata=list(bearer(key).items()) if key else [], timeout=30)
+            error: Any = caught.value
+            return error.code().name, dict(error.trailing_metadata()).get("www-authenticate", "")
+
+    assert [await trio.to_thread.run_sync(ask, key) for key in ("", "wrong", "shop")] == [
+        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio"'),
+        ("UNAUTHENTICATED", 'Bearer realm="ovmstrio", error="invalid_token"'),
+        ("PERMISSION_DENIED", 'Bearer realm="ovmstrio", error="insufficient_scope", scope="read"'),
+    ]
+
+
 @pytest.mark.parametrize("door", DOORS)
 async def test_requests_that_are_refused_are_counted_by_why(tmp_path: Path, door: str) -> None:
     """Also those whose message alone says what they call; no key, no name of a caller is in the metrics."""
@@ -255,6 +273,7 @@ async def test_rules_for_administrators_are_those_that_change_the_server(tmp_pat
         "/v2/cudasharedmemory/region",
         "/v2/cudasharedmemory/unregister",
         "/v2/logging",
+        "/v2/profile",
     }
     assert {each.pattern.pattern for each in rules if each.need is Need.NOTHING} == {
         "/v2/health/live/?",

@@ -18,6 +18,7 @@ from joserfc.jwk import ECKey
 from ovmstrio.protocol.descriptors import message_class
 from tests.support import ir
 from tests.support.processes import OvmsProcess, run_ovms, serving
+from tests.support.projects import write_project
 
 pytestmark = pytest.mark.e2e
 
@@ -159,3 +160,35 @@ def test_keys_of_tokens_are_taken_from_their_file_as_it_changes(tmp_path: Path) 
         _until(lambda: _status(server, token(new)) == 200)
         assert _status(server, good) == 401
         assert good not in server.printed_so_far()
+
+
+ECHO = """
+class Handler:
+    def handle_post(self, headers):
+        return {name.lower(): value for name, value in dict(headers).items()}
+"""
+
+
+def test_handlers_do_not_see_the_key_that_the_server_has_taken(tmp_path: Path) -> None:
+    """A header of their own they do; what is wrong with a file of callers is told by the check."""
+    keys = tmp_path / "keys.json"
+    shop = _new(keys, "shop", "--scope", "infer:echo")
+    project = write_project(tmp_path / "echo", ECHO)
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"model_config_list": [], "handler_config_list": [{"name": "echo", "path": str(tmp_path / "echo")}]})
+    )
+    del project
+    with serving("--config_path", str(config), "--keys_file", str(keys)) as server:
+        own = {"authorization": "Basic b3du", "x-api-key": shop}
+        seen = httpx.post(f"{server.rest}/echo", headers=own, json=None, timeout=60).json()
+        assert (seen.get("authorization"), "x-api-key" in seen) == ("Basic b3du", False)
+        seen = httpx.post(f"{server.rest}/echo", headers={"authorization": f"Bearer {shop}"}, timeout=60).json()
+        assert "authorization" not in seen
+    checked = run_ovms("check", str(config), "--keys_file", str(keys), timeout=120)
+    assert checked.returncode == 0, checked.stdout
+    keys.write_text('{"callers": [\n  {"name": "a", "scopes": ["infer"], "sha256": "x"}\n]}')
+    checked = run_ovms("check", str(config), "--keys_file", str(keys), "--json", timeout=120)
+    assert checked.returncode == 1
+    problems = [(each["file"], each["line"]) for each in json.loads(checked.stdout)["problems"]]
+    assert set(problems) == {(str(keys), 2)}

@@ -6,11 +6,14 @@ by the data plane.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
+from ovmstrio.api.access.own_headers import without_proof
 from ovmstrio.core.callers import Need, leave_caller
 
 if TYPE_CHECKING:
@@ -90,7 +93,7 @@ class GuardedRoutes:
         handler = self._routes.get(path)
         if handler is None:
             return self._unknown
-        return _guarded(handler, self._gate, Need.INFER)
+        return _guarded(handler._replace(func=partial(_answer_without_proof, handler.func)), self._gate, Need.INFER)
 
 
 def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
@@ -108,6 +111,13 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
             leave_caller()
 
     return handler._replace(func=run)
+
+
+async def _answer_without_proof(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:
+    """Have code of users answer, which is not shown what the server has taken."""
+    head = call.state.head
+    call.state.head = replace(head, headers=without_proof(head.headers))
+    await answer(call)
 
 
 async def _refuse(call: Call) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
+from ovmstrio.api.access.own_headers import without_proof
 from ovmstrio.api.deadlines import deadline_of
 from ovmstrio.api.doors import OPENAI_REST
 from ovmstrio.api.event_streams import answer_with_events
@@ -57,7 +58,7 @@ async def answer_payload(api: OpenAIApi, request: HttpRequest, path: str) -> Htt
     name = _taker(api.plane, (document.get("model"), path, path.partition("/")[0]))
     if not name:
         return None
-    headers = tuple(line for line in request.headers if line[0] not in _CHANGED)
+    headers = tuple(line for line in without_proof(request.headers) if line[0] not in _CHANGED)
     answering = _Answering(api, name, request._replace(body=body, headers=headers))
     try:
         if document.get("stream") is True or _EVENTS in (request.header("accept") or ""):

@@ -43,8 +43,28 @@ def single_error(error: Exception) -> Exception:
     return error
 
 
-class RetryLater(GRPCError):
+class TrailedError(GRPCError):
+    """A failure of which more is said in trailers.
+
+    Args:
+        status: what the client gets.
+        message: likewise.
+        pairs: names and values of the trailers.
+    """
+
+    def __init__(self, status: Status, message: str, *pairs: tuple[str, str]) -> None:
+        super().__init__(status, message)
+        self._pairs = pairs
+
+    def trailers(self) -> bytes:
+        """Encode what is said in trailers."""
+        return metadata_block(self._pairs)
+
+
+class RetryLater(TrailedError):
     """A failure that passes; clients whose retry policy has room for it try again then.
+
+    It is said in gRPC's own word, and in HTTP's for those who read it.
 
     Args:
         status: what the client gets.
@@ -53,13 +73,9 @@ class RetryLater(GRPCError):
     """
 
     def __init__(self, status: Status, message: str, seconds: float) -> None:
-        super().__init__(status, message)
+        pushback = ("grpc-retry-pushback-ms", str(round(seconds * 1000)))
+        super().__init__(status, message, pushback, ("retry-after", str(round(seconds))))
         self.seconds = seconds
-
-    def trailers(self) -> bytes:
-        """Give what is said in trailers: gRPC's own word, and HTTP's for those who read it."""
-        later = ("grpc-retry-pushback-ms", str(round(self.seconds * 1000))), ("retry-after", str(round(self.seconds)))
-        return metadata_block(later)
 
 
 class FailureTranslator:

@@ -28,7 +28,7 @@ from ovmstrio.wire.grpc.messages import (
 from ovmstrio.wire.grpc.replies import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
-    RetryLater,
+    TrailedError,
     Wakeup,
     metadata_block,
     trailers_block,
@@ -519,7 +519,7 @@ class Call:
             details = failure.details if isinstance(failure.details, bytes) else None
             encode = trailers_block if self._headers_sent else trailers_only_block
             block = encode(failure.status, failure.message, details)
-            if isinstance(failure, RetryLater):
+            if isinstance(failure, TrailedError):
                 block += failure.trailers()
         core.send_headers(self.state, block + self._trailing_metadata, end_stream=True)
         self._host.mark_dirty()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -14,15 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from ovmstrio.core.errors import (
-    MissingScope,
     Overloaded,
     PayloadTooLarge,
     RequestTooSlow,
     ServerError,
-    Unauthenticated,
 )
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.wire.statuses import status_of
+from ovmstrio.wire.statuses import challenge_of, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,15 +112,8 @@ def retry_after(error: ServerError) -> Headers:
 
 def challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:
     """Give the refusal of a caller with what it would have to show (RFC 6750); any other refusal as it is."""
-    if isinstance(error, Unauthenticated):
-        wanted = 'Bearer realm="ovmstrio"' + (', error="invalid_token"' if error.is_wrong else "")
-    elif isinstance(error, MissingScope):
-        # A scope may name what the caller asked for, which may have any characters.
-        scope = re.sub(r"[^!#-\[\]-~]", "?", error.scope)
-        wanted = f'Bearer realm="ovmstrio", error="insufficient_scope", scope="{scope}"'
-    else:
-        return answer
-    return answer.with_headers((("www-authenticate", wanted),))
+    wanted = challenge_of(error)
+    return answer.with_headers((("www-authenticate", wanted),)) if wanted else answer
 
 
 def slowness_refusal(seconds: float) -> RequestTooSlow:

@@ -1,0 +1,46 @@
+"""What code of users sees of the headers by which the server knows its callers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ovmstrio.api.access.own_headers import without_proof
+from ovmstrio.core.callers import Caller, Scopes, current_caller
+
+OTHER = ("accept", "a")
+
+
+@pytest.fixture
+def known(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have the request be of a caller that is known by something."""
+    token = current_caller.set(Caller("shop", request.param, Scopes()) if request.param else None)
+    yield
+    current_caller.reset(token)
+
+
+@pytest.mark.parametrize("known", ["key", "token"], indirect=True)
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ([("authorization", "Bearer k"), OTHER], [OTHER]),
+        ([("authorization", "bearer  k"), OTHER], [OTHER]),
+        ([("x-api-key", "k"), OTHER], [OTHER]),
+        ([("authorization", "Basic own"), ("x-api-key", "k"), OTHER], [("authorization", "Basic own"), OTHER]),
+        ([("authorization", "Bearer k"), ("x-api-key", "own")], [("x-api-key", "own")]),
+        ([("authorization", "Bearer k"), ("x-api-key", "k")], []),
+    ],
+)
+def test_only_what_the_server_has_taken_is_left_out(
+    known: None, given: list[tuple[str, str]], left: list[tuple[str, str]]
+) -> None:
+    """A header of the service's own stays, and so does everything else."""
+    assert without_proof(tuple(given)) == tuple(left)
+
+
+@pytest.mark.parametrize("known", ["certificate", ""], indirect=True)
+def test_what_the_server_has_not_asked_for_is_the_services(known: None) -> None:
+    """Where a certificate says who calls, or nobody has to."""
+    given = (("authorization", "Bearer own"), ("x-api-key", "own"), OTHER)
+    assert without_proof(given) == given
