@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ovmstrio.core.errors import ServerError
+from ovmstrio.core.generation import Task
 from ovmstrio.runtimes.kind import Takes
 from ovmstrio.wire.http.answers import json_answer
 
@@ -32,7 +33,7 @@ def model_rules(api: OpenAIApi) -> list[Rule]:
 
     async def every(_: HttpRequest) -> HttpAnswer:
         # Those that can be asked for text come first, for clients that take the first one there is.
-        names = sorted(_loaded(api.plane), key=lambda name: (not _takes_generation(api.plane, name), name))
+        names = sorted(_loaded(api.plane), key=lambda name: (_rank(_tasks(api.plane, name)), name))
         return json_answer({"object": "list", "data": [model_document(name) for name in names]})
 
     async def one(_: HttpRequest, name: str) -> HttpAnswer:
@@ -54,16 +55,22 @@ def model_document(name: str) -> dict[str, Any]:
 
 def told_with_state(plane: DataPlane, name: str) -> Mapping[str, Any]:
     """Give what the document of a service's states has beside them: nothing for what only TensorFlow's clients call."""
-    return model_document(name) if _takes_generation(plane, name) else {}
+    return model_document(name) if _tasks(plane, name) else {}
 
 
 def _loaded(plane: DataPlane) -> list[str]:
     return [name for name in plane.statuses() if plane.registry.available_versions(name)]
 
 
-def _takes_generation(plane: DataPlane, name: str) -> bool:
+def _rank(tasks: frozenset[Task]) -> int:
+    """Give the place among the others: what makes text, what does something else of this API, all else."""
+    return 0 if Task.TEXT_GENERATION in tasks else 1 if tasks else 2
+
+
+def _tasks(plane: DataPlane, name: str) -> frozenset[Task]:
+    """Give what a service does of this API; nothing for most."""
     try:
         takes, service = plane.registry.takes_of(name), plane.registry.peek(name)
     except ServerError:
-        return False
-    return Takes.GENERATION in takes and bool(cast("GenerativeService", service).tasks)
+        return frozenset()
+    return cast("GenerativeService", service).tasks if Takes.GENERATION in takes else frozenset()

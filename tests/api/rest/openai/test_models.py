@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.api.rest.servers import Serving
-from tests.support.text_generators import CHAT
+from tests.api.rest.servers import Serving, serving_rest
+from tests.support.text_encoders import WORDS, load_encoder
+from tests.support.text_generators import CHAT, text_spec
 
 
 @pytest.mark.parametrize("prefix", ["/v3", "/v1", "/v3/v1"])
@@ -20,6 +24,15 @@ async def test_models_are_listed_and_those_that_make_text_come_first(serving: Se
     assert {(each["object"], each["owned_by"], type(each["created"])) for each in document["data"]} == {
         ("model", "OVMS", int)
     }
+
+
+async def test_what_makes_text_is_listed_before_what_makes_vectors(tmp_path: Path) -> None:
+    """Whatever their names; what does nothing of this API comes last."""
+    models: Any = (text_spec(tmp_path / "words", WORDS), text_spec(tmp_path / "writes", "writes"))
+    async with serving_rest(tmp_path, models=models, loader=load_encoder) as serving:
+        listed = (await serving.get("/v3/models")).json()["data"]
+
+    assert [each["id"] for each in listed] == ["writes", WORDS, "echo"]
 
 
 @pytest.mark.parametrize("prefix", ["/v3", "/v3/v1"])
