@@ -234,7 +234,7 @@ class ServerSettings(BaseModel):
         0, LIMITS, "Calls under way at once, of all services together; 0 for any number. Those beyond wait."
     )
     max_queue: Annotated[int, Field(ge=0)] = _setting(
-        1000, LIMITS, "Calls that may wait for --max_concurrency; those beyond are refused."
+        1000, LIMITS, "Calls that may wait for --max_concurrency, or for room in the cache of one model of text (256)."
     )
     queue_timeout: Annotated[float, Field(ge=0)] = _setting(
         0, LIMITS, "Seconds that a call of a handler may wait for a thread before it is refused; 0 for any time."

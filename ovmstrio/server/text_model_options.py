@@ -49,6 +49,9 @@ def text_model(settings: ServerSettings, cache_dir: Path | None, origin: str) ->
     """Give the model."""
     path = (settings.model_path or Path()).absolute()
     task, fields, problems = _read(settings)
+    if "max_queue" in settings.model_fields_set:
+        # There is one queue then, of those that wait for room in this model's cache.
+        fields["max_queue"] = settings.max_queue
     return TextModelSpec(
         name=settings.model_name or "",
         base_path=path.parent if path.suffix == _GGUF else path,
