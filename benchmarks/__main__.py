@@ -31,6 +31,7 @@ from benchmarks import (
     resnet,
     rest_json,
     stateful,
+    streams,
     text_generation,
     workers,
 )
@@ -45,6 +46,7 @@ MEASUREMENTS = {
     "footprint": footprint,
     "door_copies": door_copies,
     "graphs": graphs,
+    "streams": streams,
     "isolated_nodes": isolated_nodes,
     "pipelines": pipelines,
     "text_generation": text_generation,

@@ -1,0 +1,63 @@
+"""Streams by their number: what an output costs of one stream, and of eight at once over one connection."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchmarks.graph_files import GENERATIVE, add_graphs
+from benchmarks.grpc_unary import request_bytes
+from benchmarks.models import trivial, write_repository
+from benchmarks.processes import cpu_seconds, h2load, ovms
+from benchmarks.report import Row
+from benchmarks.requests import framed_bytes_request
+
+if TYPE_CHECKING:
+    from benchmarks.processes import Server
+
+__all__ = ["run"]
+
+OUTPUTS: Final = 500
+STREAMS: Final = 8
+ROUNDS: Final = 5
+_GRAPHS: Final = {"count": ("counting.py", GENERATIVE), "inferences": ("inferring.py", GENERATIVE)}
+_KINDS: Final = {
+    "count": "a generator of a few bytes",
+    "inferences": "a generator of inferences",
+    "requests": "requests to a model",
+}
+
+
+def _ask(server: Server, body: Path, at_once: int) -> tuple[float, float]:
+    """Give microseconds of CPU an output, and outputs a second."""
+    before = cpu_seconds(server.process)
+    rate = h2load(server.grpc, "ModelStreamInfer", body, calls=STREAMS, streams=at_once)
+    return (cpu_seconds(server.process) - before) / (STREAMS * OUTPUTS) * 1e6, rate * OUTPUTS
+
+
+def _row(server: Server, body: Path) -> Row:
+    ask = partial(_ask, server, body)
+    ask(8)
+    rounds = [(*ask(1), *ask(8)) for _ in range(ROUNDS)]
+    alone, rate_alone, together, rate_together = (statistics.median(column) for column in zip(*rounds, strict=True))
+    ratio = statistics.median(each[2] / each[0] for each in rounds)
+    detail = f"{together:.0f} us of CPU, {rate_together:.0f}/s; one stream {alone:.0f} us, {rate_alone:.0f}/s"
+    what = f"CPU an output of eight streams at once, {_KINDS[body.stem]}, against one"
+    return Row(what, ratio, "<= 1", ratio <= 1, detail)
+
+
+def run() -> list[Row]:
+    """Measure one server."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = write_repository(folder, {"trivial": trivial()}, {})
+        add_graphs(config, _GRAPHS)
+        bodies = {graph: framed_bytes_request(graph, "in", b"%d" % OUTPUTS) for graph in _GRAPHS}
+        bodies["requests"] = request_bytes() * OUTPUTS
+        for kind, body in bodies.items():
+            (folder / f"{kind}.bin").write_bytes(body)
+        with ovms(config) as server:
+            return [_row(server, folder / f"{kind}.bin") for kind in _KINDS]
