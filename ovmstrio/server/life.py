@@ -239,10 +239,11 @@ class _Server:
             reload=self._reload,
             observers=(
                 *((CallerNames(),) if gate is not None else ()),
-                *traces.calls,
                 *hosting.observers,
                 RequestLog(),
                 *(() if self._past is None else (self._past.failures,)),
+                # The others still see the span of a call that has ended.
+                *traces.calls,
             ),
             metrics=self._metrics,
             obstacle=hosting.obstacle,

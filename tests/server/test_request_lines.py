@@ -12,7 +12,16 @@ from ovmstrio.core.events import CallEvent, Door, current_event
 from ovmstrio.core.tracing import current_span
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.tracing.spans import QuietSpan
-from tests.server.test_traces import GRAPH_BODY, ask, infer_body, infer_over_grpc, serving
+from tests.server.test_traces import (
+    GRAPH_BODY,
+    TRACE,
+    UNSAMPLED,
+    ask,
+    infer_body,
+    infer_over_grpc,
+    serving,
+    traced,
+)
 from tests.support.all_kinds import write_all_kinds
 
 if TYPE_CHECKING:
@@ -20,6 +29,14 @@ if TYPE_CHECKING:
 
     import pytest
 
+LOGGING = """
+import logging
+
+class Handler:
+    def handle_post(self, payload):
+        logging.getLogger("mine").warning("of the user")
+        return 1
+"""
 FAILING = """
 class Handler:
     def handle_post(self, payload):
@@ -53,6 +70,23 @@ async def test_every_request_over_either_protocol_is_a_line(tmp_path: Path, capf
     assert lines[0]["request_id"] == "r1"
     assert lines[0]["sent"] > lines[0]["received"] > 0 or lines[0]["received"] > 0
     assert lines[5]["request_id"] == "r2"
+
+
+async def test_the_line_of_a_call_that_is_traced_has_the_id_of_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does whatever its code logs, though the call is not recorded."""
+    config, path = write_all_kinds(tmp_path, handler=LOGGING), tmp_path / "log"
+    configure_logs(level="DEBUG", fmt="json", path=path)
+    async with traced(monkeypatch, config) as (_, server):
+        await ask(server, "POST", "/v2/models/model/infer", json=infer_body(), headers=UNSAMPLED)
+        await ask(server, "POST", "/handler", json=[1], headers=UNSAMPLED)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    told = [line for line in lines if line["event"] in ("request", "of the user")]
+
+    assert [line["event"] for line in told] == ["request", "of the user", "request"]
+    assert {line["trace_id"] for line in told} == {TRACE}
+    assert told[0]["request_id"] == "r1"
 
 
 def test_what_is_logged_in_a_call_has_its_ids(tmp_path: Path) -> None:
