@@ -31,7 +31,7 @@ __all__ = ["INTERVAL_SECONDS", "Frame", "FrameMaker"]
 INTERVAL_SECONDS: Final = 1.0
 _KEPT: Final = 300
 """Frames whose totals a new viewer gets: five minutes."""
-_STALE_SECONDS: Final = 3 * INTERVAL_SECONDS
+_STALE_SECONDS: Final = 10 * INTERVAL_SECONDS
 """Nobody has looked for so long that rates would be means over that time."""
 _BUCKETS: Final = len(TIME_BOUNDS) + 1
 

@@ -178,7 +178,8 @@ export function draw(drawing, isTall, name) {
     } else if (isTall) {
       const out = width + 24;
       path = "M" + (from.x + from.width) + " " + (from.y + from.height * 0.7) + "C" + out + " " + (from.y + from.height) + " " + out + " " + to.y + " " + (to.x + to.width) + " " + (to.y + to.height * 0.3);
-      label = { x: out - 20, y: (from.y + to.y) / 2 };
+      label = { x: extent.width - 4, y: Math.min(from.y, to.y) + 6 };
+      turn = "end";
     } else {
       const low = height + 22;
       const [leave, arrive] = [from.x + from.width * 0.75, to.x + to.width * 0.25];
