@@ -81,7 +81,11 @@ def test_what_is_said_by_default_of_caching_and_of_the_queue() -> None:
         ({"pooling": "CLS"}, "pooling", "is an option of models for embeddings"),
         ({"task": "embeddings", "pooling": "mean"}, "pooling", "did you mean 'MEAN'?"),
         ({"task": "rerank", "cache_size": 4}, "cache_size", "is an option of models for text_generation"),
-        ({"task": "embeddings", "idle_unload_seconds": 9}, "idle_unload_seconds", "of models for text_generation"),
+        (
+            {"task": "embeddings", "idle_unload_seconds": 9},
+            "idle_unload_seconds",
+            "of models for speech2text, text_generation",
+        ),
         ({"pipeline_type": "VLM"}, "pipeline_type", "images or sound"),
         ({"pipeline_type": "LMCB"}, "pipeline_type", "did you mean 'LM_CB'?"),
         ({"plugin_config": {"A": [1]}}, "plugin_config.A", "a text, a number, true or false"),
