@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+from ovmstrio.access.key_file import write_key_file
+from tests.support.callers import entry_of
 from tests.support.processes import serving
 from tests.support.project_processes import serving_project
 from tests.support.projects import write_project
@@ -100,3 +102,42 @@ def test_a_project_beside_models(tmp_path: Path) -> None:
         assert server.get("/echo").status_code == 405
         code, _ = server.stop()
         assert code == 0
+
+
+SEEN: Final = """
+class Handler:
+    def __init__(self, module_proto_pb2):
+        self.pb = module_proto_pb2
+
+    def Say(self, payload, context):
+        return self.pb.Text(value=" ".join(sorted(key for key, _ in context.invocation_metadata())))
+
+    def Spell(self, payload):
+        yield payload
+"""
+
+
+def test_a_handler_does_not_see_the_key_that_the_server_has_taken(tmp_path: Path) -> None:
+    """Its callers' other metadata it does, an ``authorization`` of its own among them."""
+    folder, keys = tmp_path / "project", tmp_path / "keys.json"
+    _project(folder)
+    (folder / "handler.py").write_text(SEEN)
+    write_key_file(keys, [entry_of("shop", "infer:*")])
+    config = tmp_path / "config.json"
+    document = {"model_config_list": [], "handler_config_list": [{"name": "talk", "path": str(folder)}]}
+    config.write_text(json.dumps(document))
+    own = [("authorization", "Basic b3du"), ("x-api-key", "shop")]
+    with (
+        serving("--config_path", str(config), "--keys_file", str(keys)) as server,
+        grpc.insecure_channel(server.grpc) as channel,
+    ):
+        say = _method(channel, "unary_unary", "Say")
+        seen = [
+            say(StringValue(value=""), metadata=metadata, timeout=TIMEOUT_SECONDS).value.split()
+            for metadata in ([("authorization", "Bearer shop"), ("mine", "1")], own)
+        ]
+        with pytest.raises(grpc.RpcError) as caught:
+            say(StringValue(value=""), timeout=TIMEOUT_SECONDS)
+    assert seen == [["mine", "user-agent"], ["authorization", "user-agent"]]
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.UNAUTHENTICATED
