@@ -80,6 +80,7 @@ class Conversation:
         tool_choice: ``none``, ``auto``, ``required``, or what is called with ``tool_name``.
         tool_name: the one function that is to be called, where ``tool_choice`` is ``function``.
         template_options: variables of the template, such as ``enable_thinking``.
+        calls_once: whether only the first call of an answer is told.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -87,6 +88,7 @@ class Conversation:
     tool_choice: str = "auto"
     tool_name: str = ""
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    calls_once: bool = False
 
 
 class Padding(Enum):

@@ -70,7 +70,8 @@ def _read_conversation(fields: Fields, limits: GenerationLimits, wrong: Gathered
     modalities = fields.items("modalities") or ["text"]
     if modalities != ["text"]:
         fields.refuse("modalities", "this model makes text only", code="unsupported_parameter")
-    return Conversation(messages, tools.tools, tools.choice, tools.name, options)
+    once = fields.flag("parallel_tool_calls") is False
+    return Conversation(messages, tools.tools, tools.choice, tools.name, options, calls_once=once)
 
 
 def _read_logprobs(fields: Fields) -> bool:

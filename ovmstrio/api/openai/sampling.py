@@ -27,6 +27,12 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "prompt_logprobs": "use echo and logprobs of /completions",
     "audio": "this model makes text only",
     "web_search_options": "this server searches nothing",
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), "use response_format"),
+    "use_beam_search": "use best_of",
+    "no_repeat_ngram_size": "use repetition_penalty",
+    **dict.fromkeys(("bad_words", "allowed_token_ids"), "the library chooses among all tokens; use response_format"),
+    "chat_template": "the template is the model's own",
+    "truncate_prompt_tokens": "prompts are not cut; shorten it",
     "store": "nothing is stored; leave it out or send false",
 }
 """Fields that would change the answer and cannot, with the reason; saying nothing by them is no fault."""

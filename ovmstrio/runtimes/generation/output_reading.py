@@ -113,6 +113,8 @@ class AnswerReading:
     def feed(self, made: Made) -> None:
         """Read what has been made: one piece, or several where it holds calls, the last of which says how it ended."""
         deltas, reasoning_tokens = self._deltas(made)
+        if self._conversation is not None and self._conversation.calls_once:
+            deltas = [replace(delta, calls=tuple(call for call in delta.calls if not call.index)) for delta in deltas]
         last = len(deltas) - 1
         for position, delta in enumerate(deltas):
             self._ready.append(

@@ -195,6 +195,14 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
     (_schema({"type": "array", "items": {}, "minItems": 2, "maxItems": 1}), "maxItems 1 is less"),
     (_schema({"type": "string", "minLength": -1}), r"at \$.minLength"),
     (_schema({"type": "string", "minLength": 3, "maxLength": 2}), "maxLength 2 is less than minLength 3"),
+    (
+        _schema({"properties": {f"p{number}": {"type": "string"} for number in range(301)}}),
+        r"\$\.required: more than 300 properties may be left out",
+    ),
+    (
+        _schema({"anyOf": [{"type": "string", "maxLength": 400 + number} for number in range(6)]}),
+        r"\$\.anyOf\[5\]: lengths of texts are bounded to more than 1500 letters together",
+    ),
     (_schema({"type": "string", "maxLength": 10**9}), "1000000000 repetitions are too many"),
     (_schema({"type": "string", "pattern": "a{2}{3}"}), r"at \$.pattern: two repetitions.*\(letter 5 of the pattern\)"),
     (_schema({"type": "integer", "minimum": 1.5}), "expected a whole number, got 1.5"),

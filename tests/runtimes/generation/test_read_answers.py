@@ -70,6 +70,8 @@ async def test_calls_and_reasoning_are_taken_out_of_the_text(serve_tiny: ServeTi
         assert sum(piece.tokens for piece in pieces) > 100
         reasoning_tokens = sum(piece.reasoning_tokens for piece in pieces)
         assert len("<think>\nhm, so\n</think>") - 10 < reasoning_tokens < len("<think>\nhm, so\n</think>\n\n") + 1
+        once = await _pieces(model, _asked(_said(written), tools=_TOOLS, calls_once=True))
+        assert (_calls(once), once[-1].finish) == ([("measure", '{"size": 1}')], Finish.TOOL_CALLS)
         without = await _pieces(model, _asked(_said("<tool_call>{} is a tag")))
         assert _text(without) == "<tool_call>{} is a tag"
         assert without[-1].finish is Finish.STOP

@@ -46,7 +46,9 @@ class Responses:
         messages = read_input(fields)
         check_length([message["content"] for message in messages], limits, "input", wrong)
         tools = read_tools(fields)
-        prompt = Conversation(messages, tools.tools, tools.choice, tools.name, _read_template_options(fields))
+        once = fields.flag("parallel_tool_calls") is False
+        options = _read_template_options(fields)
+        prompt = Conversation(messages, tools.tools, tools.choice, tools.name, options, calls_once=once)
         request = make_request(
             fields,
             limits,
@@ -58,6 +60,8 @@ class Responses:
         )
         written = fields.within("text")
         grammar = None if written is None else read_response_format(written, "format")
+        if fields.text("truncation") not in {None, "disabled"}:
+            fields.refuse("truncation", "nothing is cut off here; leave it out", code="unsupported_parameter")
         if request.n > 1:
             fields.refuse("n", "n greater than 1 is not supported for Responses API", got=str(request.n))
         for name, reason in _UNSERVED.items():
@@ -66,7 +70,6 @@ class Responses:
         # They are told again with the answer.
         fields.mapping("metadata")
         fields.mapping("text")
-        fields.flag("parallel_tool_calls")
         wrong.tell()
         return Asked((replace(request, grammar=grammar or request.grammar),))
 

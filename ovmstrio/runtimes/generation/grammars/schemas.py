@@ -22,6 +22,12 @@ _LEAST: Final = frozenset({"minimum", "exclusiveMinimum"})
 _GREATEST: Final = frozenset({"maximum", "exclusiveMaximum"})
 _VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 """Words of schemas that are followed by values, not by schemas."""
+_MOST_COUNTED: Final = 300
+"""Up to so many letters a bound of a text's length takes the library the longer the higher it is, 20 ms each."""
+_MOST_LETTERS: Final = 1500
+"""Of all bounds together; the batch stands still while they are compiled."""
+_MOST_OPTIONAL: Final = 300
+"""Properties that may be left out; what they take grows with the square of their number, one object's by itself."""
 _UNWRITABLE: Final = frozenset('"\\')
 _FIRST_LETTER: Final = " "
 
@@ -83,6 +89,8 @@ class _Schema:
         self._root: Final = root
         self._seen: Final[set[str]] = set()
         self._parts = 0
+        self._letters = 0
+        self._optional = 0
 
     def check(self) -> None:
         try:
@@ -165,7 +173,10 @@ class _Schema:
             elif kind == "array":
                 self._array(schema, path, depth)
             elif kind == "string":
-                _check_string(schema, path)
+                self._letters += min(_check_string(schema, path), _MOST_COUNTED)
+                if self._letters > _MOST_LETTERS:
+                    told = f"lengths of texts are bounded to more than {_MOST_LETTERS} letters together"
+                    _refuse(path, f"{told}, which takes long to compile; leave out minLength and maxLength")
             elif kind in {"integer", "number"}:
                 _check_number(schema, path, whole=kind == "integer")
 
@@ -178,6 +189,10 @@ class _Schema:
         required = schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             _refuse(f"{path}.required", "expected a list of names")
+        self._optional += len(properties.keys() - set(required)) ** 2
+        if self._optional > _MOST_OPTIONAL**2:
+            told = f"more than {_MOST_OPTIONAL} properties may be left out, which takes long to compile"
+            _refuse(f"{path}.required", f"{told}; list those that are needed, or let them be null")
         patterns = _mapping(schema, "patternProperties", path)
         for pattern, value in patterns.items():
             check_pattern(pattern, f"{path}.patternProperties")
@@ -236,18 +251,21 @@ _IMPLIED: Final = {
 }
 
 
-def _check_string(schema: Mapping[str, Any], path: str) -> None:
+def _check_string(schema: Mapping[str, Any], path: str) -> int:
+    """Check what is said of a text; give to how many letters its length is bounded, 0 for any number."""
     if not isinstance(schema.get("format", ""), str):
         _refuse(f"{path}.format", f"expected a text, got {_named(schema['format'])}")
     least = _count(schema, "minLength", path) or 0
     most = _count(schema, "maxLength", path)
     if most is not None and most < least:
         _refuse(path, f"maxLength {most} is less than minLength {least}")
-    limit_repetition(path, max(least, most or 0), 1)
+    bound = max(least, most or 0)
+    limit_repetition(path, bound, 1)
     if "pattern" in schema:
         if not isinstance(schema["pattern"], str):
             _refuse(f"{path}.pattern", f"expected a text, got {_named(schema['pattern'])}")
         check_pattern(schema["pattern"], f"{path}.pattern")
+    return bound
 
 
 def _check_number(schema: Mapping[str, Any], path: str, *, whole: bool) -> None:

@@ -307,6 +307,9 @@ async def test_several_texts_have_their_own_indices(serving: Serving) -> None:
         ({"chat_template_kwargs": []}, "chat_template_kwargs must be an object; got a list", "chat_template_kwargs"),
         ({"response_format": {"type": "json_schema"}}, "is missing", "response_format.json_schema"),
         ({"logit_bias": {"1": 5}}, "logit_bias is not supported", "logit_bias"),
+        ({"guided_json": {"type": "object"}}, "guided_json is not supported: use response_format", "guided_json"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids is not supported", "allowed_token_ids"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "parallel_tool_calls"),
         ({"num_assistant_tokens": 0}, "num_assistant_tokens value should be at least 1", "num_assistant_tokens"),
         ({"max_ngram_size": 101}, "max_ngram_size value can't be greater than 100", "max_ngram_size"),
         (
