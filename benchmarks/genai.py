@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from benchmarks.genai_faults import killed_engine, leaving_clients
 from benchmarks.models import trivial, write_repository
 from benchmarks.processes import Server, cpu_of_tree, ovms
 from benchmarks.report import Row
@@ -228,7 +229,8 @@ def run() -> list[Row]:
         config, folder = _served(Path(name))
         bare = stack.enter_context(_bare_runs(folder))
         server = stack.enter_context(ovms(config))
-        return [*_costs(server, bare), *_neighbours(server), _warm_prefix(server), _idle_unload(server)]
+        rows = [*_costs(server, bare), *_neighbours(server), _warm_prefix(server), _idle_unload(server)]
+        return [*rows, leaving_clients(server), *killed_engine(server)]
 
 
 if __name__ == "__main__":
