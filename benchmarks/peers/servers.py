@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -80,14 +81,23 @@ def peer(name: str, config: Path, models: dict[str, Path], settings: dict[str, s
         del environment["PYTHONPATH"]
     begin = time.perf_counter()
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder if name != OURS else None, env=environment, stdout=log, stderr=log
-        )
-        with ended(process):
+        where = folder if name != OURS else None
+        process = subprocess.Popen(command, cwd=where, env=environment, stdout=log, stderr=log, start_new_session=True)
+        with _no_children_left(process.pid), ended(process):
             _wait_ready(name, process, rest, folder / "log")
             seconds = time.perf_counter() - begin
             speaks_v2 = name not in {"litserve", "bentoml"}
             yield Peer(name, psutil.Process(process.pid), grpc, rest, seconds, speaks_v2)
+
+
+@contextmanager
+def _no_children_left(group: int) -> Iterator[None]:
+    """Kill what a server started and left behind, which would run beside the next one."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 def _command(name: str, config: Path, folder: Path, told: dict[str, Any]) -> list[str]:
