@@ -266,6 +266,10 @@ class _LimitedRouter:
         """Say that some have to be let in."""
         return route.admit is not None
 
+    def admit_now(self, _route: Route, _headers: object) -> bool:
+        """Let nobody in without a look."""
+        return False
+
     async def admit(self, _route: Route, _request: HttpRequest) -> HttpAnswer:
         """Refuse."""
         return HttpAnswer(429, body=b"not now")
