@@ -60,8 +60,6 @@ class Responses:
         )
         written = fields.within("text")
         grammar = None if written is None else read_response_format(written, "format")
-        if fields.text("truncation") not in {None, "disabled"}:
-            fields.refuse("truncation", "nothing is cut off here; leave it out", code="unsupported_parameter")
         if request.n > 1:
             fields.refuse("n", "n greater than 1 is not supported for Responses API", got=str(request.n))
         for name, reason in _UNSERVED.items():
