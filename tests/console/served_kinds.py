@@ -130,7 +130,7 @@ def write_services(folder: Path) -> Path:
     document["model_config_list"] += [
         {"config": {"name": "classifier", "base_path": str(classifier)}},
         {"config": {"name": "totals", "base_path": str(totals), "stateful": True}},
-        {"config": {"name": "broken", "base_path": str(folder / "nothing <b>here</b>")}},
+        {"config": {"name": "broken", "base_path": "/models/nothing <b>here</b>"}},
     ]
     document["pipeline_config_list"].append(_branching())
     chat = folder / "words"

@@ -22,6 +22,7 @@ from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.core.callers import Need, current_caller
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.dataplane.descriptions import DEFAULT_NAME
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.logs import LEVELS
 from ovmstrio.wire.http.answers import json_answer
@@ -162,7 +163,8 @@ def _level(request: HttpRequest) -> int:
 def _server(plane: DataPlane) -> dict[str, Any]:
     readiness, caller = plane.readiness(), current_caller.get()
     return {
-        "name": plane.server_name,
+        # The name by default is for clients that look for it.
+        "name": "ovmstrio" if plane.server_name == DEFAULT_NAME else plane.server_name,
         "version": server_version(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "ready": readiness.ready,

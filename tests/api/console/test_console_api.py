@@ -188,6 +188,14 @@ async def test_the_log_is_told_from_the_level_that_is_asked_for(tmp_path: Path) 
     assert refused.status_code == 400
 
 
+async def test_the_server_has_its_own_name_unless_it_was_given_another(tmp_path: Path) -> None:
+    """The one that clients are told by default is OVMS's."""
+    async with _console(tmp_path) as (server, _):
+        assert (await server.get("/console/api/server")).json()["name"] == "ovmstrio"
+        server.plane.server_name = "cats"
+        assert (await server.get("/console/api/server")).json()["name"] == "cats"
+
+
 async def test_the_stream_ends_when_the_server_begins_to_end(tmp_path: Path) -> None:
     """A drain waits for no viewer."""
     async with _console(tmp_path) as (server, _), _live(server) as events:
