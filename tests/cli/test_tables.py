@@ -100,6 +100,7 @@ _DATA = {
     "pipeline check": ["c"],
     "custom-node check": ["n"],
     "keys list": [],
+    "profile": [],
 }
 """Commands that show data, with what they cannot do without."""
 

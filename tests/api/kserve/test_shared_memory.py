@@ -459,7 +459,7 @@ def test_only_so_many_regions_are_kept(tmp_path: Path) -> None:
 
 async def test_other_machines_register_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may be elsewhere is refused over both doors; with remote administration it is let in as far as its key."""
-    monkeypatch.setattr("ovmstrio.api.admin.locality._is_loopback", lambda _: False)
+    monkeypatch.setattr("ovmstrio.api.admin.locality.is_local", lambda _: False)
     texts = {}
     for allowed in (False, True):
         regions = ClientRegions(is_allowed=True, folder=tmp_path)
