@@ -1,4 +1,7 @@
-"""Where a request reaches code of users, told to whoever may have it made again as long as it has not."""
+"""Where a request reaches code of users, told to whoever may have it made again as long as it has not.
+
+So is told what may not happen twice for other reasons: a step of a sequence, and a call of another server.
+"""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ __all__ = ["Siblings"]
 class Siblings(Protocol):
     """The other processes of a server."""
 
-    async def ask_all(self, question: str, *arguments: Any) -> list[Any]:
+    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Ask all of them that can be reached, and give their answers, which are plain data.
 
         Raises:
-            ServerError: what one of them raised.
+            ServerError: what one of them raised, or did not answer in time; the message tells which one.
 
         Cancellation: at once.
         """

@@ -22,6 +22,8 @@ _NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "process_start_time_seconds": min,
 }
 """Figures of one process that stand for all; all others are added up."""
+_OWN: Final = ("ovmstrio_", "pd_")
+"""How families of the server's begin; what code of users counts may be called anything."""
 
 
 def sum_metrics(texts: Sequence[bytes]) -> bytes:
@@ -47,7 +49,8 @@ class _Merged:
         """Add what one process tells."""
         head: list[str] = []
         samples: dict[str, float] = {}
-        for line in text.splitlines():
+        # Labels may have other characters that end lines for Python.
+        for line in text.split("\n"):
             if line == _END:
                 self._has_end = True
             elif line.startswith("# HELP "):
@@ -63,8 +66,7 @@ class _Merged:
         if match["rest"]:
             self._rests[key] = match["rest"]
         known = samples.get(key)
-        join = _NOT_SUMMED.get(match["name"], math.fsum)
-        samples[key] = value if known is None else join((known, value))
+        samples[key] = value if known is None else _join_of(match["name"])((known, value))
 
     def render(self) -> str:
         """Write everything."""
@@ -73,6 +75,12 @@ class _Merged:
             lines += head
             lines += [f"{key} {_shown(value)}{self._rests.get(key, '')}" for key, value in samples.items()]
         return "\n".join([*lines, *([_END] if self._has_end else ()), ""])
+
+
+def _join_of(name: str) -> Callable[[Iterable[float]], float]:
+    """Give what makes one figure of those of two processes; moments are not added up."""
+    is_moment = name.endswith("_created") and name.startswith(_OWN)
+    return min if is_moment else _NOT_SUMMED.get(name, math.fsum)
 
 
 def _shown(value: float) -> str:

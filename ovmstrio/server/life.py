@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -487,10 +488,11 @@ class _Server:
     async def _reload(self) -> bool:
         """Take over what has changed, for a client who asks for it, in all processes; True if anything has.
 
-        Others do it when it has been done here, and not at all where it fails.
+        Others do it when it has been done here, and not at all where it fails; loading may take its time there, too.
         """
         changed = await self._reload_here()
-        others = await self._hosting.peers.ask_all(_RELOAD) if self._hosting.peers is not None else ()
+        peers = self._hosting.peers
+        others = () if peers is None else await peers.ask_all(_RELOAD, limit_seconds=math.inf)
         return changed or any(others)
 
     async def _reload_here(self) -> bool:

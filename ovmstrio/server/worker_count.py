@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.config.specs import GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.work.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def count_workers(settings: ServerSettings, spec: ServerSpec) -> int:
     """Tell how many processes serve a configuration: as many as was said, or what suits it.
 
     For ``auto`` that is one for models alone, and where there is something that one process has to serve; as many as
-    there are cores where there may be Python code of users.
+    there are cores that the process may use where there may be Python code of users.
 
     Raises:
         ConfigError: it says a number, and something cannot be served by several.
@@ -37,7 +37,7 @@ def count_workers(settings: ServerSettings, spec: ServerSpec) -> int:
     runs_python = any(isinstance(service, _OF_PYTHON) for service in spec.services)
     if not runs_python or any(_objections(settings, spec)):
         return 1
-    return len(os.sched_getaffinity(0))
+    return usable_cores()
 
 
 def check_workers(settings: ServerSettings, spec: ServerSpec, workers: int | None = None) -> None:

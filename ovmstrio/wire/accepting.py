@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.wire.listeners import Listener
 
-__all__ = ["QUIET_SECONDS", "Accepting"]
+__all__ = ["NO_ROOM", "PAUSE_SECONDS", "QUIET_SECONDS", "Accepting"]
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +40,8 @@ PAUSE_SECONDS: Final = 0.1
 QUIET_SECONDS: Final = 1.0
 """Time between two lines about that."""
 
-_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+"""Errors by which the system tells that it has no room for another connection."""
 _SO_ATTACH_FILTER: Final = 26
 _DROP_BARE_SYN: Final = b"".join(
     struct.pack("HBBI", *instruction)
@@ -150,7 +151,7 @@ class _Gate:
             try:
                 stream = await self._listener.accept()
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno not in NO_ROOM:
                     raise
                 scope.deadline = max(scope.deadline, trio.current_time() + PAUSE_SECONDS + SETTLE_SECONDS)
                 self._make_room()

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import tritonclient.grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import ir
+from tests.support.graphs import graph_text, python_node
 from tests.support.processes import OvmsProcess, serving
 from tests.support.projects import write_project
 
@@ -31,6 +32,15 @@ import os
 class Handler:
     def handle_get(self):
         return {"pid": os.getpid()}
+"""
+FATAL = """
+import os, signal
+
+class OvmsPythonModel:
+    def execute(self, inputs):
+        with open({runs!r}, "a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 ROW = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 10}]}
 
@@ -202,6 +212,24 @@ def test_calls_before_any_code_of_users_outlive_their_process(tmp_path: Path) ->
                 thread.join()
     assert not failures
     assert answered > 60
+
+
+def test_code_of_users_that_ends_its_process_runs_once(tmp_path: Path) -> None:
+    """The call is not made again by another process; whoever called is told."""
+    runs = tmp_path / "runs"
+    folder = tmp_path / "fatal"
+    folder.mkdir()
+    (folder / "handler.py").write_text(FATAL.format(runs=str(runs)), encoding="utf-8")
+    (folder / "graph.pbtxt").write_text(graph_text(python_node("handler.py")), encoding="utf-8")
+    file = tmp_path / "config.json"
+    document = {"model_config_list": [], "mediapipe_config_list": [{"name": "fatal", "base_path": str(folder)}]}
+    file.write_text(json.dumps(document), encoding="utf-8")
+    with serving("--config_path", str(file), "--workers", "2", ready=True, log=tmp_path / "log") as server:
+        tensor = {"name": "in", "shape": [1], "datatype": "BYTES", "data": ["x"]}
+        with httpx.Client(base_url=server.rest, timeout=SECONDS) as client:
+            answer = client.post("/v2/models/fatal/infer", json={"inputs": [tensor]})
+        assert (answer.status_code, answer.json()["error"]) == (500, "the process that ran this call ended by SIGKILL")
+    assert runs.read_text(encoding="utf-8") == "x"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -390,6 +418,24 @@ def test_processes_are_renewed_one_after_the_other_and_nothing_is_lost(tmp_path:
         _until(lambda: all(count >= goal for count, goal in zip(answered, goals, strict=True)))
         assert server.get("/v2/health/ready").status_code == 200
     assert not failures
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stuck_is_renewed_too(tmp_path: Path) -> None:
+    """It is killed when it has not ended in its time, and the others follow."""
+    options = ("--workers", "2", "--drain_seconds", "0")
+    with serving("--config_path", str(_configure(tmp_path)), *options, log=tmp_path / "log") as server:
+        before = _pids(server)
+        for pid in before:
+            os.kill(pid, signal.SIGSTOP)
+        server.process.send_signal(signal.SIGHUP)
+        _until(lambda: "does not end, and is killed" in server.printed_so_far())
+        for pid in before:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        _until(lambda: "processes renewed" in server.printed_so_far())
+        assert _pids(server).isdisjoint(before)
+        assert server.stop()[0] == 0
 
 
 @contextmanager

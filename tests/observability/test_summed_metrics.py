@@ -64,3 +64,22 @@ def test_what_stands_behind_a_value_stays() -> None:
     line = b'# HELP t T.\n# TYPE t histogram\nt_bucket{le="1.0"} 1 # {trace_id="ab"} 0.5\n# EOF\n'
     lines = sum_metrics([line, line]).decode().splitlines()
     assert lines[2:] == ['t_bucket{le="1.0"} 2.0 # {trace_id="ab"} 0.5', "# EOF"]
+
+
+def test_moments_are_not_added_up() -> None:
+    """Those at which the server began to count; what code of users calls so is a count."""
+    text = b"""# HELP pd_calls_created Calls.
+# TYPE pd_calls_created gauge
+pd_calls_created %d.0
+# HELP orders_created Orders.
+# TYPE orders_created gauge
+orders_created %d.0
+"""
+    lines = sum_metrics([text % (9, 1), text % (8, 2)]).decode().split("\n")
+    assert {"pd_calls_created 8.0", "orders_created 3.0"} <= set(lines)
+
+
+def test_labels_may_have_any_characters() -> None:
+    """Also such as end lines elsewhere."""
+    text = '# HELP calls Calls.\n# TYPE calls counter\ncalls{name="a\u2028b\x85\r\x0cc"} 1.0\n'.encode()
+    assert sum_metrics([text, text]).decode() == text.decode().replace(" 1.0", " 2.0")

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from ovmstrio.config.specs import PipelineSpec
+from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import CustomNodeFailure, InvalidRequest, ModelFailure, ServerError
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.runtimes.pipelines.pipeline_servable import DagServable
@@ -48,6 +49,15 @@ def _texts(tmp_path: Path, own: str = "rows", answered: str = "texts_string") ->
 def _strings(values: Sequence[bytes]) -> InferRequest:
     raw = b"".join(struct.pack("<I", len(value)) + value for value in values)
     return InferRequest("pipeline", inputs=[InferInput("x", "BYTES", (len(values),))], raw_inputs=[raw])
+
+
+async def test_calls_of_custom_nodes_are_not_made_again_by_others(tmp_path: Path) -> None:
+    """They are code of users, so whoever might make a call again is told."""
+    told: list[str] = []
+    async with serving_pipeline(_texts(tmp_path)) as pipeline:
+        with telling_begin(lambda: told.append("begun")):
+            await pipeline.infer(_strings([b"a"]))
+    assert told == ["begun"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import DeadlineExceeded, InvalidRequest, NotReady, PayloadTooLarge, ServerError
 from ovmstrio.core.request import InferRequest, InferResponse, ParameterValue
 from ovmstrio.core.tensor import RawTensor
@@ -44,6 +45,15 @@ async def test_an_answer_has_the_names_of_this_server() -> None:
     response = await remote_of(endpoint, timeout_seconds=5).infer(_request())
     assert (response.model_name, response.model_version, response.id) == ("m", "1", "i")
     assert endpoint.seconds == [pytest.approx(5, abs=0.1)]
+
+
+async def test_calls_are_not_made_again_by_others() -> None:
+    """What another server does may not be the same twice, so whoever might make a call again is told."""
+    told: list[int] = []
+    endpoint = FakeEndpoint("a")
+    with telling_begin(lambda: told.append(len(endpoint.calls))):
+        await remote_of(endpoint).infer(_request())
+    assert told == [0]
 
 
 async def test_what_was_not_sent_goes_to_the_next_address_at_once(autojump_clock: MockClock) -> None:

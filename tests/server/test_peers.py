@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
-from ovmstrio.core.errors import NotReady, SequenceMissing
+from ovmstrio.core.errors import FailedPrecondition, NotReady, NotSupported, SequenceMissing, ServiceMissing
 from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.steps import answer_step
 
 Answer = Callable[[Any], Awaitable[Any]]
 
@@ -232,3 +236,274 @@ async def test_questions_of_an_order_wait_for_the_successor_of_a_process_that_le
                 while len(results) < 2:
                     await trio.testing.wait_all_tasks_blocked(0.01)
     assert results == [["old", 1], ["new", 2]]
+
+
+# Bad luck
+
+
+async def test_a_caller_that_leaves_before_its_turn_lets_nobody_pass_another_one() -> None:
+    """What comes after it waits for what comes before it; the order goes on when that has ended."""
+    begun: list[int] = []
+    gate = trio.Event()
+
+    async def answer(value: Any) -> Any:
+        begun.append(value)
+        if value == 0:
+            await gate.wait()
+        return value
+
+    async with _several(_echo, answer) as (first, _):
+        scopes = [trio.CancelScope() for _ in range(5)]
+
+        async def ask(number: int) -> None:
+            with scopes[number]:
+                assert await first.ask(1, number, ["m", 7]) == number
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(ask, number)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+            scopes[1].cancel()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert begun == [0]
+            # The last one leaves, and the next one finds those that are still there.
+            scopes[2].cancel()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            nursery.start_soon(ask, 3)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert begun == [0]
+            gate.set()
+        assert begun == [0, 3]
+        await ask(4)
+    assert begun == [0, 3, 4]
+
+
+async def test_the_end_of_one_process_ends_no_other() -> None:
+    """Which had begun to answer its questions of one order."""
+    secret = os.urandom(8).hex()
+    first, second, third = (Peers(secret, 3, row) for row in range(3))
+    begun = trio.Event()
+
+    async def stay(value: Any) -> Any:
+        if value != "short":
+            begun.set()
+            await trio.sleep_forever()
+        return value
+
+    async with _running(second, stay), _running(third):
+        async with _running(first) as end, trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(_fails, first, NotReady)
+            await begun.wait()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            end()
+        assert await third.ask(1, "short", ["m", 7]) == "short"
+
+
+async def _fails(peers: Peers, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await peers.ask(1, "long", ["m", 7])
+
+
+async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_question() -> None:
+    """And of no other."""
+
+    async def answer(value: Any) -> Any:
+        return object() if value == "odd" else value
+
+    async with _several(_echo, answer) as (first, _):
+        with pytest.raises(TypeError, match="plain data"):
+            await first.ask(1, "odd")
+        assert await first.ask(1, "even") == "even"
+
+
+async def test_nonsense_ends_its_connection_and_nothing_else() -> None:
+    """Whoever of the same user has sent it."""
+    secret = os.urandom(8).hex()
+    first, second = (Peers(secret, 2, row) for row in range(2))
+    async with _running(first), _running(second):
+        with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            await other.connect(f"\0ovmstrio-{secret}-1")
+            await other.send(b"nonsense")
+            with trio.fail_after(30):
+                assert await other.recv(10) == b""
+        assert await first.ask(1, "question") == "question"
+
+
+async def test_nonsense_for_an_answer_is_told_to_whoever_waits() -> None:
+    """As the end of the process that it came from."""
+    secret = os.urandom(8).hex()
+    first = Peers(secret, 2, 0)
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        await other.bind(f"\0ovmstrio-{secret}-1")
+        other.listen(1)
+        async with _running(first), trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                with pytest.raises(NotReady, match="ended before it answered"):
+                    await first.ask(1, "question")
+
+            nursery.start_soon(ask)
+            accepted, _ = await other.accept()
+            with accepted:
+                await accepted.recv(1000)
+                await accepted.send(b"nonsense")
+                with trio.fail_after(30):
+                    assert await accepted.recv(10) == b""
+
+
+async def test_an_answer_may_take_longer_than_a_process_takes_to_start(autojump_clock: MockClock) -> None:
+    """Only the way to a process that is not there is bounded."""
+    del autojump_clock
+
+    async def answer(value: Any) -> Any:
+        await trio.sleep(1000)
+        return value
+
+    async with _several(_echo, answer) as (first, _):
+        assert await first.ask(1, "slow", ["m", 7]) == "slow"
+
+
+async def test_a_process_that_is_not_started_again_is_waited_for_with_a_bound(autojump_clock: MockClock) -> None:
+    """Its callers are told to come again."""
+    del autojump_clock
+    first = Peers(os.urandom(8).hex(), 2, 0)
+    async with _running(first):
+        with pytest.raises(NotReady, match="send it again"):
+            await first.ask(1, "question", ["m", 7])
+
+
+async def test_a_process_that_ends_meanwhile_is_left_out_of_the_answers_of_all() -> None:
+    """As one that was not there from the beginning."""
+    secret = os.urandom(8).hex()
+    first, second, third = (Peers(secret, 3, row) for row in range(3))
+    begun, answers = trio.Event(), list[Any]()
+
+    async def stay(_: Any) -> Any:
+        begun.set()
+        await trio.sleep_forever()
+
+    async def ask() -> None:
+        answers.extend(await first.ask_all("question"))
+
+    async with _running(first), _running(third), trio.open_nursery() as nursery, _running(second, stay) as end:
+        nursery.start_soon(ask)
+        await begun.wait()
+        end()
+    assert answers == [["question"]]
+
+
+async def test_the_error_of_another_process_tells_which_one() -> None:
+    """With its class; one that does not answer in time is told of likewise."""
+
+    async def fail(_: Any) -> Any:
+        raise FailedPrecondition("the file is odd")
+
+    async with _several(_echo, _echo, fail) as (first, *_):
+        with pytest.raises(FailedPrecondition, match=r"^worker 2: the file is odd$") as caught:
+            await first.ask_all("question")
+        assert caught.value.message == "worker 2: the file is odd"
+
+
+async def test_a_process_that_does_not_answer_in_time_is_named(autojump_clock: MockClock) -> None:
+    """Unless there is no limit."""
+    del autojump_clock
+
+    async def stay(value: Any) -> Any:
+        await trio.sleep(1000)
+        return value
+
+    async with _several(_echo, _echo, stay) as (first, *_):
+        with pytest.raises(NotReady, match=r"of the server's 3 workers, 2 did not answer in 60 s"):
+            await first.ask_all("question")
+        assert await first.ask_all("question", limit_seconds=float("inf")) == [["question"]] * 2
+
+
+async def test_an_address_that_somebody_else_has_taken_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may take one that is free for a moment."""
+    secret = os.urandom(8).hex()
+    first = Peers(secret, 2, 0)
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        await other.bind(f"\0ovmstrio-{secret}-1")
+        other.listen(1)
+        async with _running(first):
+            monkeypatch.setattr(os, "geteuid", lambda: -2)
+            with trio.fail_after(30), pytest.raises(NotReady, match="being started"):
+                await first.ask(1, "question")
+            accepted, _ = await other.accept()
+            with accepted:
+                assert await accepted.recv(10) == b""
+
+
+_FORKING = """
+import os, signal, trio
+from ovmstrio.server.workers.peers import Peers
+
+async def echo(value):
+    return value
+
+async def main():
+    first, second = (Peers({secret!r}, 2, row) for row in range(2))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(first.run, echo)
+        await nursery.start(second.run, echo)
+        await first.ask(1, 1)
+        child = os.fork()
+        if not child:
+            signal.pause()
+        nursery.cancel_scope.cancel()
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(Peers({secret!r}, 2, 1).run, echo)
+            print("again")
+            nursery.cancel_scope.cancel()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+trio.run(main)
+"""
+
+
+def test_what_code_of_users_has_forked_does_not_keep_the_address() -> None:
+    """It may outlive its process, whose successor needs the address."""
+    program = _FORKING.format(secret=os.urandom(8).hex())
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout, ended.returncode) == ("again\n", 0), ended.stderr
+
+
+class _LoadingRegistry:
+    """One whose names are not known before it has loaded."""
+
+    has_loaded = False
+
+    def lease_now(self, name: str, version: str) -> None:
+        """Have none."""
+
+    async def wait_loaded(self) -> None:
+        """Load."""
+        self.has_loaded = True
+
+    async def lease(self, name: str, version: str) -> Any:
+        """Lease something that has no sequences."""
+        if not self.has_loaded:
+            raise ServiceMissing(f"no {name} {version}")
+        return _NoSequences()
+
+
+class _NoSequences:
+    servable = object()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+async def test_steps_wait_for_a_process_that_has_not_begun_to_load() -> None:
+    """Whoever asks has the model already."""
+    registry: Any = _LoadingRegistry()
+    with pytest.raises(NotSupported, match="'m' has no sequences"):
+        await answer_step(registry, ["m", "", 7, False, False, {}, float("inf")])

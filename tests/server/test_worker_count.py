@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ovmstrio.server.life import serve
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.worker_count import count_workers
+from ovmstrio.work.cores import usable_cores
 from tests.support.projects import make_project
 
 HERE = Path("/nowhere")
@@ -35,7 +35,7 @@ def test_there_is_one_process_unless_more_are_asked_for() -> None:
 
 def test_auto_is_a_process_a_core_where_python_code_of_users_may_run() -> None:
     """Models fill all cores from one process; what must be in one process is."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     assert _count(MODEL, workers="auto") == 1
     assert _count(MODEL, HANDLER, workers="auto") == cores
     assert _count(TextModelSpec(name="t", base_path=HERE, path=HERE), HANDLER, workers="auto") == 1

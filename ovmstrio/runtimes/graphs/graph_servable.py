@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
+from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import INVALID
 from ovmstrio.core.errors import GraphFailure, InvalidRequest, NotSupported
 from ovmstrio.core.gathered import Gathered
@@ -273,6 +274,7 @@ class GraphServable:
     def _make_instance(
         self, request: InferRequest, sink: Sink, parameters: Mapping[str, ParameterValue] = _NO_PARAMETERS
     ) -> GraphInstance:
+        user_code_begins()
         side = self._loaded.side
         if request.parameters:
             side = side | side_packets(request)

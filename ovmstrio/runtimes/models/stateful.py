@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import trio
 
+from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
@@ -85,6 +86,8 @@ class StatefulServable:
         """
         control, plain = read_control(request)
         arrays = self._validate(plain)
+        # Who has it made again does not know whether it counts.
+        user_code_begins()
         by_default = not request.model_version.strip("0")
         owners = self._owners
         if owners is not None and control.id and (owner := owners.owner(control.id)) is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 import structlog
 
+from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import (
     DeadlineExceeded,
@@ -287,6 +288,7 @@ class OpService(ResidentService):
         return await self._run(request, deadline)
 
     async def _run(self, request: PipelineRequest, deadline: float) -> PipelineResponse:
+        user_code_begins()
         pipeline = PIPELINE.set(self.name)
         try:
             return await self._executor.infer(request, deadline)

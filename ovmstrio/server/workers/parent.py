@@ -57,6 +57,8 @@ _GENTLE: Final = frozenset({0, -signal.SIGINT, -signal.SIGTERM})
 """How processes end that are told to."""
 _RENEWAL_SECONDS: Final = 600.0
 """What a process gets to load everything that takes another one's place."""
+_TELL_SECONDS: Final = 1.0
+"""What a process gets to take a message."""
 _END_SECONDS: Final = 15.0
 """What a process gets to end, besides the grace of its requests."""
 
@@ -169,8 +171,9 @@ class _Parent:
         self._readiness.show(ready=False)
         self._board.set_draining()
         if self._has_been_ready:
-            for kept in self._kept:
-                await kept.tell(DRAIN)
+            # One that is stuck may not take it.
+            with trio.move_on_after(_TELL_SECONDS):
+                await self._tell_all(DRAIN)
             await trio.sleep(self._plan.settings.drain_delay)
         self._tell_change()
         with trio.move_on_after(self._plan.settings.drain_seconds + _END_SECONDS):
@@ -193,7 +196,10 @@ class _Parent:
 
         Cancellation: leaves it where it is.
         """
-        if self._draining.is_set() or not self._has_been_ready:
+        if self._draining.is_set():
+            return
+        if not self._has_been_ready:
+            log.warning("processes not renewed", reason="not all have been ready yet")
             return
         try:
             await self._check()
@@ -201,7 +207,10 @@ class _Parent:
             log.error("processes not renewed", reason=error.message)  # noqa: TRY400 - told, not unforeseen
             return
         for kept in self._kept:
-            if not await self._replace(kept):
+            is_replaced = await self._replace(kept)
+            if self._draining.is_set():
+                return
+            if not is_replaced:
                 log.error("processes not renewed", row=kept.row, reason="the new process is not ready")
                 return
         log.info("processes renewed", count=len(self._kept))
@@ -220,16 +229,17 @@ class _Parent:
                 raise ConfigError(errors)
 
     async def _replace(self, kept: KeptProcess) -> bool:
-        """Have a process end gently and another one take its place; tells whether that can answer."""
+        """Have a process end gently and another one take its place; tells whether that can answer.
+
+        One that has ended by itself is followed by another one anyway.
+        """
         old = kept.process
-        if old is None:
-            return False
         self._board.replaced = kept.row
         kept.is_replaced = True
         try:
             # From here on it gets no connections.
-            await kept.tell(DRAIN)
-            kept.dismiss()
+            if old is not None:
+                await self._dismiss(kept, old)
             with trio.move_on_after(_RENEWAL_SECONDS):
                 while kept.process in (None, old):
                     await self._changed.wait()
@@ -242,6 +252,18 @@ class _Parent:
             self._board.replaced = -1
             self._hear(None)
         return False
+
+    async def _dismiss(self, kept: KeptProcess, old: WorkerProcess) -> None:
+        """Have a process end gently; one that takes much longer than its requests may is killed."""
+        with trio.move_on_after(_TELL_SECONDS):
+            await kept.tell(DRAIN)
+        kept.dismiss()
+        with trio.move_on_after(self._plan.settings.drain_seconds + _END_SECONDS):
+            while kept.process is old:
+                await self._changed.wait()
+            return
+        log.warning("a worker process does not end, and is killed", row=kept.row, pid=old.pid)
+        old.kill()
 
     # Connections
 
@@ -390,8 +412,10 @@ class _Parent:
         self._tell_change()
 
     async def _tell_all(self, value: str) -> None:
-        for kept in self._kept:
-            await kept.tell(value)
+        # One that is stuck keeps no other waiting.
+        async with trio.open_nursery() as nursery:
+            for kept in self._kept:
+                nursery.start_soon(kept.tell, value)
 
     async def _until_ready(self) -> None:
         while not (self._has_been_ready or self._draining.is_set()):

@@ -18,12 +18,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakSet
 
 import structlog
 import trio
 
-from ovmstrio.core.errors import NotReady
+from ovmstrio.core.errors import NotReady, ServerError
+from ovmstrio.wire.accepting import NO_ROOM, PAUSE_SECONDS
 from ovmstrio.work.messages.error_codec import decode_error, encode_error
+from ovmstrio.work.messages.message_packets import NO_MESSAGE
 from ovmstrio.work.processes.message_channel import MessageChannel
 
 __all__ = ["LEFT", "Peers"]
@@ -32,9 +35,7 @@ log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 64
 _CREDENTIALS: Final = struct.Struct("3i")
-_ANSWER_SECONDS: Final = 60.0
-"""How long a question to all others may take."""
-_LEAVE_SECONDS: Final = 10.0
+_LEAVE_SECONDS: Final = 5.0
 LEFT: Final = "left"
 """The question by which a process tells that it needs no more answers."""
 _CANCEL: Final = 0
@@ -92,7 +93,8 @@ class Peers:
 
         Cancellation: at once; who waits for an answer is told that the process is gone.
         """
-        with trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        with _noted(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as end:
+            listener = trio.socket.from_stdlib_socket(end)
             await listener.bind(self._address(self.row))
             listener.listen(_BACKLOG)
             async with trio.open_nursery() as nursery:
@@ -108,7 +110,14 @@ class Peers:
 
     async def _accept_all(self, listener: trio.socket.SocketType, nursery: trio.Nursery, answer: Answer) -> None:
         while True:
-            accepted, _ = await listener.accept()
+            try:
+                accepted, _ = await listener.accept()
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                log.warning("other processes are kept waiting", reason=error.strerror)
+                await trio.sleep(PAUSE_SECONDS)
+                continue
             if _is_own(accepted):
                 nursery.start_soon(self._answer_all, _taken(accepted), answer)
             else:
@@ -120,28 +129,42 @@ class Peers:
         Cancellation: at once, and all answers.
         """
         channel = MessageChannel(end)
-        questions: dict[int, _Question] = {}
-        last: dict[str, trio.Event] = {}
         try:
             async with trio.open_nursery() as nursery:
-                while (message := await channel.receive()) is not None:
-                    number, value, order = message.value
-                    if number == _CANCEL:
-                        if value in questions:
-                            questions[value].scope.cancel()
-                    elif order is not None and self._is_closed:
-                        await channel.send([number, _NOT_BEGUN, None])
-                    else:
-                        turn = None if order is None else _Turn(last, repr(order))
-                        asked = questions[number] = _Question(number, value, turn)
-                        nursery.start_soon(self._answer_one, channel, questions, asked, answer)
-                    del message, value
+                try:
+                    await self._hear(channel, nursery, answer)
+                except trio.BrokenResourceError:
+                    pass
+                except NO_MESSAGE as error:
+                    log.error("another process is not heard any more", reason=repr(error))  # noqa: TRY400 - no fault here
                 # Nobody hears the rest.
                 nursery.cancel_scope.cancel()
-        except trio.BrokenResourceError:
-            return
         finally:
             channel.close()
+
+    async def _hear(self, channel: MessageChannel, nursery: trio.Nursery, answer: Answer) -> None:
+        """Take questions until the other process is gone.
+
+        Raises:
+            BrokenResourceError: it is gone.
+            ValueError, LookupError, TypeError, OSError, RecursionError: what came is no question.
+
+        Cancellation: at once.
+        """
+        questions: dict[int, _Question] = {}
+        last: dict[str, _Turn] = {}
+        while (message := await channel.receive()) is not None:
+            number, value, order = message.value
+            if number == _CANCEL:
+                if value in questions:
+                    questions[value].scope.cancel()
+            elif order is not None and self._is_closed:
+                await channel.send([number, _NOT_BEGUN, None])
+            else:
+                turn = None if order is None else _Turn(last, repr(order))
+                asked = questions[number] = _Question(number, value, turn)
+                nursery.start_soon(self._answer_one, channel, questions, asked, answer)
+            del message, value
 
     async def _answer_one(
         self, channel: MessageChannel, questions: dict[int, _Question], asked: _Question, answer: Answer
@@ -156,7 +179,10 @@ class Peers:
                 except Exception as error:  # noqa: BLE001 - it is raised where the question came from
                     reply = [asked.number, _FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
-                    await channel.send(reply)
+                    try:
+                        await channel.send(reply)
+                    except (TypeError, ValueError, OSError) as error:
+                        await channel.send([asked.number, _FAILED, encode_error(error)])
         finally:
             del questions[asked.number]
             if asked.turn is not None:
@@ -177,18 +203,19 @@ class Peers:
         self._left.add(row)
         self.announce()
 
-    async def leave(self, others: AbstractSet[int]) -> None:
+    async def leave(self, others: AbstractSet[int], seconds: float = _LEAVE_SECONDS) -> None:
         """Answer no more questions that have an order, when those that are being answered have been.
 
         Args:
-            others: the processes that end as well; they have some time to say that they need no more answers.
+            others: the processes that end as well.
+            seconds: how long they may take to say that they need no more answers.
 
         Cancellation: at once.
         """
-        if others:
-            with suppress(Exception), trio.move_on_after(_LEAVE_SECONDS):
-                await self.ask_all(LEFT, self.row)
-        with trio.move_on_after(_LEAVE_SECONDS):
+        with trio.move_on_after(seconds):
+            if others:
+                with suppress(Exception):
+                    await self.ask_all(LEFT, self.row)
             while not self._left.issuperset(others):
                 await self._changed.wait()
         self._is_closed = True
@@ -216,16 +243,22 @@ class Peers:
         """
         if order is None:
             return await (await self._connect(row)).ask(value)
-        with trio.move_on_after(_REACH_SECONDS):
-            while True:
-                changed = self._changed
-                try:
-                    return await self._ask_in_turn(row, value, order)
-                except _NotBegun:
+        deadline = trio.current_time() + _REACH_SECONDS
+        while True:
+            changed = self._changed
+            try:
+                # What is answered may take its time.
+                with trio.CancelScope(deadline=deadline) as reaching:
+                    link, asked = await self._send_in_turn(row, value, order)
+                if not reaching.cancelled_caught:
+                    return await link.wait(asked)
+            except _NotBegun:
+                with trio.CancelScope(deadline=deadline) as reaching:
                     await changed.wait()
-        raise NotReady(_BEING_STARTED)
+            if reaching.cancelled_caught:
+                raise NotReady(_BEING_STARTED)
 
-    async def _ask_in_turn(self, row: int, value: Any, order: Order) -> Any:
+    async def _send_in_turn(self, row: int, value: Any, order: Order) -> tuple[_Link, _Waiting]:
         turn = self._turns[row]
         try:
             turn.acquire_nowait()
@@ -233,41 +266,43 @@ class Peers:
             await turn.acquire()
         try:
             link = await self._connect(row)
-            asked = await link.send(value, order)
+            return link, await link.send(value, order)
         finally:
             turn.release()
-        return await link.wait(asked)
 
-    async def ask_all(self, question: str, *arguments: Any) -> list[Any]:
+    async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Ask all others that can be reached; see :class:`ovmstrio.core.siblings.Siblings`.
 
         Raises:
             NotReady: one of them took too long.
-            Exception: what one of them raised.
+            Exception: what one of them raised; all are in the log.
 
         Cancellation: at once, and of their work.
         """
         answers: list[Any] = []
-        errors: list[Exception] = []
+        errors: dict[int, Exception] = {}
+        silent = set(self._others)
 
         async def ask_one(row: int) -> None:
             try:
-                link = await self._connect(row)
-            except _NotBegun:
-                return  # It is being started, and begins with what there is then.
-            try:
-                answers.append(await link.ask([question, *arguments]))
+                answers.append(await (await self._connect(row)).ask([question, *arguments]))
+            except _Gone:
+                pass  # It is being started, or will be, and begins with what there is then.
             except Exception as error:  # noqa: BLE001 - raised below, when all have answered
-                errors.append(error)
+                errors[row] = error
+            silent.discard(row)
 
-        with trio.move_on_after(_ANSWER_SECONDS) as scope:
+        with trio.move_on_after(limit_seconds) as scope:
             async with trio.open_nursery() as nursery:
                 for row in self._others:
                     nursery.start_soon(ask_one, row)
         if scope.cancelled_caught:
-            raise NotReady(f"a process of the server did not answer in {_ANSWER_SECONDS:g} s")
-        if errors:
-            raise errors[0]
+            rows = ", ".join(map(str, sorted(silent)))
+            raise NotReady(f"of the server's {self.rows} workers, {rows} did not answer in {limit_seconds:g} s")
+        for row, error in errors.items():
+            log.warning("another worker did not do what was asked", row=row, question=question, reason=str(error))
+        for row, error in errors.items():
+            raise _placed(error, row)
         return answers
 
     async def _connect(self, row: int) -> _Link:
@@ -279,9 +314,16 @@ class Peers:
         end = trio.socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             await end.connect(self._address(row))
+            # Anybody can take an address that is free.
+            is_own = _is_own(end)
         except OSError:
+            is_own = False
+        except BaseException:
             end.close()
-            raise _NotBegun(_BEING_STARTED) from None
+            raise
+        if not is_own:
+            end.close()
+            raise _NotBegun(_BEING_STARTED)
         # Another task may have been faster.
         known = self._links.get(row)
         if known is not None and not known.is_gone:
@@ -292,7 +334,11 @@ class Peers:
         return link
 
 
-class _NotBegun(NotReady):
+class _Gone(NotReady):
+    """The other process is not there, or has ended before it answered."""
+
+
+class _NotBegun(_Gone):
     """A question that has not reached anybody who answers it, and may be asked again."""
 
 
@@ -300,26 +346,40 @@ class _Turn:
     """The place of a question among those of one order.
 
     Args:
-        last: the end of the last one of each order.
+        last: the last one of each order, as long as it or one before it has not ended.
         order: this one's.
+
+    Attributes:
+        before: the one before; None once it and all others before this one have ended.
+        ended: set once it has ended, be it because its caller has left before it could begin.
     """
 
-    def __init__(self, last: dict[str, trio.Event], order: str) -> None:
+    def __init__(self, last: dict[str, _Turn], order: str) -> None:
         self._last = last
         self._order = order
-        self._before = last.get(order)
-        self._ended = last[order] = trio.Event()
+        self.before = last.get(order)
+        self.ended = trio.Event()
+        last[order] = self
 
     async def wait(self) -> None:
-        """Wait for the one before."""
-        if self._before is not None:
-            await self._before.wait()
+        """Wait for those before."""
+        while self.before is not None:
+            await self.before.ended.wait()
+            # One that ended before it could begin had others before it.
+            self.before = self.before.before
 
     def end(self) -> None:
-        """Let the next one begin."""
-        self._ended.set()
-        if self._last[self._order] is self._ended:
+        """Let the next one begin, when those before have ended."""
+        self.ended.set()
+        if self._last.get(self._order) is not self:
+            return
+        before = self.before
+        while before is not None and before.ended.is_set():
+            before = before.before
+        if before is None:
             del self._last[self._order]
+        else:
+            self._last[self._order] = before
 
 
 class _Question:
@@ -375,7 +435,9 @@ class _Link:
                 if waiting is not None:
                     waiting.is_answered, waiting.outcome, waiting.value = True, outcome, value
                     waiting.wake()
-                del message, value
+                del message, value, waiting
+        except NO_MESSAGE as error:
+            log.error("another process is not heard any more", reason=repr(error))  # noqa: TRY400 - no fault here
         finally:
             self.is_gone = True
             self._channel.close()
@@ -417,7 +479,7 @@ class _Link:
         finally:
             self._waiting.pop(waiting.number, None)
         if not waiting.is_answered:
-            raise NotReady(_LOST)
+            raise _Gone(_LOST)
         if waiting.outcome == _NOT_BEGUN:
             raise _NotBegun(_BEING_STARTED)
         if waiting.outcome == _FAILED:
@@ -443,12 +505,39 @@ _BEING_STARTED: Final = "the process that this belongs to is being started: send
 _LOST: Final = "the process that this belongs to ended before it answered"
 
 
+_ENDS: Final[WeakSet[socket.socket]] = WeakSet()
+"""All sockets that processes speak with each other by."""
+
+
+def _noted(end: socket.socket) -> socket.socket:
+    _ENDS.add(end)
+    return end
+
+
 def _taken(taken: trio.socket.SocketType) -> socket.socket:
-    return socket.socket(fileno=taken.detach())
+    return _noted(socket.socket(fileno=taken.detach()))
 
 
-def _is_own(accepted: trio.socket.SocketType) -> bool:
-    """Tell whether a connection is of a process of the same user."""
-    data = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+def _disown() -> None:
+    """Have what code of users forks hold none of them: it may outlive this process, and keep its address taken."""
+    for end in list(_ENDS):
+        if end.fileno() >= 0:
+            os.close(end.detach())
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+def _placed(error: Exception, row: int) -> Exception:
+    """Have the message of an error tell which process it comes from."""
+    if isinstance(error, ServerError):
+        error.message = f"worker {row}: {error.message}"
+        error.args = (error.message,)
+    return error
+
+
+def _is_own(end: trio.socket.SocketType) -> bool:
+    """Tell whether the other end of a connection is a process of the same user."""
+    data = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(data)
     return bool(user == os.geteuid())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import trio
+
 from ovmstrio.core.errors import NotSupported
 from ovmstrio.core.sequence_owners import SequenceStep
 from ovmstrio.runtimes.models.sequences.owners import owner_of, read_outputs, tell_outputs
@@ -13,10 +15,14 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import RawTensor, Tensor
     from ovmstrio.registry import Registry
+    from ovmstrio.registry.instances import Lease
     from ovmstrio.server.workers.peers import Peers
 
 __all__ = ["STEP", "PeerOwners", "answer_step"]
 
+_LOAD_SECONDS: Final = 20.0
+"""How long a step waits for a process that has begun to load; with what a lease waits, that is as long as others wait
+for one that is being started."""
 STEP: Final = "step"
 """What a process asks that has got such a request."""
 
@@ -65,9 +71,25 @@ async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
     from ovmstrio.runtimes.models.stateful import StatefulServable  # noqa: PLC0415 - for who has some only
 
     step = SequenceStep(*arguments)
-    name, version = step.model, step.version
-    with registry.lease_now(name, version) or await registry.lease(name, version) as lease:
+    with await _lease(registry, step.model, step.version) as lease:
         servable: Any = lease.servable
         if not isinstance(servable, StatefulServable):
-            raise NotSupported(f"{name!r} has no sequences: it is not a stateful model")
+            raise NotSupported(f"{step.model!r} has no sequences: it is not a stateful model")
         return tell_outputs(await servable.run_step(step))
+
+
+async def _lease(registry: Registry, name: str, version: str) -> Lease:
+    """Take a lease of a model, which this process may not have loaded yet; whoever asks has.
+
+    Raises:
+        ServerError: as the registry.
+
+    Cancellation: at once.
+    """
+    leased = registry.lease_now(name, version)
+    if leased is not None:
+        return leased
+    if not registry.has_loaded:
+        with trio.move_on_after(_LOAD_SECONDS):
+            await registry.wait_loaded()
+    return await registry.lease(name, version)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
+from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.observability.logs import configure_logs
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.kind import LoadContext
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["main"]
+
+_FAREWELL_SECONDS: Final = 5.0
+"""What other processes get at least to say that they need no more answers when all end."""
 
 
 async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
@@ -92,6 +96,7 @@ async def _plan_of(task: WorkerTask) -> Plan:
     sys.path[:] = task.search_path
     settings = ServerSettings.model_validate(task.options)
     configure_logs(level=settings.log_level, fmt=settings.log_format, path=settings.log_path)
+    LOG_LEVEL.set_parts(read_log_levels(settings.log_levels or ""))
     return await read_plan(settings)
 
 
@@ -109,6 +114,7 @@ class _Worker:
         self._warned = trio.Event()
         self._board = board
         self._row = row = task.row
+        self._drains_until = 0.0
         self._plane: DataPlane | None = None
         self._peers = Peers(task.secret, task.rows, row)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
@@ -119,7 +125,7 @@ class _Worker:
     def hosting(self, requests: WorkRequests) -> Hosting:
         """Tell how this process takes part."""
         listeners = {name: [self._secured(name, inbox)] for name, inbox in self._inboxes.items()}
-        until = partial(requests.handle_all, self._put)
+        until = partial(self._serve_until_told, requests)
         observers, watches = (_FollowLogLevel(),), (self._certificates.look,)
         warned = self._warned.wait
         return Hosting(
@@ -140,7 +146,17 @@ class _Worker:
         Cancellation: at once.
         """
         others = {row for row in range(self._board.rows) if row != self._row and self._board.is_ready(row)}
-        await self._peers.leave(others if self._board.is_draining else set())
+        # What those still have may need answers until their grace ends.
+        seconds = max(_FAREWELL_SECONDS, self._drains_until - trio.current_time())
+        await self._peers.leave(others if self._board.is_draining else set(), seconds)
+
+    async def _serve_until_told(self, requests: WorkRequests) -> None:
+        """Take what the parent gives until that is all.
+
+        Cancellation: at once.
+        """
+        await requests.handle_all(self._put)
+        self._drains_until = trio.current_time() + self.plan.settings.drain_seconds
 
     async def follow(self, plane: DataPlane, first: WorkRequest, requests: WorkRequests) -> None:
         """Say that the process takes connections, and from then on whether it can answer what comes on them.

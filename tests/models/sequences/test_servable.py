@@ -11,6 +11,7 @@ import pytest
 import trio
 import trio.testing
 
+from ovmstrio.core.begun import telling_begin
 from ovmstrio.core.errors import ConfigError, ModelFailure, SequenceMissing
 from ovmstrio.core.request import InferResponse
 from ovmstrio.core.servable import SequenceServable
@@ -36,6 +37,15 @@ async def step(
     """Send one request to an accumulator; gives the sum so far."""
     request = sequence_request({"x": np.full((1, 2), value, np.float32)}, number=number, control=control)
     return float(array_of(await servable.infer(request))[0, 0])
+
+
+async def test_steps_are_not_made_again_by_others(tmp_path: Path) -> None:
+    """Nobody would know how often they count, so whoever might make them again is told."""
+    servable = await load_stateful(ir.accumulator(), tmp_path)
+    told: list[str] = []
+    with telling_begin(lambda: told.append("begun")):
+        await step(servable, 1, control=START)
+    assert told == ["begun"]
 
 
 async def test_lstm_as_with_explicit_state(tmp_path: Path) -> None:
