@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from werkzeug.http import parse_options_header
-from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder
+from werkzeug.sansio.multipart import NEED_DATA, Data, Epilogue, Event, Field, File, MultipartDecoder, State
 
+from ovmstrio.core.charsets import decoded
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import Headers
 
 __all__ = ["FormPart", "form_parts"]
 
 _DEFAULT_CHARSET: Final = "utf-8"
+_MOST_HEADERS: Final = 8192
+"""Bytes of a part's headers; what reads them takes time by the square of their length."""
+_PIECE_BYTES: Final = 256 * 1024
+"""Bytes that are looked through at once, in a few milliseconds."""
+_BLANK_LINE: Final = re.compile(rb"\r\n\r\n|\r\r|\n\n")
 
 
 class FormPart(NamedTuple):
@@ -35,7 +42,7 @@ def form_parts(content_type: str, body: bytes, *, most: int | None = None) -> It
         most: how many parts it may have; None for any number.
 
     Raises:
-        MalformedPayload: it cannot be parsed, there is no boundary, or there are too many parts.
+        MalformedPayload: it cannot be parsed, there is no boundary, or there are too many parts, or headers of one.
     """
     options = parse_options_header(content_type)[1]
     boundary = options.get("boundary", "")
@@ -48,13 +55,10 @@ def form_parts(content_type: str, body: bytes, *, most: int | None = None) -> It
 
 
 def _parts(boundary: bytes, body: bytes, charset: str, most: int | None) -> Iterator[FormPart]:
-    decoder = MultipartDecoder(boundary)
-    decoder.receive_data(body)
-    decoder.receive_data(None)
     part: Field | File | None = None
     content: list[bytes] = []
     count = 0
-    while not isinstance(event := decoder.next_event(), Epilogue):
+    for event in _events(MultipartDecoder(boundary), body):
         if isinstance(event, Field | File):
             part, content, count = event, [], count + 1
             if most is not None and count > most:
@@ -65,11 +69,42 @@ def _parts(boundary: bytes, body: bytes, charset: str, most: int | None) -> Iter
                 yield _part(part, b"".join(content), charset)
 
 
+def _events(decoder: MultipartDecoder, body: bytes) -> Iterator[Event]:
+    """Give what a form consists of; it is looked through bit by bit, in between which other threads have their turn."""
+    end = 0
+    while end < len(body):
+        start, end = end, _end_of_piece(body, end, b"--" + decoder.boundary)
+        decoder.receive_data(body[start:end])
+        while (event := _next_event(decoder)) is not NEED_DATA:
+            yield event
+    decoder.receive_data(None)
+    while not isinstance(event := decoder.next_event(), Epilogue):
+        yield event
+
+
+def _end_of_piece(body: bytes, start: int, mark: bytes) -> int:
+    """Tell where a piece ends: the decoder must have the line of a boundary, and the line's end before it, at once."""
+    end = start + _PIECE_BYTES
+    while start < end < len(body):
+        at = body.rfind(mark, max(0, start - len(mark)), end)
+        if at < 0 or body[at + len(mark) : end].strip(b"- \t\v\f\r\n"):
+            return end
+        end = at - 2
+    return len(body)
+
+
+def _next_event(decoder: MultipartDecoder) -> Event:
+    if decoder.state is State.PART and len(decoder.buffer) > _MOST_HEADERS:
+        if _BLANK_LINE.search(decoder.buffer, 0, _MOST_HEADERS) is None:
+            raise ValueError(f"the headers of a part have more than {_MOST_HEADERS} bytes")
+    return decoder.next_event()
+
+
 def _part(part: Field | File, content: bytes, charset: str) -> FormPart:
     # The decoder promises a name, but gives None where the client sent none.
     if not isinstance(part.name, str):
         raise ValueError("a part has no name")  # noqa: TRY004 - of the client's bytes, not of types
     if isinstance(part, Field):
-        return FormPart(part.name, text=content.decode(charset))
+        return FormPart(part.name, text=decoded(content, charset))
     headers = tuple((name.lower(), value) for name, value in part.headers)
     return FormPart(part.name, content, filename=part.filename, headers=headers)

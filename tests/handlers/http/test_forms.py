@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ovmstrio.core import multipart
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.runtimes.handlers.http import forms
 from ovmstrio.runtimes.handlers.http.forms import parse_payload
@@ -86,6 +88,10 @@ def test_keys_may_repeat_in_both_kinds_of_forms() -> None:
         (TYPE, b"--Edge7\r\nContent-Disposition: form-data\r\n\r\nx\r\n--Edge7--\r\n", "no name"),
         (TYPE, form(part("a", b"\xff")), "codec"),
         (TYPE + "; charset=no-such", form(part("a", b"x")), "no-such"),
+        (TYPE + "; charset=punycode", form(part("a", b"9a" * 9)), "unknown encoding: punycode"),
+        (TYPE + "; charset=utf-7", form(part("a", b"+2AA-")), "surrogates not allowed"),
+        (TYPE, form(part("a", b"1"), part("b", b"x", ";" * 9000)), "headers of a part have more than 8192 bytes"),
+        (TYPE, b"--Edge7\r\n" + b"a:b\r\n" * 9000, "headers of a part have more than 8192 bytes"),
     ],
 )
 def test_a_broken_form_is_the_callers_fault(content_type: str, body: bytes, reason: str) -> None:
@@ -93,6 +99,13 @@ def test_a_broken_form_is_the_callers_fault(content_type: str, body: bytes, reas
     with pytest.raises(MalformedPayload, match=reason) as caught:
         parse_payload(content_type, body)
     assert not caught.value.is_json
+
+
+def test_a_part_may_have_many_headers_and_a_long_content() -> None:
+    """As long as they are no more than anybody writes."""
+    content = b"\xe9" * 100_000
+    payload = parse_payload(TYPE, form(part("f", content, '; filename="f"\r\n' + "x-a: b\r\n" * 900 + "x-b: c")))
+    assert payload["f"].file.read() == content
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1), st.binary())))
@@ -115,6 +128,24 @@ def test_no_form_does_more_than_fail(pieces: list[bytes]) -> None:
     """Whatever is put where, it is parsed or it is malformed."""
     with suppress(MalformedPayload):
         parse_payload(TYPE, b"--Edge7\r\n" + b"".join(pieces))
+
+
+_BITS = st.sampled_from([b"--", b"Edge7", b"\r", b"\n", b"\r\n", b"x", b" ", b"-", b"--Edge7", b"\r\n--Edge"])
+_CONTENTS = st.lists(_BITS).map(lambda bits: b"x" + b"".join(bits) + b"x").filter(
+    lambda content: not re.search(rb"[\r\n]--Edge7", content)
+)
+
+
+@given(st.lists(_CONTENTS, min_size=1, max_size=3), st.integers(1, 64), st.sampled_from([b"", b" ", b"\t" * 9]))
+def test_a_form_is_the_same_however_it_is_cut_to_be_looked_through(
+    contents: list[bytes], size: int, blanks: bytes
+) -> None:
+    """In the midst of boundaries and of what looks like them, behind which there may be blanks."""
+    parts = [part("f", content, '; filename="f"').replace(b"--Edge7", b"--Edge7" + blanks, 1) for content in contents]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multipart, "_PIECE_BYTES", size)
+        found = multipart.form_parts(TYPE, form(*parts))
+        assert [each.content for each in found] == contents
 
 
 async def test_forms_are_starlettes_where_it_is_installed() -> None:

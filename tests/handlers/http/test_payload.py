@@ -67,6 +67,13 @@ def test_text_in_another_charset_is_the_callers_fault(charset: str) -> None:
     assert not caught.value.is_json
 
 
+@pytest.mark.parametrize(("charset", "body"), [("punycode", b"9a9a"), ("idna", b"a.b"), ("utf-7", b"+2AA-")])
+def test_a_charset_of_names_and_half_a_letter_are_the_callers_fault(charset: str, body: bytes) -> None:
+    """The time that names take grows by the square of their length, and nothing can be done with halves."""
+    with pytest.raises(MalformedPayload, match=f"not in {charset}"):
+        parse_payload(f"text/plain; charset={charset}", body)
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

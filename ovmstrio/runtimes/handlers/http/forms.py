@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+from ovmstrio.core.charsets import decoded
 from ovmstrio.core.errors import MalformedPayload
 from ovmstrio.core.http import Headers, HttpRequest
 from ovmstrio.core.multipart import FormPart, form_parts
@@ -126,6 +127,6 @@ def _decoded(kind: str, body: bytes) -> str:
     charsets = _CHARSET.findall(kind)
     charset = charsets[-1] if charsets else _DEFAULT_CHARSET
     try:
-        return body.decode(charset)
+        return decoded(body, charset)
     except (LookupError, ValueError) as error:
         raise MalformedPayload(f"the text is not in {charset}: {error}") from error
