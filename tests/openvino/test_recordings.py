@@ -93,3 +93,21 @@ def test_a_file_that_lies_about_its_length_ends_where_its_sound_does() -> None:
 
     assert len(recording.window(0, 9 * RATE)) == pytest.approx(RATE, abs=200)
     assert np.allclose(recording.window(0, 8000), tone(0.5), atol=1e-3)
+
+
+@pytest.mark.parametrize("rate", [RATE, 8000])
+def test_a_flac_file_that_does_not_tell_its_length_is_read_to_its_end(rate: int) -> None:
+    """As programs write it that send it through a pipe."""
+    data = bytearray(wave_file(40.0, rate, kind="FLAC"))
+    assert data[:4] == b"fLaC"
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+
+    recording = Recording(bytes(data))
+    first = recording.window(0, 30 * RATE)
+    assert not recording.ends_at(30 * RATE)
+    rest = recording.window(30 * RATE, 30 * RATE)
+
+    assert recording.ends_at(60 * RATE)
+    assert len(first) + len(rest) == 40 * RATE
+    assert recording.seconds == 40.0

@@ -20,11 +20,24 @@ _LONGEST_SECONDS: Final = 4 * 3600
 _SHORTEST_SECONDS: Final = 0.1
 _RATES: Final = range(1000, 768_001)
 _BLOCK_SAMPLES: Final = 2**18
+_UNKNOWN: Final = 2**63 - 1
+"""How many frames the library says that a file has which does not tell, as programs write it into pipes."""
 _FORMS: Final = "wav, flac, ogg (Vorbis, Opus) or mp3"
 _FIELD: Final = "file"
 _TOO_LONG: Final = f"a recording may have {_LONGEST_SECONDS // 3600} hours; cut it into several files"
 
 Samples = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class _SoundStream(soundfile.SoundFile):  # type: ignore[misc]  # the library has no types
+    """A file that is read from its beginning to its end.
+
+    One that can be sought in is sought in behind each block, which fails for files that do not tell their length.
+    """
+
+    def seekable(self) -> bool:
+        """Say that nothing is sought in it."""
+        return False
 
 
 class Recording:
@@ -41,7 +54,7 @@ class Recording:
         if not data:
             raise InvalidField("the file is empty", field=_FIELD)
         try:
-            self._file = soundfile.SoundFile(io.BytesIO(data))
+            self._file = _SoundStream(io.BytesIO(data))
         except (soundfile.SoundFileError, RuntimeError, TypeError) as error:
             message = f"Received input file is not a valid audio file; expected {_FORMS}"
             raise InvalidField(message, field=_FIELD, got=_shown(data)) from error
@@ -49,7 +62,7 @@ class Recording:
         if rate not in _RATES:
             message = f"a recording has {_RATES.start} to {_RATES.stop - 1} samples a second"
             raise InvalidField(message, field=_FIELD, got=str(rate))
-        if self._file.frames > _LONGEST_SECONDS * rate:
+        if _LONGEST_SECONDS * rate < self._file.frames != _UNKNOWN:
             raise InvalidField(_TOO_LONG, field=_FIELD, got=f"{self._file.frames / rate / 3600:.1f} hours")
         self._frames = max(1, _BLOCK_SAMPLES // channels)
         self._resampler = None if rate == RATE else soxr.ResampleStream(rate, RATE, 1, dtype="float32")

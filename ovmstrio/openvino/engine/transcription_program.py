@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import ServerError
+from ovmstrio.core.errors import ModelFailure, ServerError
 from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio.openvino.engine.frames import ACCEPTED, FAILED, HEARD, LOADED, REFUSED, encode_failure
 from ovmstrio.openvino.engine.library_errors import reason_of
@@ -75,7 +75,10 @@ class _Program:
     def _hear(self, number: int) -> list[Any]:
         from ovmstrio.openvino.engine.recordings import RATE  # noqa: PLC0415 - loaded by then
 
-        opened = self._opened[number]
+        opened = self._opened.get(number)
+        if opened is None:
+            # Its client has left in the moment in which the window before this one was done.
+            raise ModelFailure("the recording is closed")
         start, length = opened.position, self._hearing.window
         sound = opened.recording.window(start, length)
         is_last = opened.recording.ends_at(start + length)

@@ -135,7 +135,7 @@ async def _open(spec: TextModelSpec) -> AsyncIterator[TranscriptionModel]:
         "tells_words": spec.enable_word_timestamps,
     }
     async with trio.open_nursery() as nursery:
-        transcripts = Transcripts(spec.max_queue + 1, nursery)
+        transcripts = Transcripts(spec.max_queue, nursery)
         process = EngineProcess(options, spec.name, transcripts.hear, transcripts.lose, _PROGRAM)
         await nursery.start(process.run)
         if spec.idle_unload_seconds:

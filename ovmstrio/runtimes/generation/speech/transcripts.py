@@ -119,15 +119,15 @@ class Transcripts:
     """All recordings of one model, through whichever processes it lives.
 
     Args:
-        most: how many there may be at once, those that wait among them.
+        most_waiting: how many may wait for a turn.
         tasks: hosts a task for each; as long as it is open, recordings can be written down.
 
     Attributes:
         last_asked: when somebody has asked last, or has got an answer, on trio's clock.
     """
 
-    def __init__(self, most: int, tasks: trio.Nursery) -> None:
-        self._most = most
+    def __init__(self, most_waiting: int, tasks: trio.Nursery) -> None:
+        self._most = _TURNS + most_waiting
         self._tasks = tasks
         self._numbers = itertools.count(1)
         self._running: dict[int, RunningTranscript] = {}

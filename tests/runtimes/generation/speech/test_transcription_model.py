@@ -106,7 +106,7 @@ async def test_recordings_take_turns_in_a_bounded_queue_and_leave_with_their_cli
     async def hear(model: TranscriptionModel) -> None:
         done.append((await heard(model, TranscriptionRequest(SHORT))).text)
 
-    async with serve_speech(max_queue=5) as model:
+    async with serve_speech(max_queue=2) as model:
         pid = model.pid
         async with trio.open_nursery() as nursery, model.transcribe(TranscriptionRequest(HOUR)) as hour:
             for _ in range(5):

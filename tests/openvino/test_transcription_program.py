@@ -1,0 +1,69 @@
+"""The program that writes speech down: what it is asked, in whatever order."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from ovmstrio.openvino.engine import hearing
+from ovmstrio.openvino.engine.hearing import HeardWindow
+from ovmstrio.openvino.engine.transcription_program import serve
+from ovmstrio.work.messages.message_packets import Message
+from tests.support.recordings import wave_file
+
+
+class _Channel:
+    """Has messages of a server, and takes what is said to it."""
+
+    def __init__(self, *messages: list[Any]) -> None:
+        self._messages = deque(Message(list(each)) for each in enumerate(messages, start=2))
+        self.sent: dict[int, Any] = {}
+
+    def receive(self) -> Message | None:
+        return self._messages.popleft() if self._messages else None
+
+    def has_message(self) -> bool:
+        return bool(self._messages)
+
+    def send(self, value: Any) -> None:
+        number, said = value
+        self.sent[number] = said
+
+
+class _Hearing:
+    """Says the same of any window."""
+
+    languages = ("en",)
+    window = 48_000
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def check(self, wanted: Any) -> None:
+        """Take anything."""
+
+    def hear(self, sound: Any, *_: Any, **__: Any) -> HeardWindow:
+        return HeardWindow("said", len(sound), "en")
+
+
+def test_a_window_of_a_recording_that_is_closed_already_ends_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a client leaves in the moment in which the next window is asked for."""
+    monkeypatch.setattr(hearing, "Hearing", _Hearing)
+    wanted = {"translates": False, "language": "", "prompt": "", "temperature": 0, "has_segments": False}
+    opening = [wave_file(1.0), wanted | {"has_words": False}]
+    channel: Any = _Channel(
+        ["open", 1, *opening], ["open", 2, *opening], ["close", 1], ["window", 1], ["window", 2], ["close", 2]
+    )
+
+    serve(channel, 1, {"folder": "", "device": "CPU", "properties": {}, "tells_words": False})
+
+    assert [channel.sent[number][0] for number in (1, 2, 3, 5, 6)] == [
+        "loaded",
+        "accepted",
+        "accepted",
+        "refused",
+        "heard",
+    ]
+    assert channel.sent[5][1][:2] == ["ModelFailure", "the recording is closed"]
