@@ -26,7 +26,7 @@ class ToldRequests:
     def begin(self, request: HttpRequest) -> WireRequest:
         """Make a request the one that the running task answers."""
         told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.client)
-        told.received = len(request.body)
+        told.received = len(request.body if request.view is None else request.view)
         current_wire_request.set(told)
         return told
 
@@ -34,8 +34,8 @@ class ToldRequests:
         """Tell of a request that has its answer; one that is a stream lasts as long as that."""
         current_wire_request.set(None)
         told.status = answer.status
-        if isinstance(answer.body, bytes):
-            told.sent = len(answer.body)
+        if answer.stream is None:
+            told.sent = answer.size
             self._observer.request_ended(told)
             return answer
         return answer.followed_by(lambda: self._end_stream(told))

@@ -1,0 +1,30 @@
+"""What is told of requests over HTTP when they have been answered."""
+
+from __future__ import annotations
+
+from ovmstrio.core.events import WireRequest
+from ovmstrio.core.http import HttpAnswer, HttpRequest
+from ovmstrio.core.pieced_message import PiecedMessage
+from ovmstrio.wire.http.told_requests import ToldRequests
+
+
+class _Observer:
+    def __init__(self) -> None:
+        self.ended: list[WireRequest] = []
+
+    def request_ended(self, request: WireRequest) -> None:
+        self.ended.append(request)
+
+
+def test_bytes_are_counted_wherever_a_large_body_or_answer_lies() -> None:
+    """A body in memory of its own, and an answer that is sent from where its parts lie."""
+    observer = _Observer()
+    told = ToldRequests(observer)
+    view = memoryview(bytes(70_000))
+    requests = HttpRequest("POST", "/", "", (), b"12345"), HttpRequest("POST", "/", "", (), b"", view=view)
+    answers = HttpAnswer(200, (), b"123"), HttpAnswer(200, (), PiecedMessage([b"{}", bytes(80_000)]))
+
+    for request, answer in zip(requests, answers, strict=True):
+        assert told.answered(told.begin(request), answer) is answer
+
+    assert [(each.received, each.sent) for each in observer.ended] == [(5, 3), (70_000, 80_002)]
