@@ -86,6 +86,9 @@ async def _open(spec: TextModelSpec, meters: Meters, running: RunningModels[Text
                 yield model
             finally:
                 running.ends(spec.name, handover)
+                if old is not None and old.successor is model:
+                    # It answers itself again where what has replaced it did not come to serve.
+                    old.successor = handover.successor
                 await process.sleep()
                 nursery.cancel_scope.cancel()
 

@@ -98,6 +98,23 @@ async def test_an_old_model_that_gave_way_to_one_that_cannot_be_loaded_answers_a
         await old.aclose()
 
 
+async def test_a_model_answers_itself_where_the_one_after_it_has_ended(tiny_folder: Path) -> None:
+    """As where its loading was given up at the last moment; one that was replaced in turn leaves what replaced it."""
+    async with _server(tiny_folder) as server:
+        old = await server.load()
+        before = text_of(await made(old, greedy("hello", 40)))
+        await (await server.load(reload="retire_first")).aclose()
+        assert text_of(await made(old, greedy("hello", 40))) == before
+        assert old.pid is not None
+        await old.aclose()
+        first, second, third = [await server.load(reload="retire_first") for _ in range(3)]
+        await second.aclose()
+        assert text_of(await made(first, greedy("hello", 40))) == before
+        assert (first.pid, third.pid is None) == (None, False)
+        for model in (first, third):
+            await model.aclose()
+
+
 @pytest.mark.parametrize(
     ("reload", "free", "goes"), [("auto", 2**20, True), ("auto", 2**40, False), ("swap", 0, False)]
 )
