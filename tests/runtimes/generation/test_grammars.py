@@ -210,6 +210,7 @@ _BAD: Final[Sequence[tuple[Grammar, str]]] = (
     (_schema({"type": "integer", "minimum": True}), "expected a number, got true"),
     (_schema({"type": "integer", "minimum": 5, "exclusiveMaximum": 5}), "no number is from 5 to 4"),
     (_schema({"type": "number", "minimum": 1e300}), "leave the bound out"),
+    (_schema({"type": "number", "exclusiveMinimum": -5, "maximum": -5}), "no number is from -5 to -5 without these"),
     (_schema(_nested(60)), "nested more than 48 deep"),
     (_schema({"anyOf": [{"type": "string"}] * 5000}), "more than 4000 parts"),
     *(

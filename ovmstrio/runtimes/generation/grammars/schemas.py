@@ -286,8 +286,12 @@ def _check_number(schema: Mapping[str, Any], path: str, *, whole: bool) -> None:
     step = 1 if whole else 0
     least = bounds["exclusiveMinimum"] + step if "exclusiveMinimum" in bounds else bounds.get("minimum")
     most = bounds["exclusiveMaximum"] - step if "exclusiveMaximum" in bounds else bounds.get("maximum")
-    if least is not None and most is not None and least > most:
+    if least is None or most is None:
+        return
+    if least > most:
         _refuse(path, f"no number is from {least} to {most}")
+    if least == most and not whole and not bounds.keys().isdisjoint({"exclusiveMinimum", "exclusiveMaximum"}):
+        _refuse(path, f"no number is from {least} to {most} without these")
 
 
 def _mapping(schema: Mapping[str, Any], keyword: str, path: str) -> Mapping[str, Any]:
