@@ -94,9 +94,9 @@ def _end_of_piece(body: bytes, start: int, mark: bytes) -> int:
 
 
 def _next_event(decoder: MultipartDecoder) -> Event:
-    if decoder.state is State.PART and len(decoder.buffer) > _MOST_HEADERS:
-        if _BLANK_LINE.search(decoder.buffer, 0, _MOST_HEADERS) is None:
-            raise ValueError(f"the headers of a part have more than {_MOST_HEADERS} bytes")
+    is_long = decoder.state is State.PART and len(decoder.buffer) > _MOST_HEADERS
+    if is_long and _BLANK_LINE.search(decoder.buffer, 0, _MOST_HEADERS) is None:
+        raise ValueError(f"the headers of a part have more than {_MOST_HEADERS} bytes")
     return decoder.next_event()
 
 

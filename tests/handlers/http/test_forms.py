@@ -131,8 +131,10 @@ def test_no_form_does_more_than_fail(pieces: list[bytes]) -> None:
 
 
 _BITS = st.sampled_from([b"--", b"Edge7", b"\r", b"\n", b"\r\n", b"x", b" ", b"-", b"--Edge7", b"\r\n--Edge"])
-_CONTENTS = st.lists(_BITS).map(lambda bits: b"x" + b"".join(bits) + b"x").filter(
-    lambda content: not re.search(rb"[\r\n]--Edge7", content)
+_CONTENTS = (
+    st.lists(_BITS)
+    .map(lambda bits: b"x" + b"".join(bits) + b"x")
+    .filter(lambda content: not re.search(rb"[\r\n]--Edge7", content))
 )
 
 
