@@ -53,6 +53,12 @@ def test_later_versions_are_read_as_far_as_they_are_known() -> None:
     assert read_parent(f"01-{TRACE}-{SPAN}-03-more", "a=b") == TraceParent(int(TRACE, 16), int(SPAN, 16), True, "a=b")
 
 
+@pytest.mark.parametrize("state", ["vendor=\xe9", "vendor=a\x7f", "vendor=\x00", "v=" + "x" * 511])
+def test_a_state_that_could_not_stand_in_a_header_is_left_out(state: str) -> None:
+    """It is sent on to other servers, whose clients would refuse to send it, and the parent stays."""
+    assert read_parent(f"00-{TRACE}-{SPAN}-01", state) == TraceParent(int(TRACE, 16), int(SPAN, 16), True)
+
+
 @pytest.mark.parametrize(
     ("name", "of_parent", "without"),
     [
@@ -108,6 +114,17 @@ def test_the_oldest_traces_make_room_and_long_ones_are_cut() -> None:
     document = kept[0].document()
     assert document["spans"] == 6
     assert int(document["tree"][0]["ended"]) - int(document["tree"][0]["began"]) == 500_000_000
+
+
+def test_a_trace_without_an_end_takes_no_more_room() -> None:
+    """As that of a client whose parent is always the same; its last call is there, and the others are counted."""
+    recent = RecentTraces(most_spans=3)
+    for _ in range(20):
+        _call(recent, 1, spans=1)
+
+    (trace,) = recent.traces()
+    assert (len(trace.spans), trace.dropped) == (4, 36)
+    assert trace.spans[-1] is trace.root
 
 
 def test_spans_may_end_in_any_thread() -> None:

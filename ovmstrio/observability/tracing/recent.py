@@ -114,7 +114,7 @@ class RecentTraces:
 
     Args:
         most: how many are kept.
-        most_spans: how many spans of each.
+        most_spans: how many spans of each, beside its last call.
     """
 
     def __init__(self, most: int = _MOST_TRACES, most_spans: int = _MOST_SPANS) -> None:
@@ -150,10 +150,14 @@ class RecentTraces:
                 kept = self._traces[trace] = KeptTrace(f"{trace:032x}")
                 if len(self._traces) > self._most:
                     self._traces.popitem(last=False)
-            if span.kind == "server":
+            is_call = span.kind == "server"
+            if is_call:
                 kept.root = span
-            elif len(kept.spans) >= self._most_spans:
+            if len(kept.spans) >= self._most_spans + is_call:
                 kept.dropped += 1
+                if is_call:
+                    # The last call is there, in the place of the one before that was one too many.
+                    kept.spans[-1] = span
                 return
             kept.spans.append(span)
 

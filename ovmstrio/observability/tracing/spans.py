@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ovmstrio.observability.tracing.trace_context import TraceParent
 
 __all__ = [
+    "LONGEST_TEXT",
     "MOST_EVENTS",
     "QuietSpan",
     "RecordedSpan",
@@ -33,7 +34,8 @@ __all__ = [
 
 MOST_EVENTS: Final = 128
 """How many events of a span are kept; ``OTEL_SPAN_EVENT_COUNT_LIMIT`` has the same default."""
-_LONGEST_TEXT: Final = 1024
+LONGEST_TEXT: Final = 1024
+"""Characters of a text that is told of a span."""
 _SPAN_BITS: Final = 64
 _NANOSECONDS: Final = 1e9
 _STEPS: Final = "ovms=steps"
@@ -222,7 +224,7 @@ class RecordedSpan:
     def set(self, name: str, value: str | bool | float) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
         if not self.ended:
-            self.attributes[name] = cut(value, _LONGEST_TEXT) if isinstance(value, str) else value
+            self.attributes[name] = cut(value, LONGEST_TEXT) if isinstance(value, str) else value
 
     def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
         """As :class:`ovmstrio.core.tracing.Span`."""
@@ -239,7 +241,7 @@ class RecordedSpan:
         if isinstance(error, trio.Cancelled):
             self.attributes["ovmstrio.cancelled"] = True
             return
-        text = cut(text_of(error), _LONGEST_TEXT)
+        text = cut(text_of(error), LONGEST_TEXT)
         name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
         self.failure = text or name
         self.attributes["error.type"] = name

@@ -39,7 +39,8 @@ def read_parent(header: str, state: str = "") -> TraceParent | None:
     trace_id, span_id = int(trace, 16), int(span, 16)
     if not (trace_id and span_id) or version == _NO_VERSION or (version == _FIRST_VERSION and further):
         return None
-    kept = state if len(state) <= _LONGEST_STATE else ""
+    # It is sent on in headers, where nothing else may stand.
+    kept = state if len(state) <= _LONGEST_STATE and state.isascii() and state.isprintable() else ""
     return TraceParent(trace_id, span_id, bool(int(flags, 16) & _SAMPLED), kept)
 
 

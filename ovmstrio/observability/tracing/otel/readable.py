@@ -8,14 +8,16 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from ovmstrio.core.texts import cut
 from ovmstrio.observability.tracing.recent import KeptSpan
+from ovmstrio.observability.tracing.spans import LONGEST_TEXT
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
 
     from ovmstrio.observability.tracing.spans import RecordedSpan
 
-__all__ = ["context_of", "kept_span", "readable_span"]
+__all__ = ["context_of", "kept_span", "plain", "readable_span"]
 
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _UNSAMPLED: Final = TraceFlags(TraceFlags.DEFAULT)
@@ -65,13 +67,16 @@ def kept_span(span: ReadableSpan) -> tuple[int, KeptSpan] | None:
         kind if kind == "client" else "internal",
         span.start_time or 0,
         span.end_time or 0,
-        {name: _plain(value) for name, value in (span.attributes or {}).items()},
-        [(event.name, event.timestamp or 0, {k: _plain(v) for k, v in (event.attributes or {}).items()})
+        {name: plain(value) for name, value in (span.attributes or {}).items()},
+        [(event.name, event.timestamp or 0, {k: plain(v) for k, v in (event.attributes or {}).items()})
          for event in span.events],
         [(f"{link.context.trace_id:032x}", f"{link.context.span_id:016x}") for link in span.links],
-        (status.description or "error") if status.status_code is StatusCode.ERROR else "",
+        cut(status.description or "error", LONGEST_TEXT) if status.status_code is StatusCode.ERROR else "",
     )  # fmt: skip
 
 
-def _plain(value: object) -> str | bool | int | float:
-    return value if isinstance(value, str | bool | int | float) else str(value)
+def plain(value: object) -> str | bool | int | float:
+    """Give a value of users' code as it is kept: a number, or a text that is cut."""
+    if isinstance(value, bool | int | float):
+        return value
+    return cut(value if isinstance(value, str) else str(value), LONGEST_TEXT)

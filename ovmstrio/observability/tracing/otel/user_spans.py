@@ -8,8 +8,9 @@ from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, Status, StatusCode
 
-from ovmstrio.observability.tracing.otel.readable import context_of
-from ovmstrio.observability.tracing.spans import RecordedSpan, SpanLink
+from ovmstrio.core.texts import cut, text_of
+from ovmstrio.observability.tracing.otel.readable import context_of, plain
+from ovmstrio.observability.tracing.spans import LONGEST_TEXT, MOST_EVENTS, RecordedSpan, SpanLink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,17 +59,18 @@ class _SeenSpan(trace.Span):
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Tell one more thing of it."""
-        self._span.set(key, value if isinstance(value, str | bool | int | float) else str(value))
+        self._span.set(key, plain(value))
 
     def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None:
         """Tell of something that happens now; a time of its own is not kept."""
         del timestamp
-        self._span.event(name, dict(attributes or {}))
+        self._span.event(name, {key: plain(value) for key, value in (attributes or {}).items()})
 
     def add_link(self, context: trace.SpanContext, attributes: Mapping[str, Any] | None = None) -> None:
         """Tell that another span has to do with it."""
         del attributes
-        self._span.links.append(SpanLink(context.trace_id, context.span_id))
+        if len(self._span.links) < MOST_EVENTS:
+            self._span.links.append(SpanLink(context.trace_id, context.span_id))
 
     def update_name(self, name: str) -> None:
         """Name it otherwise."""
@@ -82,7 +84,7 @@ class _SeenSpan(trace.Span):
         """Say that it has failed; that it has not is for the server to say."""
         code, said = (status.status_code, status.description) if isinstance(status, Status) else (status, description)
         if code is StatusCode.ERROR:
-            self._span.failure = said or "error"
+            self._span.failure = cut(said or "error", LONGEST_TEXT)
 
     def record_exception(
         self,
@@ -93,5 +95,5 @@ class _SeenSpan(trace.Span):
     ) -> None:
         """Tell of an error that was dealt with, or not."""
         del timestamp, escaped
-        told = {"exception.type": type(exception).__qualname__, "exception.message": str(exception)}
-        self._span.event("exception", {**told, **(attributes or {})})
+        told = {"exception.type": type(exception).__qualname__, "exception.message": text_of(exception)}
+        self.add_event("exception", {**told, **(attributes or {})})
