@@ -77,6 +77,7 @@ class WireRequest:
         target: what was asked for, as it was sent; a path of gRPC.
         headers: names in small letters and values.
         client: the host that asks; empty at the other end of a Unix socket.
+        caller: who asks; empty where nobody had to be known, or as long as it is the running task's.
         started: on the clock of ``time.perf_counter``.
         status: of gRPC or HTTP, by its number; -1 before the end, and for who left before it was answered.
         is_stream: whether it may hold any number of messages, each a call.
@@ -86,6 +87,7 @@ class WireRequest:
     """
 
     __slots__ = (
+        "caller",
         "client",
         "event",
         "headers",
@@ -107,6 +109,7 @@ class WireRequest:
         self.target = target
         self.headers = headers
         self.client = client
+        self.caller = ""
         self.started = perf_counter()
         self.status = -1
         self.is_stream = False

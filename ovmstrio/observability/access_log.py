@@ -103,7 +103,8 @@ def _combined_line(request: WireRequest) -> str:
         status = http_status_of(status)
     now = time.localtime()
     asked = f"{request.method} {_escaped(_path(request))} {_VERSIONS[request.protocol]}"
-    referer, agent = (_escaped(request.header(name)) or "-" for name in ("referer", "user-agent"))
+    referer = _escaped(request.header("referer").partition("?")[0]) or "-"
+    agent = _escaped(request.header("user-agent")) or "-"
     return (
         f"{request.client or '-'} - {_escaped(_caller(request)).replace(' ', '_') or '-'} "
         f'[{time.strftime("%d/%b/%Y:%H:%M:%S %z", now)}] "{asked}" {status} {request.sent} "{referer}" "{agent}"'
@@ -118,8 +119,9 @@ def _status(request: WireRequest) -> int | str | None:
 
 
 def _caller(request: WireRequest) -> str:
-    if request.event is not None and request.event.caller:
-        return request.event.caller
+    told = request.caller or ("" if request.event is None else request.event.caller)
+    if told:
+        return told
     caller = current_caller.get()
     return "" if caller is None else caller.name
 

@@ -57,8 +57,10 @@ def request_over(protocol: WireProtocol, target: str, status: int, **headers: st
 
 
 def test_a_combined_line_is_what_tools_for_web_servers_read() -> None:
-    """The query is left out: there may be secrets in it."""
-    request = request_over("HTTP", f"/v2/models/m/infer?key={SECRET}", 200, user_agent="curl/8", referer="http://x/")
+    """Queries are left out: there may be secrets in them."""
+    request = request_over(
+        "HTTP", f"/v2/models/m/infer?key={SECRET}", 200, user_agent="curl/8", referer=f"http://x/?{SECRET}"
+    )
 
     line = told("combined", request)
 

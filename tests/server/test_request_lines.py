@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import structlog
 import trio
 
+from ovmstrio.access.key_file import write_key_file
 from ovmstrio.core.events import CallEvent, Door, current_event
 from ovmstrio.core.tracing import current_span
 from ovmstrio.observability.logs import configure_logs
@@ -23,11 +25,11 @@ from tests.server.test_traces import (
     traced,
 )
 from tests.support.all_kinds import write_all_kinds
+from tests.support.both_doors import triton_module
+from tests.support.callers import bearer, entry_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 LOGGING = """
 import logging
@@ -68,8 +70,37 @@ async def test_every_request_over_either_protocol_is_a_line(tmp_path: Path, capf
         ("gRPC", "/inference.GRPCInferenceService/ModelInfer", "OK", "model"),
     ]
     assert lines[0]["request_id"] == "r1"
-    assert lines[0]["sent"] > lines[0]["received"] > 0 or lines[0]["received"] > 0
+    assert min(lines[0]["sent"], lines[0]["received"], lines[5]["sent"], lines[5]["received"]) > 0
     assert lines[5]["request_id"] == "r2"
+
+
+def _ask_over_grpc(address: str) -> None:
+    """Ask about a model, and call one, as a caller that may do the first alone."""
+    triton = triton_module("grpc")
+    with triton.InferenceServerClient(address) as client:
+        assert client.get_model_metadata("model", headers=bearer("reader")).name == "model"
+    with pytest.raises(triton.InferenceServerException, match="infer:model"):
+        infer_over_grpc(address, bearer("reader"))
+
+
+async def test_a_line_has_the_caller_whatever_became_of_its_request(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Over either protocol: questions and refusals, which are no calls."""
+    keys = tmp_path / "keys.json"
+    write_key_file(keys, [entry_of("reader", "read", "infer:other")])
+    async with serving(write_all_kinds(tmp_path), access_log="json", keys_file=keys) as server:
+        await trio.to_thread.run_sync(_ask_over_grpc, server.grpc[0])
+        await ask(server, "GET", "/v2/models/model", headers=bearer("reader"))
+        await ask(server, "GET", "/nowhere", headers=bearer("reader"))
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
+
+    assert [(line["protocol"], line["status"], line["caller"]) for line in lines] == [
+        ("gRPC", "OK", "reader"),
+        ("gRPC", "PERMISSION_DENIED", "reader"),
+        ("HTTP", 200, "reader"),
+        ("HTTP", 404, "reader"),
+    ]
 
 
 async def test_the_line_of_a_call_that_is_traced_has_the_id_of_its_trace(

@@ -14,12 +14,14 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
 from ovmstrio.api.access.own_headers import without_proof
-from ovmstrio.core.callers import Need, leave_caller
+from ovmstrio.core.callers import Need, current_caller, leave_caller
+from ovmstrio.core.events import current_wire_request
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from ovmstrio.access.gate import Gate
+    from ovmstrio.core.events import WireRequest
     from ovmstrio.wire.grpc.connection import Routes
     from ovmstrio.wire.grpc.server import Service
     from ovmstrio.wire.grpc.stream import Call
@@ -108,9 +110,19 @@ def _guarded(handler: Handler, gate: Gate, need: Need) -> Handler:
         try:
             await answer(call)
         finally:
+            request = current_wire_request.get()
+            if request is not None:
+                _note_caller(request)
             leave_caller()
 
     return handler._replace(func=run)
+
+
+def _note_caller(request: WireRequest) -> None:
+    """Keep who has made a request, of which it is told after the caller has been left."""
+    caller = current_caller.get()
+    if caller is not None:
+        request.caller = caller.name
 
 
 async def _answer_without_proof(answer: Callable[[Call], Awaitable[None]], call: Call) -> None:

@@ -238,15 +238,17 @@ class Router:
         is_guarded = self._gate is not None and self._gate.guards_everything and request.method != "OPTIONS"
         unknown = Route(_unanswered, error_answer, "", need=Need.CALLER)
         told = await self.admit(unknown, request) if is_guarded else None
-        leave_caller()
-        if told is not None:
-            return told
-        answer = self.shared(refusal, request.header("origin") or "")
-        if self._told is not None:
-            self._told.refused(request, answer)
-        return answer
+        try:
+            if told is not None:
+                return told
+            answer = self.shared(refusal, request.header("origin") or "")
+            if self._told is not None:
+                self._told.refused(request, answer)
+            return answer
+        finally:
+            leave_caller()
 
-    async def answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
+    def answer(self, route: Route, request: HttpRequest) -> Coroutine[Any, Any, HttpAnswer]:
         """Answer a request.
 
         Raises: nothing but cancellation; every failure becomes an answer.
