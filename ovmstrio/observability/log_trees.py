@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 __all__ = ["LEVELS", "LOG_TREES", "loggers_of", "read_log_levels", "written_log_levels"]
@@ -32,6 +33,12 @@ LOG_TREES: Final[Mapping[str, str]] = {
 }
 """Short names, and the loggers that they stand for."""
 
+_OWN: Final = "ovmstrio."
+_FURTHER: Final = ("ovmstrio.printed",)
+"""What has no file of its name: what code of users prints."""
+_PACKAGE: Final = Path(__file__).parents[1]
+_LONGEST: Final = 200
+
 _NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
 _FORM: Final = "such as ovmstrio.graphs=debug,ovmstrio.registry=error"
 
@@ -40,7 +47,7 @@ def read_log_levels(text: str) -> dict[str, int]:
     """Read levels by names.
 
     Raises:
-        ValueError: it is not of the form, or a level is none; the text says what is wrong.
+        ValueError: it is not of the form, a level is none, or the server has no such part; the text says what is wrong.
     """
     levels: dict[str, int] = {}
     for part in filter(None, map(str.strip, text.split(","))):
@@ -50,8 +57,21 @@ def read_log_levels(text: str) -> dict[str, int]:
         number = LEVELS.get(level.upper())
         if number is None:
             raise ValueError(f"{name}: expected one of {', '.join(LEVELS)}, got {level[:80]!r}")
+        if not _is_known(name):
+            below = ", ".join(each.removeprefix(_OWN) for each in (*LOG_TREES, *_FURTHER))
+            raise ValueError(
+                f"nothing logs as {name[:80]!r}; below {_OWN} are {below}, and its packages by their names"
+            )
         levels[name] = number
     return levels
+
+
+def _is_known(name: str) -> bool:
+    """Tell whether anything may log under a name; of others than the server's own nobody knows."""
+    if not name.startswith(_OWN) or name in _FURTHER:
+        return True
+    place = _PACKAGE.joinpath(*loggers_of(name).split(".")[1:])
+    return len(name) <= _LONGEST and (place.is_dir() or place.with_suffix(".py").is_file())
 
 
 def written_log_levels(levels: Mapping[str, int]) -> str:

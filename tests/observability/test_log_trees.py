@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ovmstrio.observability.log_level import LogLevel
-from ovmstrio.observability.log_trees import loggers_of, read_log_levels, written_log_levels
+from ovmstrio.observability.log_trees import LOG_TREES, loggers_of, read_log_levels, written_log_levels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,12 +45,23 @@ def test_levels_are_read_and_written() -> None:
         ("ovmstrio.graphs", "expected names and levels such as .*, got 'ovmstrio.graphs'"),
         ("=debug", "expected names and levels"),
         ("ovmstrio.graphs=loud", "ovmstrio.graphs: expected one of TRACE, DEBUG, .*, got 'loud'"),
+        ("ovmstrio.grahps=debug", "nothing logs as 'ovmstrio.grahps'; below ovmstrio. are generation, graphs, "),
+        ("ovmstrio.graphs.nowhere=debug", "nothing logs as 'ovmstrio.graphs.nowhere'"),
+        (f"ovmstrio.{'x' * 5000}=debug", "nothing logs as 'ovmstrio.x"),
     ],
 )
 def test_what_cannot_be_read_is_told(text: str, reason: str) -> None:
     """With what was expected."""
     with pytest.raises(ValueError, match=reason):
         read_log_levels(text)
+
+
+@pytest.mark.parametrize(
+    "name", [*LOG_TREES, "ovmstrio", "ovmstrio.printed", "ovmstrio.access", "ovmstrio.http.router"]
+)
+def test_what_the_server_logs_as_may_have_a_level(name: str) -> None:
+    """Parts, and what is in them."""
+    assert read_log_levels(f"{name}=debug") == {name: logging.DEBUG}
 
 
 def test_short_names_stand_for_what_lies_deeper() -> None:
