@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ovmstrio.core.callers import NO_SCOPE, Caller, Need, current_caller
+from ovmstrio.core.callers import NO_SCOPE, OVER_LIMIT, Caller, Need, current_caller
 from ovmstrio.core.errors import CallerLimited, MissingScope, Unauthenticated
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def nobody_told(reason: str) -> None:
 def _reason_of(error: Unauthenticated | MissingScope | CallerLimited) -> str:
     if isinstance(error, Unauthenticated):
         return "not_known" if error.is_wrong else "nothing_shown"
-    return NO_SCOPE if isinstance(error, MissingScope) else "limit"
+    return NO_SCOPE if isinstance(error, MissingScope) else OVER_LIMIT
 
 
 class Gate:

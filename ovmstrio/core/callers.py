@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_SCOPE",
+    "OVER_LIMIT",
     "Allowance",
     "Caller",
     "Need",
@@ -38,6 +39,9 @@ _INFER: Final = "infer:"
 
 NO_SCOPE: Final = "scope"
 """What metrics call the refusal of a caller that is known and may not do what it asks for."""
+
+OVER_LIMIT: Final = "limit"
+"""What they call that of one that has asked for as much as it may."""
 
 
 class Need(Enum):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import trio
 
-from ovmstrio.core.callers import allowance_of_caller
+from ovmstrio.core.callers import OVER_LIMIT, allowance_of_caller
 from ovmstrio.core.errors import CallerLimited, DeadlineExceeded, NotSupported
+from ovmstrio.core.generation import Task
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.callers import Allowance
     from ovmstrio.core.events import Door
-    from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Piece, Task, TextGenerator
+    from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Piece, TextGenerator
     from ovmstrio.core.speech import Transcriber, Transcript, TranscriptionRequest
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["call_generative", "charge_caller", "open_generation", "open_transcript"]
 
 _T = TypeVar("_T")
+
+_UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT})
+"""What is not counted in tokens, and so not refused for them."""
 
 
 async def call_generative(
@@ -62,8 +66,8 @@ async def call_generative(
     if Takes.GENERATION in call.takes:
         does = cast("GenerativeService", call.service).tasks
         if task is None or task in does:
-            if task is not None:
-                _check_tokens(call)
+            if task is not None and task not in _UNCHARGED:
+                _check_tokens(plane, call)
             return call
         said = f"does {' and '.join(sorted(each.value for each in does)) or 'none of it as it is configured'}"
     else:
@@ -73,7 +77,7 @@ async def call_generative(
         raise NotSupported(f'the service "{name[:80]}" does no {wanted}; it {said}')
 
 
-def _check_tokens(call: ObservedCall) -> None:
+def _check_tokens(plane: DataPlane, call: ObservedCall) -> None:
     """Let a call pass whose caller has tokens left; another one ends.
 
     Raises:
@@ -85,6 +89,7 @@ def _check_tokens(call: ObservedCall) -> None:
     try:
         allowance.check_tokens()
     except CallerLimited:
+        plane.note_refused_caller(OVER_LIMIT)
         with call:
             raise
 

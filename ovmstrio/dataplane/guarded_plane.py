@@ -60,8 +60,7 @@ class GuardedPlane(DataPlane):
         try:
             demand_of_caller(need, service)
         except MissingScope:
-            if self._metrics is not None:
-                self._metrics.refused(NO_SCOPE)
+            self.note_refused_caller(NO_SCOPE)
             raise
 
     def statuses(self) -> dict[str, list[VersionStatus]]:

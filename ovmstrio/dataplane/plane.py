@@ -568,6 +568,11 @@ class DataPlane:
 
     # Observers
 
+    def note_refused_caller(self, reason: str) -> None:
+        """Count a request that is refused because of who makes it; see ``Gate.refused``."""
+        if self._metrics is not None:
+            self._metrics.refused(reason)
+
     @contextmanager
     def _worded(self, door: Door, method: str) -> Iterator[None]:
         """Put the refusals of a look-up into the door's words."""

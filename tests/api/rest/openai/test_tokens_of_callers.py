@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from ovmstrio.access.allowance import CallerAllowance
+from ovmstrio.observability.metrics import Metrics
 from tests.api.rest.openai.talking import chat_body
 from tests.api.rest.servers import Serving, serving_rest
 from tests.support.callers import bearer, gate_of
@@ -21,9 +22,12 @@ PATH = "/v3/chat/completions"
 SHOP = bearer("shop")
 
 
-def _serving(folder: Path, name: str, loader: Any, allowance: CallerAllowance) -> AbstractAsyncContextManager[Serving]:
+def _serving(
+    folder: Path, name: str, loader: Any, allowance: CallerAllowance, **options: Any
+) -> AbstractAsyncContextManager[Serving]:
     front_end = {"gate": gate_of({"shop": "infer:*"}, allowance)}
-    return serving_rest(folder, models=(text_spec(folder / "text", name),), loader=loader, front_end=front_end)
+    models = (text_spec(folder / "text", name),)
+    return serving_rest(folder, models=models, loader=loader, front_end=front_end, **options)
 
 
 def _assert_refused(answer: httpx.Response, used: str, seconds: int) -> None:
@@ -56,11 +60,13 @@ async def test_tokens_that_are_read_and_made_count(
 async def test_tokens_of_vectors_and_scores_count(
     tmp_path: Path, mock_clock: trio.testing.MockClock, path: str, more: dict[str, Any]
 ) -> None:
-    """What only counts tokens is free of that."""
+    """What only counts tokens is free of that; a refusal is counted as those of other limits are."""
     del mock_clock
-    async with _serving(tmp_path, WORDS, load_encoder, CallerAllowance("shop", tokens_per_minute=6)) as serving:
+    allowance, metrics = CallerAllowance("shop", tokens_per_minute=6), Metrics()
+    async with _serving(tmp_path, WORDS, load_encoder, allowance, metrics=metrics) as serving:
         assert (await serving.post(path, json={"model": WORDS, **more}, headers=SHOP)).status_code == 200
         answer = await serving.post(path, json={"model": WORDS, **more}, headers=SHOP)
         assert answer.status_code == 429
         body = {"model": WORDS, "text": "banana"}
         assert (await serving.post("/v3/tokenize", json=body, headers=SHOP)).status_code == 200
+    assert 'ovmstrio_refused_callers_total{reason="limit"} 1.0' in metrics.render().decode()

@@ -11,13 +11,15 @@ import pytest
 import trio
 from httpx import Response
 
+from ovmstrio.access.allowance import CallerAllowance
 from ovmstrio.api.openai.api import PREFIXES
 from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import InvalidField, ModelFailure, Overloaded
 from ovmstrio.core.generation import Task
 from ovmstrio.core.speech import TranscriptionRequest, TranscriptPart
-from tests.api.rest.openai.talking import events_of
+from tests.api.rest.openai.talking import chat_body, events_of
 from tests.api.rest.servers import PATIENCE_SECONDS, Serving, serving_rest
+from tests.support.callers import bearer, gate_of
 from tests.support.text_generators import CHAT, load_generator, text_spec
 from tests.support.transcribers import ScriptedTranscriber
 
@@ -60,6 +62,22 @@ async def test_a_recording_is_written_down_under_all_prefixes(ears: Serving, pre
     assert answer.status_code == 200
     assert answer.json() == {"text": TEXT, "usage": {"type": "duration", "seconds": 10}}
     assert _service(ears).requests == [TranscriptionRequest(sound)]
+
+
+async def test_tokens_a_minute_do_not_keep_from_listening(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
+    """For what is heard is not counted, so that it is not refused for what was written either."""
+    del mock_clock
+    spec = text_spec(tmp_path / EARS, EARS).model_copy(update={"task": Task.SPEECH_TO_TEXT})
+    gate = gate_of({"shop": "infer:*"}, CallerAllowance("shop", tokens_per_minute=1))
+    models = (spec, text_spec(tmp_path / CHAT))
+    async with serving_rest(tmp_path, models=models, loader=_load, front_end={"gate": gate}) as server:
+        written = [
+            (await server.post("/v3/chat/completions", json=chat_body("one two"), headers=bearer("shop"))).status_code
+            for _ in range(2)
+        ]
+        files = {"file": ("a.wav", b"sound", "audio/wav")}
+        heard = await server.post("/v3/audio/transcriptions", data={"model": EARS}, files=files, headers=bearer("shop"))
+    assert (written, heard.status_code) == ([200, 429], 200)
 
 
 async def test_all_fields_reach_the_service(ears: Serving) -> None:
