@@ -132,7 +132,9 @@ class ServiceMounts:
         asked = self._plane.call(name, door, request.method, request_id=sent_id, received=size, is_free=not is_call)
         with await asked as call:
             routes = self._routes_of(name, call.service, is_root=not request.mount)
-            answer = await routes.answer_http(request._replace(headers=without_proof(request.headers)))
+            shown = without_proof(request.headers)
+            asked_of = request if shown is request.headers else request._replace(headers=shown)
+            answer = await routes.answer_http(asked_of)
             if answer is not None:
                 return _observed(answer, call)
         return await self._answer_elsewhere(request)

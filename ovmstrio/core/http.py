@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 from ovmstrio.core.pieced_message import PiecedMessage
 
-__all__ = ["BODILESS", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
+__all__ = ["BODILESS", "WHOLE_BODIES", "ByteStream", "Callback", "Headers", "HttpAnswer", "HttpRequest"]
 
 Headers = tuple[tuple[str, str], ...]
 """Names and values in their order; names may repeat, and are in lower case."""
@@ -18,6 +18,9 @@ Callback = Callable[[], Any]
 
 BODILESS: Final = frozenset({204, 304})
 """Statuses whose answers have no body, whatever is given as one."""
+
+WHOLE_BODIES: Final = (bytes, PiecedMessage)
+"""The types of bodies that are no streams; every answer is asked for its type, which a union takes longer for."""
 
 
 class HttpRequest(NamedTuple):
@@ -113,7 +116,8 @@ class HttpAnswer:
     @property
     def stream(self) -> ByteStream | None:
         """The body of an answer that is one, and None of any other."""
-        return None if isinstance(self.body, bytes | PiecedMessage) else self.body
+        body = self.body
+        return None if type(body) is bytes or isinstance(body, WHOLE_BODIES) else body
 
     @property
     def size(self) -> int:
@@ -122,7 +126,7 @@ class HttpAnswer:
         Raises:
             TypeError: it is one.
         """
-        if isinstance(self.body, bytes | PiecedMessage):
+        if isinstance(self.body, WHOLE_BODIES):
             return len(self.body)
         raise TypeError("the answer is a stream")
 

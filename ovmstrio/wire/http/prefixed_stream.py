@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.core.http import BODILESS
+from ovmstrio.core.http import BODILESS, WHOLE_BODIES
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.closing import LINGER_SECONDS, transport_of
 from ovmstrio.wire.http.answers import answer_head
@@ -36,7 +36,7 @@ async def send_answer(stream: trio.abc.SendStream, answer: HttpAnswer, *, keep_a
     """
     status, body = answer.status, answer.body
     is_bodiless = status in BODILESS
-    if isinstance(body, bytes | PiecedMessage):
+    if isinstance(body, WHOLE_BODIES):
         length = None if is_bodiless else len(body)
         head = answer_head(status, answer.headers, length=length, is_chunked=False, keep_alive=keep_alive)
         if isinstance(stream, RecoverableStream):

@@ -29,7 +29,7 @@ from ovmstrio.wire.http.answers import challenge, error_answer
 from ovmstrio.wire.http.told_requests import ToldRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from ovmstrio.access.gate import Gate
     from ovmstrio.core.events import RequestObserver
@@ -256,15 +256,17 @@ class Router:
         Ownership: a stream in the answer is the caller's to close.
         Cancellation: as that of what answers.
         """
-        if self._told is None:
-            return await self._answer(route, request)
-        told = self._told.begin(request)
+        # Without anybody who is told there is no coroutine between this one's caller and what answers.
+        return self._answer(route, request) if self._told is None else self._answer_told(self._told, route, request)
+
+    async def _answer_told(self, observer: ToldRequests, route: Route, request: HttpRequest) -> HttpAnswer:
+        told = observer.begin(request)
         try:
             answer = await self._answer(route, request)
         except BaseException:
-            self._told.left(told)
+            observer.left(told)
             raise
-        return self._told.answered(told, answer)
+        return observer.answered(told, answer)
 
     async def _answer(self, route: Route, request: HttpRequest) -> HttpAnswer:
         try:

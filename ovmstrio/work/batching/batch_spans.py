@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
 
 import trio
 
@@ -15,8 +15,10 @@ from ovmstrio.work.batching.batch_calls import BatchedCall
 __all__ = ["traced_batch"]
 
 
-@contextmanager
-def traced_batch(calls: Sequence[BatchedCall[Any, Any]], size: int) -> Iterator[None]:
+_UNTRACED: Final = nullcontext()
+
+
+def traced_batch(calls: Sequence[BatchedCall[Any, Any]], size: int) -> AbstractContextManager[object]:
     """Run a batch in the block, in a task that any of its members, or none, has begun.
 
     Members that are recorded have a part that tells how long they waited, and is linked to the batch.
@@ -24,17 +26,24 @@ def traced_batch(calls: Sequence[BatchedCall[Any, Any]], size: int) -> Iterator[
     # Whoever began this task may be a call that has ended long ago.
     current_span.set(None)
     current_event.set(None)
-    spans = [call.span for call in calls if call.span is not None]
-    recorded = [(call, call.span) for call in calls if call.span is not None and call.span.is_recorded]
-    if not recorded:
-        if spans:
-            with spans[0].as_current():
-                yield
-        else:
-            yield
-        return
+    recorded = []
+    unrecorded = None
+    for call in calls:
+        span = call.span
+        if span is not None:
+            if span.is_recorded:
+                recorded.append((call, span))
+            else:
+                unrecorded = unrecorded or span
+    if recorded:
+        return _recorded_batch(recorded, len(calls), size)
+    return _UNTRACED if unrecorded is None else unrecorded.as_current()
+
+
+@contextmanager
+def _recorded_batch(recorded: Sequence[tuple[BatchedCall[Any, Any], Span]], calls: int, size: int) -> Iterator[None]:
     members = [span for _, span in recorded]
-    batch = members[0].begin("batch", {"ovmstrio.batch.size": size, "ovmstrio.batch.calls": len(calls)}, links=members)
+    batch = members[0].begin("batch", {"ovmstrio.batch.size": size, "ovmstrio.batch.calls": calls}, links=members)
     now = trio.current_time()
     for call, span in recorded:
         _tell_waiting(span, batch, now - call.arrived)
