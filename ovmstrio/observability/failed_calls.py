@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FailedCall", "FailedCalls"]
 
+_NO_FAILURES: Final = frozenset({OK, CANCELLED})
 _KEPT: Final = 100
 _LONGEST: Final = 600
 
@@ -77,7 +78,7 @@ class FailedCalls:
     def call_finished(self, event: CallEvent) -> None:
         """Keep a call that failed."""
         error = event.error
-        if event.code in {OK, CANCELLED}:
+        if event.code in _NO_FAILURES:
             return
         self.count += 1
         if error is None:
