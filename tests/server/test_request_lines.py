@@ -99,7 +99,7 @@ async def test_a_line_has_the_caller_whatever_became_of_its_request(
         ("gRPC", "OK", "reader"),
         ("gRPC", "PERMISSION_DENIED", "reader"),
         ("HTTP", 200, "reader"),
-        ("HTTP", 404, "reader"),
+        ("HTTP", 400, "reader"),
     ]
 
 

@@ -142,10 +142,15 @@ async def test_large_tensors_are_read_into_memory_of_their_own(serving: Serving,
 async def test_a_large_body_of_a_call_that_waited_before_is_the_same(serving: Serving) -> None:
     """The task that watched the client reads on for a while."""
     request, numbers = _large(100_000)
-    async with serving.connect() as peer:
-        await peer.ask(infer_post())
+
+    async def send(peer: Peer) -> None:
         for part in (request[:9_000], request[9_000:], request):
             await peer.send(part)
+
+    async with serving.connect() as peer, trio.open_nursery() as nursery:
+        await peer.ask(infer_post())
+        # Who sends more than the system holds has to read meanwhile.
+        nursery.start_soon(send, peer)
         for _ in range(2):
             answer = await peer.answer()
             assert answer.body[int(answer.headers["inference-header-content-length"]) :] == numbers
