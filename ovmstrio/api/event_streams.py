@@ -72,7 +72,7 @@ class EventSink:
 async def answer_with_events(
     request: HttpRequest, make: Callable[[EventSink], Awaitable[None]], write_error: Callable[[Exception], bytes]
 ) -> HttpAnswer:
-    """Answer a request with the events that ``make`` sends.
+    """Answer a request with the events that ``make`` sends; one that asks for the head alone with that.
 
     Args:
         request: one whose route has tasks.
@@ -85,6 +85,8 @@ async def answer_with_events(
     Ownership: the task that makes them is the request's.
     Cancellation: before the first event; what makes them is cancelled with the request's tasks.
     """
+    if request.method == "HEAD":
+        return HttpAnswer(200, _EVENT_HEADERS)
     tasks: trio.Nursery = request.tasks
     return HttpAnswer(200, _EVENT_HEADERS, await tasks.start(_run, request.path, make, write_error))
 

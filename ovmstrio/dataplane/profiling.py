@@ -110,8 +110,7 @@ class Profiler:
             profile = await _sampled(seconds, rate)
             found = self._called_since(before)
             if models is not None:
-                calls = {each.name: each.calls for each in found}
-                found = [ProfiledModel(name, "", calls.get(name, 0)) for name in models]
+                found = [self._asked_for(name, found) for name in models]
             timed = [await self._timed(each, is_asked=models is not None) for each in found[:_MOST_MODELS]]
             profile.models = [each for each in timed if each.times is not None or each.problem]
             return profile
@@ -134,12 +133,16 @@ class Profiler:
                 found.append((seconds - took, ProfiledModel(name, version, count - calls)))
         return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
 
+    def _asked_for(self, name: str, called: Sequence[ProfiledModel]) -> ProfiledModel:
+        """Give a model by its name, with the calls of all its versions."""
+        return ProfiledModel(name, "", sum(each.calls for each in called if each.name == name))
+
     async def _timed(self, model: ProfiledModel, *, is_asked: bool) -> ProfiledModel:
         """Time the layers of one, if it has any; of others that is told only to who has asked for them."""
         name, version, calls = model.name, model.version, model.calls
         try:
             with await self._plane.registry.lease(name, version) as lease:
-                servable = lease.servable
+                servable, version = lease.servable, lease.version
                 if isinstance(servable, LayeredServable):
                     return ProfiledModel(name, version, calls, await servable.layer_times(_LAYER_SECONDS))
         except ServerError as error:

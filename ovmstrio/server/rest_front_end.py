@@ -123,7 +123,7 @@ def make_router(
     past: RecentPast | None = None,
 ) -> Router:
     """Make the one table of all paths, with arguments as for :class:`RestFrontEnd`."""
-    changes = Changes(allows_remote=allows_remote_admin)
+    changes = Changes(allows_remote=allows_remote_admin, origins="" if cors is None else cors.origins)
     rules = [
         *kserve_rules(plane, max_body_bytes),
         # Of the paths that both have, OpenAI's come first; a service at the root has no such API beside it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,11 @@ async def _ask(doors: BothDoors, body: Any, key: str = "") -> httpx.Response:
     with trio.fail_after(PATIENCE_SECONDS):
         return await trio.to_thread.run_sync(
             lambda: httpx.post(
-                f"http://{doors.http}/v2/profile", json=body, headers=headers, timeout=PATIENCE_SECONDS, trust_env=False
+                f"http://{doors.http}/v2/profile",
+                content=json.dumps(body),
+                headers=headers,
+                timeout=PATIENCE_SECONDS,
+                trust_env=False,
             )
         )
 
@@ -76,7 +81,8 @@ async def test_a_profile_has_the_event_loop_and_the_layers_of_what_was_called(do
 async def test_layers_are_timed_of_models_that_are_named(doors: BothDoors) -> None:
     """Called or not; with none named there are none."""
     told = (await _ask(doors, {"seconds": 0.01, "models": ["add"]})).json()
-    assert [(each["name"], each["calls"], len(each["layers"])) for each in told["models"]] == [("add", 0, 1)]
+    (model,) = told["models"]
+    assert (model["name"], model["version"], model["calls"], len(model["layers"])) == ("add", "1", 0, 1)
     assert (await _ask(doors, {"seconds": 0.01, "models": []})).json()["models"] == []
 
 
@@ -86,6 +92,7 @@ async def test_layers_are_timed_of_models_that_are_named(doors: BothDoors) -> No
         ({"seconds": 61}, 400, "seconds: expected 0.01 to 60, got 61"),
         ({"rate": 0}, 400, "rate: expected 1 to 1000, got 0"),
         ({"rate": "often"}, 400, "rate: expected a number"),
+        ({"rate": float("nan"), "seconds": 10**400}, 400, "seconds: expected a number that is not so large"),
         ({"models": "add"}, 400, "models: expected a list of names"),
         ({"models": ["a"] * 9}, 400, "models: expected at most 8, got 9"),
         ({"second": 1}, 400, "profile: second not known, expected seconds, rate, models"),

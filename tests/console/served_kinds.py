@@ -16,9 +16,12 @@ from tests.support.graphs import LOOPBACK, graph_text, python_node
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MARKUP", "write_services"]
+__all__ = ["MARKUP", "MARKUP_NAME", "write_services"]
 
 MARKUP: Final = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>'
+
+MARKUP_NAME: Final = "<img src=x onerror=window.hit=1>is true"
+"""The name of a model, which has to have no slash."""
 
 _WORDS: Final = """
 import time
@@ -129,6 +132,7 @@ def write_services(folder: Path) -> Path:
     totals = ir.save(ir.accumulator(), folder / "repository", "totals")
     document["model_config_list"] += [
         {"config": {"name": "classifier", "base_path": str(classifier)}},
+        {"config": {"name": MARKUP_NAME, "base_path": str(folder / "repository" / "model")}},
         {"config": {"name": "totals", "base_path": str(totals), "stateful": True}},
         {"config": {"name": "broken", "base_path": "/models/nothing <b>here</b>"}},
     ]

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -20,8 +21,10 @@ from PIL import Image
 from playwright.sync_api import Page, expect
 
 from ovmstrio.access.key_file import digest_of
+from ovmstrio.observability.log_level import LOG_LEVEL
+from ovmstrio.observability.logs import configure_logs
 from tests.console.conftest import OpenPage
-from tests.console.served_kinds import MARKUP, write_services
+from tests.console.served_kinds import MARKUP, MARKUP_NAME, write_services
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 from tests.support.tiny_llm import write_tiny_folder
 
@@ -184,6 +187,29 @@ def test_a_stream_grows_and_markup_in_it_stays_text(server: ServedInThread, open
         assert page.evaluate("window.hit") is None
 
 
+def test_a_service_whose_name_is_markup_has_that_name_and_nothing_else(
+    server: ServedInThread, open_page: OpenPage
+) -> None:
+    """In every view, in the call to copy, and where the service is asked for."""
+    with open_page(_url(server), may_fail=True) as page:
+        page.get_by_role("searchbox").fill("onerror")
+        page.get_by_role("link", name=MARKUP_NAME).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(MARKUP_NAME)
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("table.values td")).to_have_count(10)
+        page.get_by_text("This call for the shell").click()
+        expect(page.locator(".snippets pre")).to_contain_text("/v2/models/" + quote(MARKUP_NAME, safe=""))
+        page.locator(".snippets").get_by_role("button", name="Python").click()
+        expect(page.locator(".snippets pre")).to_contain_text(f'client.infer("{MARKUP_NAME}", inputs')
+        assert _post(server, f"/v2/models/{quote(MARKUP_NAME)}/infer", _dense(9)).status_code == 400
+        page.get_by_role("link", name="Activity").click()
+        expect(page.locator("table.failures tbody tr", has_text=MARKUP_NAME).first).to_be_visible()
+        page.get_by_role("link", name="Traces").click()
+        expect(page.locator("main h1")).to_have_text("Traces")
+        expect(page.locator("main img")).to_have_count(0)
+        assert page.evaluate("window.hit") is None
+
+
 @pytest.mark.slow
 def test_what_takes_bodies_is_tried_by_its_path(server: ServedInThread, open_page: OpenPage) -> None:
     """A handler gets JSON and its answer is shown."""
@@ -223,6 +249,45 @@ def test_failures_are_told_with_their_node_and_charts_move(server: ServedInThrea
         _picture(page, "activity")
 
 
+def test_what_was_told_is_kept_when_a_second_was_missed(server: ServedInThread, open_page: OpenPage) -> None:
+    """The figures come as a whole then, without what has not changed; names of services are no members of objects."""
+    row = {"name": "__proto__", "kind": "model", "takes": [], "state": "ready", "reason": "", "versions": []}
+    totals: dict[str, Any] = {
+        "at": 1,
+        "rate": 0,
+        "error_rate": 0,
+        "p50": None,
+        "p90": None,
+        "p99": None,
+        "in_flight": 0,
+        "cpu": None,
+    }
+    totals |= {"memory_bytes": 1, "ready": True, "reason": ""}
+    failed: dict[str, Any] = {
+        "number": 1,
+        "at": 1,
+        "name": "__proto__",
+        "version": "",
+        "kind": "model",
+        "api": "KServe",
+    }
+    failed |= {"interface": "REST", "method": "ModelInfer", "request_id": "", "caller": "", "code": "ModelFailure"}
+    failed |= {"node": "", "message": "it is broken", "milliseconds": 1}
+    events = [
+        ("whole", {"number": 1, "rows": {}, "services": {}, "totals": totals, "history": []}),
+        ("failures", [failed]),
+        ("whole", {"number": 3, "rows": {}, "services": {}, "totals": totals, "history": []}),
+        ("frame", {"number": 4, "totals": totals, "rows": {"__proto__": row}, "services": {"__proto__": {"rate": 7}}}),
+    ]
+    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+    with open_page(_url(server, "traces"), may_fail=True) as page:
+        page.route("**/console/api/live*", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        page.get_by_role("link", name="Activity").click()
+        expect(page.locator("table.failures tbody tr")).to_contain_text("it is broken")
+        page.get_by_role("link", name="Services").click()
+        expect(page.locator("tr[data-name=__proto__] td[data-title='Req/s']")).to_have_text("7.0")
+
+
 def test_traces_are_drawn_as_waterfalls(server: ServedInThread, open_page: OpenPage) -> None:
     """Recorded while somebody looks."""
     with open_page(_url(server, "traces"), viewport={"width": 1280, "height": 620}) as page:
@@ -245,6 +310,47 @@ def test_the_log_comes_as_it_is_written(server: ServedInThread, open_page: OpenP
         expect(page.locator(".log .line")).to_have_count(1)
         assert page.evaluate("window.hit") is None
         expect(page.locator(".log img, .log script")).to_have_count(0)
+
+
+def test_levels_of_the_log_are_changed_and_stay_what_they_are(
+    server: ServedInThread, open_page: OpenPage, tmp_path: Path
+) -> None:
+    """Of the whole and of parts; a level that there is not is told, and stays to be mended."""
+    configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
+    try:
+        with open_page(_url(server, "log"), may_fail=True) as page:
+            whole, parts = page.get_by_label("The server logs from level"), page.get_by_label("Levels of parts")
+            expect(whole).to_have_value("INFO")
+            whole.select_option("WARNING")
+            expect(page.locator("#notice")).to_contain_text("logs from WARNING on")
+            parts.fill("ovmstrio.graphs=loud")
+            parts.press("Enter")
+            expect(page.locator("#notice")).to_contain_text("expected one of TRACE")
+            expect(parts).to_have_value("ovmstrio.graphs=loud")
+            parts.fill("ovmstrio.graphs=debug")
+            parts.press("Enter")
+            expect(page.locator("#notice")).to_contain_text("levels of their own: ovmstrio.graphs=debug")
+            expect(whole).to_have_value("WARNING")
+            page.reload()
+            expect(parts).to_have_value("ovmstrio.graphs=debug")
+            expect(whole).to_have_value("WARNING")
+    finally:
+        LOG_LEVEL.set_parts({})
+
+
+def test_a_log_that_is_paused_keeps_its_lines_and_gets_no_others(server: ServedInThread, open_page: OpenPage) -> None:
+    """Whatever else changes, and whatever is looked for."""
+    log = logging.getLogger("shop.prices")
+    with open_page(_url(server, "log")) as page:
+        log.error("price one")
+        lines = page.locator(".log .line", has_text="price ")
+        expect(lines).to_have_count(1)
+        page.get_by_role("button", name="Pause").click()
+        log.error("price two")
+        page.get_by_label("Words").fill("price")
+        expect(lines).to_have_count(1)
+        page.get_by_role("button", name="Pause").click()
+        expect(lines).to_have_count(2)
 
 
 @pytest.mark.slow

@@ -40,8 +40,8 @@ def profile_rules(plane: DataPlane, changes: Changes, parse: Callable[[bytes], d
     profiler = Profiler(plane)
 
     async def profile(request: HttpRequest) -> HttpAnswer:
-        asked = _asked(parse(request.body) if request.body else {})
-        with changes.making("profile", request.client, seconds=asked["seconds"]):
+        with changes.requested("profile", request):
+            asked = _asked(parse(request.body) if request.body else {})
             return json_answer(_document(await profiler.take(**asked)))
 
     return [rule("/v2/profile", "POST", profile)]
@@ -59,6 +59,10 @@ def _asked(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("seconds", "rate"):
         if isinstance(asked[name], bool) or not isinstance(asked[name], int | float):
             raise InvalidRequest(f"{name}: expected a number")
+        try:
+            asked[name] = float(asked[name])
+        except OverflowError:
+            raise InvalidRequest(f"{name}: expected a number that is not so large") from None
     models = asked["models"]
     if models is not None and not (isinstance(models, list) and all(isinstance(name, str) for name in models)):
         raise InvalidRequest("models: expected a list of names")

@@ -40,7 +40,7 @@ def admin_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
         return json_answer(_statuses(plane))
 
     async def reload(request: HttpRequest) -> HttpAnswer:
-        with changes.making("reload", request.client):
+        with changes.requested("reload", request):
             changed = await reload_config()
         return json_answer(_statuses(plane), 201 if changed else 200)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Literal
-from urllib.parse import urlsplit
 
 from ovmstrio.api.admin.locality import is_local
+from ovmstrio.api.admin.page_origins import foreign_origin, foreign_site, is_own_name
 from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import PermissionDenied
 
@@ -19,9 +18,9 @@ ConsoleMode = Literal["off", "local", "on"]
 
 CHANGE_HEADER: Final = "x-ovms-console"
 """What a request has that changes the server; a form of another page cannot have it."""
-_PASSED_ON: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-"""What proxies add."""
-_SAME: Final = frozenset({"same-origin", "none"})
+_PASSED_ON: Final = frozenset({"forwarded", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "via"})
+_PASSED_ON_BEGIN: Final = ("x-forwarded-", "x-original-", "x-envoy-")
+"""What proxies add; some of them say whom they ask for only where they are told to."""
 
 
 class ConsoleGuard:
@@ -59,41 +58,24 @@ def _check_local(request: HttpRequest) -> None:
     way_out = "--console on shows it to other machines, best with --keys_file"
     if not is_local(request.client):
         raise PermissionDenied(f"the console is for this machine, and this came from {request.client}; {way_out}")
-    passed_on = next((name for name in _PASSED_ON if request.header(name) is not None), "")
+    passed_on = next((name for name, _ in request.headers if _is_of_proxy(name)), "")
     if passed_on:
         raise PermissionDenied(f"the console is for this machine, and {passed_on} says that a proxy asks; {way_out}")
     host = request.header("host") or ""
     # A name that leads here and is another's page would make that page one of this machine.
-    if current_caller.get() is None and not _is_own_name(host):
+    if current_caller.get() is None and not is_own_name(host):
         raise PermissionDenied(f"the console is at localhost or at an address, and not at {host[:80]!r}; {way_out}")
 
 
-def _is_own_name(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname if _is_plain(host) else None
-    if not name:
-        return not host
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_plain(host: str) -> bool:
-    try:
-        urlsplit(f"//{host}")
-    except ValueError:
-        return False
-    return True
+def _is_of_proxy(name: str) -> bool:
+    return name in _PASSED_ON or name.startswith(_PASSED_ON_BEGIN)
 
 
 def _check_origin(request: HttpRequest) -> None:
-    site, origin = request.header("sec-fetch-site"), request.header("origin")
+    site, origin = foreign_site(request), foreign_origin(request)
     # Whoever follows a link to the page comes from anywhere; that is no request of another page's code.
     follows_link = request.header("sec-fetch-mode") == "navigate" and request.method in {"GET", "HEAD"}
-    if site is not None and site not in _SAME and not follows_link:
-        raise PermissionDenied(f"the console is for its own page, and this is {site[:20]}")
-    if origin is not None and origin.partition("://")[2] != request.header("host"):
-        raise PermissionDenied(f"the console is for its own page, and this is of {origin[:80]}")
+    if site and not follows_link:
+        raise PermissionDenied(f"the console is for its own page, and this is {site}")
+    if origin:
+        raise PermissionDenied(f"the console is for its own page, and this is of {origin}")

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
-import orjson
 import trio
 
 from ovmstrio.api.console.frames import INTERVAL_SECONDS
 from ovmstrio.api.console.service_inside import node_figures
-from ovmstrio.core.errors import InvalidRequest, ServerError
+from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
 from ovmstrio.observability.logs import LEVELS
-from ovmstrio.wire.http.answers import error_answer
+from ovmstrio.wire.http.answers import error_answer, json_answer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ovmstrio.api.console.frames import FrameMaker
     from ovmstrio.api.event_streams import EventSink
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
 
-__all__ = ["MOST_TRACES", "Wishes", "error_event", "event", "stream"]
+__all__ = ["MOST_TRACES", "MOST_VIEWERS", "Viewers", "Wishes", "error_event", "event", "stream"]
 
 MOST_TRACES: Final = 60
+MOST_VIEWERS: Final = 100
+"""Streams at once; each of them has what it is told written for it alone."""
 _QUIET_SECONDS: Final = 10
 
 
@@ -61,7 +64,30 @@ class Wishes:
         level = asked.get("log", [""])[-1].upper()
         if level and level not in LEVELS:
             raise InvalidRequest(f"log: expected one of {', '.join(LEVELS)}, got {level[:20]!r}")
-        return cls(asked.get("service", [""])[-1], LEVELS.get(level, 0), "failures" in asked, "traces" in asked)
+        failures, traces = (asked.get(name, ["0"])[-1] != "0" for name in ("failures", "traces"))
+        return cls(asked.get("service", [""])[-1], LEVELS.get(level, 0), failures, traces)
+
+
+class Viewers:
+    """Counts the streams of a server."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Count one more within the block.
+
+        Raises:
+            Overloaded: there are as many as there may be.
+        """
+        if self._count >= MOST_VIEWERS:
+            raise Overloaded(f"the console has {self._count} viewers, and there are no more at once")
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
 
 
 async def stream(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes: Wishes, events: EventSink) -> None:
@@ -154,8 +180,8 @@ def _line(line: Any) -> dict[str, Any]:
 
 
 def event(name: str, data: Any) -> bytes:
-    """Write one event."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
+    """Write one event, whatever texts of others are in it."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), json_answer(data).content)
 
 
 def error_event(error: Exception) -> bytes:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.api.console.assets import INDEX, asset_answer
 from ovmstrio.api.console.frames import FrameMaker
 from ovmstrio.api.console.guard import ConsoleGuard
-from ovmstrio.api.console.live import MOST_TRACES, Wishes, error_event, stream
+from ovmstrio.api.console.live import MOST_TRACES, Viewers, Wishes, error_event, stream
 from ovmstrio.api.console.service_inside import service_document
 from ovmstrio.api.console.service_rows import service_rows
 from ovmstrio.api.event_streams import answer_with_events
-from ovmstrio.api.kserve.observation_settings import set_log_level
+from ovmstrio.api.kserve.observation_settings import change_log_settings, set_log_level
 from ovmstrio.api.kserve.repository_index import server_version
 from ovmstrio.api.kserve.repository_requests import control_of
 from ovmstrio.api.kserve.rest.infer_request import parse_document
 from ovmstrio.core.callers import Need, current_caller
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.core.texts import shown
 from ovmstrio.dataplane.descriptions import DEFAULT_NAME
 from ovmstrio.observability.log_level import LOG_LEVEL
+from ovmstrio.observability.log_trees import written_log_levels
 from ovmstrio.observability.logs import LEVELS
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
@@ -31,6 +32,7 @@ from ovmstrio.wire.http.router import rule
 if TYPE_CHECKING:
     from ovmstrio.api.admin.changes import Changes
     from ovmstrio.api.console.guard import ConsoleMode
+    from ovmstrio.api.event_streams import EventSink
     from ovmstrio.core.http import HttpRequest
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["console_rules"]
 
 _API: Final = "/console/api"
+_PARTS: Final = "log_levels"
+_LONGEST: Final = 80
 _NOT_KEPT: Final = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
 
 
@@ -50,7 +54,7 @@ def console_rules(plane: DataPlane, changes: Changes, past: RecentPast, mode: Co
     guard, frames = ConsoleGuard(mode), FrameMaker(plane)
     return [
         *_page_rules(guard),
-        *_reading_rules(plane, past, guard),
+        *_reading_rules(plane, changes, past, guard),
         *_live_rules(plane, past, guard, frames),
         *_change_rules(plane, changes, guard),
     ]
@@ -73,7 +77,11 @@ def _page_rules(guard: ConsoleGuard) -> list[Rule]:
     ]
 
 
-def _reading_rules(plane: DataPlane, past: RecentPast, guard: ConsoleGuard) -> list[Rule]:
+def _reading_rules(plane: DataPlane, changes: Changes, past: RecentPast, guard: ConsoleGuard) -> list[Rule]:
+    async def server(request: HttpRequest) -> HttpAnswer:
+        guard.let_in(request)
+        return json_answer(_server(plane, may_change=changes.lets_page(request))).with_headers(_NOT_KEPT)
+
     def reading(path: str, tell: Any) -> Rule:
         async def answer(request: HttpRequest, **places: str) -> HttpAnswer:
             guard.let_in(request)
@@ -82,7 +90,7 @@ def _reading_rules(plane: DataPlane, past: RecentPast, guard: ConsoleGuard) -> l
         return rule(f"{_API}/{path}", "GET", answer, is_hot=True, need=Need.READ)
 
     return [
-        reading("server", lambda: _server(plane)),
+        rule(f"{_API}/server", "GET", server, is_hot=True, need=Need.READ),
         reading("services", lambda: {"services": list(service_rows(plane).values())}),
         reading("services/<model>", lambda model: service_document(plane, model)),
         reading("failures", lambda: {"failures": [asdict(each) for each in past.failures.since(0)]}),
@@ -93,10 +101,17 @@ def _reading_rules(plane: DataPlane, past: RecentPast, guard: ConsoleGuard) -> l
 
 
 def _live_rules(plane: DataPlane, past: RecentPast, guard: ConsoleGuard, frames: FrameMaker) -> list[Rule]:
+    viewers = Viewers()
+
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.let_in(request)
         wishes = Wishes.read(request.query)
-        return await answer_with_events(request, partial(stream, plane, frames, past, wishes), error_event)
+
+        async def make(events: EventSink) -> None:
+            with viewers.one():
+                await stream(plane, frames, past, wishes, events)
+
+        return await answer_with_events(request, make, error_event)
 
     return [rule(f"{_API}/live", "GET", live, is_hot=True, has_tasks=True, need=Need.READ)]
 
@@ -111,24 +126,24 @@ def _change_rules(plane: DataPlane, changes: Changes, guard: ConsoleGuard) -> li
         return rule(f"{_API}/{path}", "POST", answer)
 
     async def reload(request: HttpRequest) -> HttpAnswer:
-        with changes.making("reload", request.client):
+        with changes.requested("reload", request):
             changed = await plane.reload_config()
         return json_answer({"changed": changed})
 
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
-        with changes.making("load", request.client, model=model):
+        with changes.requested("load", request, model=model):
             await control_of(plane).load(model)
         return json_answer({"loaded": model})
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
-        with changes.making("unload", request.client, model=model):
+        with changes.requested("unload", request, model=model):
             await control_of(plane).unload(model)
         return json_answer({"unloaded": model})
 
     async def log_level(request: HttpRequest) -> HttpAnswer:
-        with changes.making("log level", request.client):
-            set_log_level(_level(request))
-        return json_answer({"level": logging.getLevelName(LOG_LEVEL.value)})
+        with changes.requested("log level", request):
+            _set_levels(parse_document(request.body))
+        return json_answer(_levels("level"))
 
     return [
         changing("reload", reload),
@@ -153,14 +168,31 @@ def _trace(plane: DataPlane, trace_id: str) -> dict[str, Any]:
     return found.document()
 
 
-def _level(request: HttpRequest) -> int:
-    asked = parse_document(request.body).get("level")
-    if not isinstance(asked, str) or asked.upper() not in LEVELS:
-        raise InvalidRequest(f"level: expected one of {', '.join(LEVELS)}, got {str(asked)[:40]!r}")
-    return LEVELS[asked.upper()]
+def _set_levels(asked: dict[str, Any]) -> None:
+    """Set the level of the log, those of its parts, or both; neither is set if one of them is none.
+
+    Raises:
+        InvalidRequest: there is no such level or setting.
+    """
+    if not asked or asked.keys() - {"level", _PARTS}:
+        raise InvalidRequest(f"expected level, {_PARTS} or both, got {shown(list(asked), _LONGEST)}")
+    level, parts = asked.get("level", "INFO"), asked.get(_PARTS, "")
+    if not isinstance(level, str) or level.upper() not in LEVELS:
+        raise InvalidRequest(f"level: expected one of {', '.join(LEVELS)}, got {shown(level, _LONGEST)}")
+    if not isinstance(parts, str):
+        raise InvalidRequest(f"{_PARTS}: expected a text, got {shown(parts, _LONGEST)}")
+    if _PARTS in asked:
+        change_log_settings({_PARTS: parts})
+    if "level" in asked:
+        set_log_level(LEVELS[level.upper()])
 
 
-def _server(plane: DataPlane) -> dict[str, Any]:
+def _levels(name: str) -> dict[str, str]:
+    """Tell from what level on is logged, by a name, and the levels of parts of the log."""
+    return {name: logging.getLevelName(LOG_LEVEL.value), _PARTS: written_log_levels(LOG_LEVEL.parts)}
+
+
+def _server(plane: DataPlane, *, may_change: bool) -> dict[str, Any]:
     readiness, caller = plane.readiness(), current_caller.get()
     return {
         # The name by default is for clients that look for it.
@@ -170,8 +202,8 @@ def _server(plane: DataPlane) -> dict[str, Any]:
         "ready": readiness.ready,
         "reason": readiness.reason,
         "caller": "" if caller is None else caller.name,
-        "may_change": caller is None or caller.scopes.admin,
+        "may_change": may_change,
         "loads_by_name": plane.control is not None,
-        "log_level": logging.getLevelName(LOG_LEVEL.value),
+        **_levels("log_level"),
         "has_metrics": plane.render_metrics(["ovmstrio_ready"]) is not None,
     }

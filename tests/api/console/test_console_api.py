@@ -6,7 +6,7 @@ import gzip
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -17,11 +17,17 @@ import trio
 
 from ovmstrio.api.console.assets import asset_names
 from ovmstrio.api.console.guard import CHANGE_HEADER
+from ovmstrio.api.console.live import Wishes
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.dataplane.guarded_plane import GuardedPlane
+from ovmstrio.observability.log_level import LOG_LEVEL
+from ovmstrio.observability.logs import configure_logs
 from ovmstrio.observability.recent_past import RecentPast
+from ovmstrio.server.rest_front_end import make_router
 from ovmstrio.wire.http.answers import Cors
-from tests.api.rest.servers import BODY, PATIENCE_SECONDS, Serving, serving_rest
+from ovmstrio.wire.http.router import Route
+from tests.api.rest.servers import BODY, PATIENCE_SECONDS, Serving, serving_rest, stack
 from tests.support.callers import bearer, gate_of
 from tests.support.pass_through import load_pass_through
 
@@ -205,6 +211,50 @@ async def test_the_stream_ends_when_the_server_begins_to_end(tmp_path: Path) -> 
         assert b"event: " not in await events.rest()
 
 
+async def test_texts_that_are_not_utf_8_end_no_stream(tmp_path: Path) -> None:
+    """A file's name in a line of the log, and half of a pair of surrogates in the id of a call that failed."""
+    body = b'{"id":"\\ud800","inputs":[{"name":"x","shape":[1,3],"datatype":"FP32","data":[NaN,1]}]}'
+    async with _console(tmp_path) as (server, past):
+        past.log.handle(logging.makeLogRecord({"levelno": logging.ERROR, "msg": "no such file: a\udcff"}))
+        assert (await server.post(INFER, content=body)).status_code == 400
+        async with _live(server, "?log=error&failures=1") as events:
+            (failed,) = await events.next("failures")
+            (line,) = await events.next("log")
+            assert (await events.next("frame"))["number"] > 1
+    assert line["event"] == "no such file: a\udcff"
+    assert failed["request_id"] == "\ud800"
+
+
+def test_what_is_not_wanted_is_not_told() -> None:
+    """A 0 says so, as leaving it out does."""
+    assert Wishes.read("failures=0&traces=0") == Wishes.read("") == Wishes()
+    assert Wishes.read("failures=1&traces=1") == Wishes(failures=True, traces=True)
+
+
+async def test_there_are_so_many_viewers_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is refused and told so; when one has left there is room."""
+    monkeypatch.setattr("ovmstrio.api.console.live.MOST_VIEWERS", 1)
+    async with _console(tmp_path) as (server, _):
+        async with _live(server) as events:
+            await events.next("whole")
+            refused = await server.get("/console/api/live")
+            assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+            assert "1 viewers" in refused.json()["error"]
+        await server.wait_closed()
+        async with _live(server) as events:
+            await events.next("whole")
+
+
+async def test_only_the_head_of_the_stream_is_an_answer_that_ends(tmp_path: Path) -> None:
+    """Nobody is told anything then, and the connection goes on."""
+    async with _console(tmp_path) as (server, _), server.connect() as peer:
+        await peer.send(b"HEAD /console/api/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head = await peer.answer(has_body=False)
+        assert (head.status, head.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        await peer.send(b"GET /console/api/server HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await peer.answer()).json["ready"] is True
+
+
 async def test_viewers_share_one_frame_a_second(tmp_path: Path) -> None:
     """The numbers that many viewers see are the same."""
     async with _console(tmp_path) as (server, _):
@@ -234,6 +284,8 @@ async def test_viewers_share_one_frame_a_second(tmp_path: Path) -> None:
         ({"origin": "https://example.org"}, "own page"),
         ({"sec-fetch-site": "cross-site"}, "own page"),
         ({"host": "[::1"}, "localhost"),
+        ({"x-forwarded-proto": "https"}, "proxy"),
+        ({"x-envoy-expected-rq-timeout-ms": "15000"}, "proxy"),
     ],
 )
 async def test_requests_of_other_pages_and_machines_are_refused(
@@ -301,6 +353,73 @@ async def test_a_change_needs_a_header_that_no_form_can_send(tmp_path: Path) -> 
     assert (bare.status_code, crossed.status_code, done.status_code) == (403, 403, 200)
     assert done.json() == {"changed": True}
     assert reloads == [1]
+
+
+@pytest.mark.parametrize(
+    ("client", "host", "allows_remote", "may"),
+    [
+        ("127.0.0.1", "localhost:8000", False, True),
+        ("", "localhost", False, True),
+        ("192.0.2.7", "192.0.2.1:8000", False, False),
+        ("192.0.2.7", "models.example.org", True, True),
+        ("127.0.0.1", "models.example.org", False, False),
+    ],
+)
+async def test_the_page_offers_what_it_may_change_and_nothing_else(
+    tmp_path: Path, client: str, host: str, *, allows_remote: bool, may: bool
+) -> None:
+    """Where nobody has to be known; what is told is what a change is answered then."""
+    async with stack(tmp_path) as (plane, _, _):
+        router = make_router(plane, allows_remote_admin=allows_remote, console="on", past=RecentPast())
+
+        async def ask(method: str, path: str, *headers: tuple[str, str]) -> HttpAnswer:
+            route = router.find(method, path)
+            assert isinstance(route, Route)
+            asked = HttpRequest(method, path, headers=(("host", host), *headers), client=client)
+            return await router.answer(route, asked)
+
+        told = json.loads((await ask("GET", "/console/api/server")).content)
+        changed = await ask("POST", "/console/api/reload", (CHANGE_HEADER, "1"), ("origin", f"http://{host}"))
+    assert told["may_change"] is may
+    assert (changed.status == 403) is not may
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[None]:
+    """Have the log be the server's."""
+    configure_logs(level="INFO", fmt="json", path=tmp_path / "server.log")
+    yield
+    LOG_LEVEL.set_parts({})
+
+
+@pytest.mark.usefixtures("log")
+async def test_the_log_and_parts_of_it_have_their_levels_changed(tmp_path: Path) -> None:
+    """Each by itself or both at once; what cannot be leaves both as they were."""
+
+    async def change(**asked: Any) -> Any:
+        answer = await server.post("/console/api/log_level", json=asked, headers={CHANGE_HEADER: "1"})
+        return answer.json() if answer.status_code == 200 else (answer.status_code, answer.json()["error"])
+
+    async with _console(tmp_path) as (server, _):
+        assert await change(level="warning") == {"level": "WARNING", "log_levels": ""}
+        assert await change(log_levels="ovmstrio.graphs=debug") == {
+            "level": "WARNING",
+            "log_levels": "ovmstrio.graphs=debug",
+        }
+        refusals = [
+            await change(level="error", log_levels="ovmstrio.graphs=loud"),
+            await change(level="loud", log_levels=""),
+            await change(level=["error"]),
+            await change(log_levels=None),
+            await change(levels="error"),
+            await change(),
+        ]
+        told = (await server.get("/console/api/server")).json()
+        assert (told["log_level"], told["log_levels"]) == ("WARNING", "ovmstrio.graphs=debug")
+        assert await change(level="INFO", log_levels="") == {"level": "INFO", "log_levels": ""}
+    assert [status for status, _ in refusals] == [400] * len(refusals)
+    assert "ovmstrio.graphs: expected one of" in refusals[0][1]
+    assert "expected level, log_levels or both, got ['levels']" in refusals[4][1]
 
 
 # The page

@@ -33,8 +33,9 @@ function asTable(output) {
 function asLabels(output, labels) {
   const values = output.data.map(Number);
   const areParts = areShares(values);
-  const most = Math.max(...values);
-  const least = Math.min(...values, 0);
+  // A vocabulary has more values than a function may have arguments.
+  const most = values.reduce((found, value) => Math.max(found, value), -Infinity);
+  const least = values.reduce((found, value) => Math.min(found, value), 0);
   const best = values.map((value, index) => [value, index]).sort((a, b) => b[0] - a[0]).slice(0, TOP);
   return h("table.labels", {}, h("tbody", {}, best.map(([value, index]) => {
     const part = most > least ? (value - least) / (most - least) : 0;

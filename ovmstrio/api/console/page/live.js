@@ -8,12 +8,15 @@ const POINTS = 300;
 const LINES = 500;
 const FAILURES = 100;
 
+// Names of services are keys of these, whatever they are: nothing is inherited that a name could be taken for.
+const keyed = (given) => Object.assign(Object.create(null), given);
+
 export const state = {
   link: "connecting",
   problem: "",
   server: null,
-  rows: {},
-  services: {},
+  rows: keyed(),
+  services: keyed(),
   totals: null,
   history: [],
   failures: [],
@@ -59,12 +62,14 @@ async function run() {
     running = new AbortController();
     try {
       if (!state.server || state.link !== "live") {
-        state.server = await get("/console/api/server");
-        tell("server");
+        await askServer();
       }
       const answer = await ask("/console/api/live" + (wishes ? "?" + wishes : ""), { signal: running.signal });
       if (!answer.ok) throw new Refused(answer.status, await problemOf(answer));
       pause = FIRST_PAUSE;
+      // A stream tells all that is kept of these at its beginning, and then what is new.
+      state.failures = [];
+      state.lines = [];
       await readEvents(answer, take);
       setLink("lost", "the server closed the stream");
     } catch (error) {
@@ -81,6 +86,12 @@ async function run() {
   }
 }
 
+// What the server tells of itself, which may have been changed elsewhere.
+export async function askServer() {
+  state.server = await get("/console/api/server");
+  tell("server");
+}
+
 export function retry() {
   if (state.retry) state.retry();
 }
@@ -94,12 +105,10 @@ function setLink(link, problem) {
 function take(name, text) {
   const data = JSON.parse(text);
   if (name === "whole") {
-    state.rows = data.rows;
-    state.services = data.services;
+    state.rows = keyed(data.rows);
+    state.services = keyed(data.services);
     state.history = data.history;
     state.totals = data.totals;
-    state.failures = [];
-    state.lines = [];
     setLink("live");
     tell("rows");
     tell("figures");
@@ -128,7 +137,7 @@ function take(name, text) {
   } else if (name === "traces") {
     state.traces = data;
     tell("traces");
-  } else if (name === "end") {
-    setLink("lost", data.reason);
+  } else if (name === "end" || name === "error") {
+    setLink("lost", data.reason || data.error);
   }
 }

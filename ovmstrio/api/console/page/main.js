@@ -63,18 +63,25 @@ function showLink() {
 function askKey() {
   if (document.getElementById("key")) return;
   const field = h("input", { type: "password", autocomplete: "off", required: true, id: "key-field" });
-  const dialog = h("dialog", { id: "key", "aria-labelledby": "key-title" },
+  const problem = h("p", { role: "status" }, state.problem);
+  const dialog = h("dialog", { id: "key", "aria-labelledby": "key-title", oncancel: (event) => event.preventDefault() },
     h("form", {
       onsubmit(event) {
         event.preventDefault();
-        setKey(field.value.trim());
+        const given = field.value.trim();
+        // A header has no other characters; with them nothing would be asked at all.
+        if (!/^[\x21-\x7e]*$/.test(given)) {
+          setText(problem, "A key has letters, digits and signs of ASCII only.");
+          return;
+        }
+        setKey(given);
         dialog.close();
         dialog.remove();
         retry();
       },
     },
     h("h2", { id: "key-title" }, "Who are you?"),
-    h("p", {}, state.problem),
+    problem,
     h("label", { for: "key-field" }, "Key or token with the scope read"), field,
     h("button.primary", { type: "submit" }, "Go on")));
   document.body.append(dialog);

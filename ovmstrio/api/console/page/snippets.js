@@ -8,7 +8,15 @@ const NUMPY = {
   UINT16: "uint16", UINT32: "uint32", UINT64: "uint64", BOOL: "bool", BYTES: "object",
 };
 
-const py = (value) => JSON.stringify(value).replaceAll("true", "True").replaceAll("false", "False");
+const NAMES = new Map([[true, "True"], [false, "False"], [null, "None"]]);
+
+function py(value) {
+  if (NAMES.has(value)) return NAMES.get(value);
+  if (Array.isArray(value)) return "[" + value.map(py).join(", ") + "]";
+  if (typeof value !== "object") return JSON.stringify(value);
+  return "{" + Object.entries(value).map(([key, each]) => JSON.stringify(key) + ": " + py(each)).join(", ") + "}";
+}
+
 const sh = (text) => "'" + String(text).replaceAll("'", "'\\''") + "'";
 
 function short(data) {
@@ -27,7 +35,7 @@ export function inferSnippets(name, inputs, isKeyed, how) {
   for (const input of inputs) generated[input.name] = input.data && input.data.length === 1 ? input.data[0] : short(input.data) ? input.data : ["..."];
   const isStream = how === "stream";
   const body = isStream ? generated : asked;
-  const curl = "curl " + (isStream ? "-N " : "") + origin + "/v2/models/" + encodeURIComponent(name) + (isStream ? "/generate_stream" : "/infer") + " \\\n" + keyLine(isKeyed) + "  -H 'content-type: application/json' \\\n  -d " + sh(JSON.stringify(body));
+  const curl = "curl " + (isStream ? "-N " : "") + sh(origin + "/v2/models/" + encodeURIComponent(name) + (isStream ? "/generate_stream" : "/infer")) + " \\\n" + keyLine(isKeyed) + "  -H 'content-type: application/json' \\\n  -d " + sh(JSON.stringify(body));
   const lines = ["import numpy as np", "import tritonclient.http as triton", "", "client = triton.InferenceServerClient(" + py(location.host) + ")", "inputs = []"];
   for (const input of inputs) {
     const kind = NUMPY[input.datatype] || "float32";
@@ -53,7 +61,7 @@ export function chatSnippets(name, messages, options, isKeyed) {
 }
 
 export function postSnippets(target, text, isKeyed) {
-  const curl = "curl " + location.origin + target + " \\\n" + keyLine(isKeyed) + "  -H 'content-type: application/json' \\\n  -d " + sh(text);
+  const curl = "curl " + sh(location.origin + target) + " \\\n" + keyLine(isKeyed) + "  -H 'content-type: application/json' \\\n  -d " + sh(text);
   const python = ["import httpx", "", "answer = httpx.post(" + py(location.origin + target) + ", content=" + py(text) + (isKeyed ? ", headers={\"authorization\": \"Bearer \" + key}" : "") + ")", "print(answer.status_code, answer.text)"].join("\n");
   return [["curl", curl], ["Python", python]];
 }

@@ -43,7 +43,7 @@ def observation_rules(changes: Changes) -> list[Rule]:
         return json_answer(log_settings())
 
     async def set_logs(request: HttpRequest) -> HttpAnswer:
-        with changes.making("log settings", request.client):
+        with changes.requested("log settings", request):
             if request.body:
                 change_log_settings(parse_document(request.body))
         return json_answer(log_settings())

@@ -33,13 +33,13 @@ def repository_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
         return json_answer({"models": _index(plane, only_ready=False)})
 
     async def load(request: HttpRequest, model: str) -> HttpAnswer:
-        with changes.making("load", request.client, model=model):
+        with changes.requested("load", request, model=model):
             config, files = load_parameters(_parameters(request))
             await control_of(plane).load(model, config, files)
         return HttpAnswer(200)
 
     async def unload(request: HttpRequest, model: str) -> HttpAnswer:
-        with changes.making("unload", request.client, model=model):
+        with changes.requested("unload", request, model=model):
             await control_of(plane).unload(model, with_callees=unload_parameters(_parameters(request)))
         return HttpAnswer(200)
 

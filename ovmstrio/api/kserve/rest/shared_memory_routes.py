@@ -36,7 +36,7 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
         )
 
     async def register(request: HttpRequest, region: str) -> HttpAnswer:
-        with changes.making("shared memory registered", request.client, region=region):
+        with changes.requested("shared memory registered", request, region=region):
             asked = parse_document(request.body)
             key = asked.get("key")
             if not isinstance(key, str):
@@ -45,7 +45,7 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
         return HttpAnswer(200)
 
     async def unregister(request: HttpRequest, region: str = "") -> HttpAnswer:
-        with changes.making("shared memory unregistered", request.client, region=region):
+        with changes.requested("shared memory unregistered", request, region=region):
             plane.regions.unregister(region)
         return HttpAnswer(200)
 
