@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.tensor import Array, RawTensor, Tensor
 
-__all__ = ["SequenceOwners", "SequenceStep"]
+__all__ = ["ForwardedStep", "SequenceOwners"]
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceStep:
+class ForwardedStep:
     """A request of a sequence on its way to the process that has it.
 
     Attributes:
@@ -43,7 +43,7 @@ class SequenceOwners(Protocol):
         """Tell which other process has a sequence; None if it is this one."""
         ...
 
-    async def run_step(self, owner: int, step: SequenceStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Have another process answer a request of a sequence, after those that came before it from here.
 
         Raises:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, FrameType
 
-__all__ = ["Frame", "SampledThreads", "StackSampler"]
+__all__ = ["SampledThreads", "StackFrame", "StackSampler"]
 
 _MOST_STACKS: Final = 20_000
 _MOST_FRAMES: Final = 128
@@ -42,7 +42,7 @@ _WAITS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class StackFrame:
     """A function and where it begins."""
 
     name: str
@@ -66,7 +66,7 @@ class SampledThreads:
     samples: int = 0
     waiting: int = 0
     cpu_seconds: float | None = None
-    stacks: Counter[tuple[Frame, ...]] = field(default_factory=Counter)
+    stacks: Counter[tuple[StackFrame, ...]] = field(default_factory=Counter)
 
 
 class StackSampler:
@@ -81,7 +81,7 @@ class StackSampler:
         self._pause = 1 / rate
         self._role = role
         self._stopped = threading.Event()
-        self._frames: dict[CodeType, Frame] = {}
+        self._frames: dict[CodeType, StackFrame] = {}
         self._threads: dict[str, SampledThreads] = {}
         self._cpu: dict[int, tuple[str, float, float]] = {}
 
@@ -122,13 +122,13 @@ class StackSampler:
     def _count(self, threads: SampledThreads, codes: list[CodeType]) -> None:
         stack = tuple(self._frame(code) for code in reversed(codes))
         if stack not in threads.stacks and len(threads.stacks) >= _MOST_STACKS:
-            stack = (Frame(_ELSE, "", 0),)
+            stack = (StackFrame(_ELSE, "", 0),)
         threads.stacks[stack] += 1
 
-    def _frame(self, code: CodeType) -> Frame:
+    def _frame(self, code: CodeType) -> StackFrame:
         found = self._frames.get(code)
         if found is None:
-            found = self._frames[code] = Frame(code.co_qualname, code.co_filename, code.co_firstlineno)
+            found = self._frames[code] = StackFrame(code.co_qualname, code.co_filename, code.co_firstlineno)
         return found
 
     def _look_at_clock(self, native: int, role: str) -> None:

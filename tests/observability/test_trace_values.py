@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.tracing import current_span, part_of_call
 from ovmstrio.observability.tracing.recent import RecentTraces
-from ovmstrio.observability.tracing.sampling import Sampling
+from ovmstrio.observability.tracing.sampling import TraceSampling
 from ovmstrio.observability.tracing.spans import MOST_EVENTS, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import TraceParent, read_parent, written_parent
 
@@ -70,7 +70,7 @@ def test_a_state_that_could_not_stand_in_a_header_is_left_out(state: str) -> Non
 )
 def test_samplers_decide_as_their_names_say(name: str, of_parent: set[bool], *, without: bool) -> None:
     """Those that are based on parents do as these did."""
-    sampling = Sampling(name)
+    sampling = TraceSampling(name)
     parents = {is_sampled: TraceParent(1, 1, is_sampled) for is_sampled in (True, False)}
 
     assert {told for told, parent in parents.items() if sampling.records(5, parent)} == of_parent
@@ -79,7 +79,7 @@ def test_samplers_decide_as_their_names_say(name: str, of_parent: set[bool], *, 
 
 def test_a_ratio_takes_its_share_by_the_trace() -> None:
     """So that all servers of a trace decide alike."""
-    sampling = Sampling("traceidratio", 0.25)
+    sampling = TraceSampling("traceidratio", 0.25)
     step = 2**64 // 1000
 
     assert sum(sampling.records(part * step, None) for part in range(1000)) == pytest.approx(250, abs=1)
@@ -89,7 +89,7 @@ def test_a_ratio_takes_its_share_by_the_trace() -> None:
 def test_samplers_that_are_none_are_refused(name: str, ratio: float) -> None:
     """With what was expected."""
     with pytest.raises(ValueError, match="expected"):
-        Sampling(name, ratio)
+        TraceSampling(name, ratio)
 
 
 def _call(recent: RecentTraces, trace: int, spans: int = 0) -> None:

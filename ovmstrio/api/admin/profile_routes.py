@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.layer_times import LayerTime
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.dataplane.profiling import ProfiledModel, ServerProfile
-    from ovmstrio.observability.stack_sampling import Frame, SampledThreads
+    from ovmstrio.observability.stack_sampling import SampledThreads, StackFrame
     from ovmstrio.wire.http.router import Rule
 
 __all__ = ["profile_rules"]
@@ -70,7 +70,7 @@ def _asked(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _document(profile: ServerProfile) -> dict[str, Any]:
-    numbers: dict[Frame, int] = {}
+    numbers: dict[StackFrame, int] = {}
     threads = [_threads(each, numbers) for each in profile.threads]
     return {
         "seconds": profile.seconds,
@@ -82,7 +82,7 @@ def _document(profile: ServerProfile) -> dict[str, Any]:
     }
 
 
-def _threads(threads: SampledThreads, numbers: dict[Frame, int]) -> dict[str, Any]:
+def _threads(threads: SampledThreads, numbers: dict[StackFrame, int]) -> dict[str, Any]:
     """Describe threads; a stack is the numbers of its frames, the outermost first."""
     stacks = [
         {"frames": [numbers.setdefault(frame, len(numbers)) for frame in stack], "samples": count}

@@ -2,7 +2,7 @@
 
 ::
 
-    CallEvent ──> CallTracing ── Sampling ──> RecordedSpan ──┬─> RecentTraces    read by the console
+    CallEvent ──> CallTracing ── TraceSampling ──> RecordedSpan ──┬─> RecentTraces    read by the console
                                      │                       └─> exporting       OTLP, where OTEL_* say so
                                      └──────> QuietSpan      ids for logs and for what is called
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.events import CallEvent, Step, WireRequest
     from ovmstrio.observability.tracing.recent import RecentTraces
-    from ovmstrio.observability.tracing.sampling import Sampling
+    from ovmstrio.observability.tracing.sampling import TraceSampling
     from ovmstrio.observability.tracing.spans import SpanSink, UserContext
     from ovmstrio.observability.tracing.trace_context import TraceParent
 
@@ -45,7 +45,7 @@ class CallTracing:
 
     def __init__(
         self,
-        sampling: Sampling,
+        sampling: TraceSampling,
         sinks: Sequence[SpanSink],
         *,
         is_failure: Callable[[BaseException], bool],

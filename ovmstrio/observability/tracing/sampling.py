@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ovmstrio.observability.tracing.trace_context import TraceParent
 
-__all__ = ["ALWAYS", "SAMPLERS", "Sampling"]
+__all__ = ["ALWAYS", "SAMPLERS", "TraceSampling"]
 
 _PARENT_BASED: Final = "parentbased_"
 _RATIOS: Final = {"always_on": 1.0, "always_off": 0.0}
@@ -21,7 +21,7 @@ SAMPLERS: Final = tuple(f"{prefix}{name}" for prefix in ("", _PARENT_BASED) for 
 _LOW_BITS: Final = 2**64 - 1
 
 
-class Sampling:
+class TraceSampling:
     """Decides for one call after the other.
 
     Args:
@@ -48,4 +48,4 @@ class Sampling:
         return trace_id & _LOW_BITS < self._bound
 
 
-ALWAYS: Final = Sampling("always_on")
+ALWAYS: Final = TraceSampling("always_on")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from ovmstrio.observability.tracing.sampling import SAMPLERS, Sampling
+from ovmstrio.observability.tracing.sampling import SAMPLERS, TraceSampling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,17 +16,17 @@ __all__ = ["sampling_of"]
 log = structlog.get_logger(__name__)
 
 
-def sampling_of(environ: Mapping[str, str]) -> Sampling:
+def sampling_of(environ: Mapping[str, str]) -> TraceSampling:
     """Make the sampling that is asked for; what is not understood is warned about and has its default."""
     name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
     given = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip()
     if name not in SAMPLERS:
         log.warning("OTEL_TRACES_SAMPLER is not known: all calls are sampled", found=name, expected=SAMPLERS)
-        return Sampling()
+        return TraceSampling()
     if "ratio" not in name:
-        return Sampling(name)
+        return TraceSampling(name)
     try:
-        return Sampling(name, float(given or 1))
+        return TraceSampling(name, float(given or 1))
     except ValueError:
         log.warning("OTEL_TRACES_SAMPLER_ARG is no ratio: all calls are sampled", found=given)
-        return Sampling(name)
+        return TraceSampling(name)

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from ovmstrio.config.text_models import TextModelSpec
     from ovmstrio.runtimes.generation.engine_process import EngineProcess
 
-__all__ = ["Asked", "sleep_when_idle"]
+__all__ = ["KnowsRequests", "sleep_when_idle"]
 
 log = structlog.get_logger(__name__)
 
 
-class Asked(Protocol):
+class KnowsRequests(Protocol):
     """Knows the requests of a model.
 
     Attributes:
@@ -38,7 +38,7 @@ class Asked(Protocol):
         ...
 
 
-async def sleep_when_idle(process: EngineProcess, asked: Asked, spec: TextModelSpec) -> None:
+async def sleep_when_idle(process: EngineProcess, asked: KnowsRequests, spec: TextModelSpec) -> None:
     """Give back the memory of a model that nobody has asked for a while.
 
     Cancellation: at once.
@@ -51,7 +51,7 @@ async def sleep_when_idle(process: EngineProcess, asked: Asked, spec: TextModelS
         await process.sleep()
 
 
-async def _asked_no_more(asked: Asked, seconds: float) -> None:
+async def _asked_no_more(asked: KnowsRequests, seconds: float) -> None:
     """Wait until nobody has asked for so long.
 
     Cancellation: at once.

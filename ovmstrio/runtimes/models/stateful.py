@@ -12,7 +12,7 @@ from ovmstrio.core.begun import user_code_begins
 from ovmstrio.core.datatypes import BY_NAME, BYTES
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import SEQUENCE_ID, InferRequest, InferResponse
-from ovmstrio.core.sequence_owners import SequenceStep
+from ovmstrio.core.sequence_owners import ForwardedStep
 from ovmstrio.core.tensor import Tensor
 from ovmstrio.core.texts import utf8
 from ovmstrio.openvino.model_state import StateChange
@@ -93,13 +93,13 @@ class StatefulServable:
         if owners is not None and control.id and (owner := owners.owner(control.id)) is not None:
             version = "" if by_default else self.version
             asked = control.id, control.start, control.end
-            step = SequenceStep(self.name, version, *asked, arrays, request.most_bytes)
+            step = ForwardedStep(self.name, version, *asked, arrays, request.most_bytes)
             outputs = await owners.run_step(owner, step)
         else:
             outputs = await self._run(control, arrays, request, by_default=by_default)
         return InferResponse(self.name, self.version, outputs, request.id, is_private=True)
 
-    async def run_step(self, step: SequenceStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Give the outputs of a request of a sequence that is here, which came to another process; as :meth:`infer`.
 
         Raises:

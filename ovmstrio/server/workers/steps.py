@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.core.errors import NotSupported
-from ovmstrio.core.sequence_owners import SequenceStep
+from ovmstrio.core.sequence_owners import ForwardedStep
 from ovmstrio.runtimes.models.sequences.owners import owner_of, read_outputs, tell_outputs
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class PeerOwners:
         """Tell whether this process has a sequence."""
         return owner_of(identity, self._peers.rows) == self._peers.row
 
-    async def run_step(self, owner: int, step: SequenceStep) -> list[Tensor | RawTensor]:
+    async def run_step(self, owner: int, step: ForwardedStep) -> list[Tensor | RawTensor]:
         """Have another process answer a request.
 
         Raises:
@@ -70,7 +70,7 @@ async def answer_step(registry: Registry, arguments: Sequence[Any]) -> Any:
     # OpenVINO is left alone by those who have no models.
     from ovmstrio.runtimes.models.stateful import StatefulServable  # noqa: PLC0415 - for who has some only
 
-    step = SequenceStep(*arguments)
+    step = ForwardedStep(*arguments)
     with await _lease(registry, step.model, step.version) as lease:
         servable: Any = lease.servable
         if not isinstance(servable, StatefulServable):

@@ -27,7 +27,7 @@ def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -
     """Have an invocation run in a span of a trace; what is given ends that, and must be called with the answer."""
     try:
         from opentelemetry import context, trace  # noqa: PLC0415 - may be missing, and is only for calls that are traced
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
     except ImportError:
         return _forget
     _provide(trace)
@@ -62,7 +62,7 @@ def _provide(trace: Any) -> None:
             return
         try:
             from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - as above
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - as above
         except ImportError:
             return
         exporters = _exporters()

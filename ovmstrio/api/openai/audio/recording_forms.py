@@ -44,7 +44,7 @@ class RecordingForm(NamedTuple):
     model: str
 
 
-class Asked(NamedTuple):
+class AskedTranscript(NamedTuple):
     """What is asked of the model, and how it is answered.
 
     ``granularities`` are those that the caller has named.
@@ -106,7 +106,7 @@ def _value(name: str, text: str) -> Any:
     return _FLAGS.get(text.lower(), text) if name == "stream" else text
 
 
-def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> Asked:
+def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> AskedTranscript:
     """Read what is asked of the model.
 
     Raises:
@@ -138,7 +138,7 @@ def read_request(form: RecordingForm, *, translates: bool, deadline: float) -> A
         wants_words="word" in granularities,
         deadline=deadline,
     )
-    return Asked(asked, answer, granularities, is_stream)
+    return AskedTranscript(asked, answer, granularities, is_stream)
 
 
 def _choice(fields: Fields, name: str, values: tuple[str, ...]) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ovmstrio.api.deadlines import deadline_of
 from ovmstrio.api.event_streams import answer_with_events
-from ovmstrio.api.openai.audio.recording_forms import Asked, RecordingForm, read_form, read_request
+from ovmstrio.api.openai.audio.recording_forms import AskedTranscript, RecordingForm, read_form, read_request
 from ovmstrio.api.openai.audio.transcript_answers import WrittenDown
 from ovmstrio.api.openai.payload_paths import answer_payload
 from ovmstrio.api.openai.pieces import write_event
@@ -48,7 +48,9 @@ def transcription_rules(api: OpenAIApi) -> list[Rule]:
     ]
 
 
-async def _answer_whole(api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: Asked) -> HttpAnswer:
+async def _answer_whole(
+    api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: AskedTranscript
+) -> HttpAnswer:
     written = WrittenDown()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT) as call:
         async with open_transcript(call, asked.request) as transcript:
@@ -65,7 +67,9 @@ async def _answer_whole(api: OpenAIApi, request: HttpRequest, form: RecordingFor
         return answer
 
 
-async def _stream(api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: Asked, events: EventSink) -> None:
+async def _stream(
+    api: OpenAIApi, request: HttpRequest, form: RecordingForm, asked: AskedTranscript, events: EventSink
+) -> None:
     """Send an event for each part, and one with all of it."""
     written = WrittenDown()
     with await api.call(request, form.model, Task.SPEECH_TO_TEXT, is_stream=True) as call:
