@@ -13,6 +13,7 @@ from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.generation import Conversation, Finish, GenerationLimits, Piece, Task
 from ovmstrio.core.request import ServableMetadata
 from tests.support.pass_through import load_pass_through
+from tests.support.scripted_steps import ScriptedSteps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -93,30 +94,11 @@ class ScriptedGenerator:
         await trio.lowlevel.checkpoint()
 
 
-class _Scripted:
+class _Scripted(ScriptedSteps[Piece]):
     def __init__(self, service: ScriptedGenerator, asked: GenerationRequest) -> None:
-        self._service = service
-        self._steps = iter(service.script(asked))
+        super().__init__(service.script(asked), service.waiting)
         self.prompt_tokens = len(text_of_prompt(asked).split())
         self.cached_tokens = 1
-        self.is_over = False
-
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self
-
-    async def __anext__(self) -> Piece:
-        for step in self._steps:
-            if isinstance(step, trio.Event):
-                self._service.waiting.set()
-                await step.wait()
-            elif isinstance(step, Exception):
-                self.is_over = True
-                raise step
-            else:
-                await trio.lowlevel.checkpoint()
-                return step
-        self.is_over = True
-        raise StopAsyncIteration
 
 
 def text_spec(folder: Path, name: str = CHAT) -> TextModelSpec:

@@ -11,10 +11,10 @@ import trio
 from ovmstrio.core.generation import Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.speech import SpokenSpan, TranscriptPart
+from tests.support.scripted_steps import ScriptedSteps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from typing import Self
 
     from ovmstrio.core.speech import TranscriptionRequest
 
@@ -67,28 +67,9 @@ class ScriptedTranscriber:
         await trio.lowlevel.checkpoint()
 
 
-class _Scripted:
+class _Scripted(ScriptedSteps[TranscriptPart]):
     language = "en"
     seconds = 9.25
 
     def __init__(self, service: ScriptedTranscriber) -> None:
-        self._service = service
-        self._steps = iter(service.steps)
-        self.is_over = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> TranscriptPart:
-        for step in self._steps:
-            if isinstance(step, trio.Event):
-                self._service.waiting.set()
-                await step.wait()
-            elif isinstance(step, Exception):
-                self.is_over = True
-                raise step
-            else:
-                await trio.lowlevel.checkpoint()
-                return step
-        self.is_over = True
-        raise StopAsyncIteration
+        super().__init__(service.steps, service.waiting)
