@@ -81,8 +81,8 @@ def test_exceptions_bring_their_traceback(capsys: pytest.CaptureFixture[str]) ->
 def test_the_level_is_the_projects(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Exported by the server; a logger is configured once however often it is asked for."""
     monkeypatch.setenv("CORTEX_LOG_LEVEL", "warning")
-    made = configure_logger("mine", "/somewhere/log_config.yaml")
-    assert configure_logger("mine") is made
+    made = configure_logger("cortex_internal.tested.level", "/somewhere/log_config.yaml")
+    assert configure_logger("cortex_internal.tested.level") is made
     made.info("hidden")
     made.warning("shown")
     assert [line["message"] for line in lines(capsys)] == ["shown"]
@@ -91,7 +91,7 @@ def test_the_level_is_the_projects(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_an_unknown_level_is_info(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As when there is none."""
     monkeypatch.setenv("CORTEX_LOG_LEVEL", "loud")
-    made = configure_logger("other")
+    made = configure_logger("cortex_internal.tested.other")
     made.debug("hidden")
     made.info("shown")
     assert [line["message"] for line in lines(capsys)] == ["shown"]
