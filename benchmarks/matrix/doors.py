@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.processes import Server
     from ovmstrio.core.tensor import Array
 
-__all__ = ["Asked", "Target", "asked_over", "check_answer", "failure_of", "registered_memory"]
+__all__ = ["Asked", "MeasuredModel", "asked_over", "check_answer", "failure_of", "registered_memory"]
 
 _INPUT, _OUTPUT = "ovmstrio_bench_in", "ovmstrio_bench_out"
 _OUTPUT_BYTES = 1 << 16
@@ -46,7 +46,7 @@ class HasPorts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MeasuredModel:
     """A model and what it is sent."""
 
     model: str
@@ -65,7 +65,7 @@ class Asked:
     is_http1: bool
 
 
-def asked_over(door: Door, target: Target, server: HasPorts, folder: Path) -> Asked:
+def asked_over(door: Door, target: MeasuredModel, server: HasPorts, folder: Path) -> Asked:
     """Write the body of the request, and say how it is sent."""
     body = folder / f"{door}.body"
     if door in {"gRPC", "shared memory"}:
@@ -83,11 +83,11 @@ def asked_over(door: Door, target: Target, server: HasPorts, folder: Path) -> As
     return Asked(url, body, headers, is_http1=True)
 
 
-def _grpc(target: Target) -> bytes:
+def _grpc(target: MeasuredModel) -> bytes:
     return framed_infer_request(target.model, target.input, target.array)
 
 
-def _grpc_beside(target: Target) -> bytes:
+def _grpc_beside(target: MeasuredModel) -> bytes:
     request = message_class("inference.ModelInferRequest")(model_name=target.model)
     given = request.inputs.add(name=target.input, datatype="FP32", shape=target.array.shape)
     wanted = request.outputs.add(name=target.output)
@@ -97,7 +97,7 @@ def _grpc_beside(target: Target) -> bytes:
     return framed_message(request)
 
 
-def _json(target: Target, content: dict[str, Any], output: dict[str, Any] | None = None) -> bytes:
+def _json(target: MeasuredModel, content: dict[str, Any], output: dict[str, Any] | None = None) -> bytes:
     given = {"name": target.input, "shape": target.array.shape, "datatype": "FP32", **content}
     wanted = {"name": target.output, **({} if output is None else {"parameters": output})}
     return json.dumps({"inputs": [given], "outputs": [wanted]}).encode()
@@ -126,7 +126,7 @@ def failure_of(asked: Asked) -> str:
 
 
 @contextmanager
-def registered_memory(target: Target, server: Server) -> Iterator[None]:
+def registered_memory(target: MeasuredModel, server: Server) -> Iterator[None]:
     """Have the server know a region with the input and one for the output, until the block ends."""
     regions = {_INPUT: target.array.tobytes(), _OUTPUT: bytes(_OUTPUT_BYTES)}
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.matrix.doors import Asked
     from ovmstrio.core.tensor import Array
 
-__all__ = ["Figures", "load"]
+__all__ = ["LoadFigures", "load"]
 
 _CALLS_A_CONNECTION: Final = 8
 _LONGER: Final = (1, 4, 16)
@@ -27,7 +27,7 @@ _SUCCEEDED: Final = re.compile(r"(\d+) succeeded, (\d+) failed, (\d+) errored")
 _REFUSED: Final = re.compile(r"(\d+) 4xx, (\d+) 5xx")
 
 
-class Figures(NamedTuple):
+class LoadFigures(NamedTuple):
     """What came of some seconds of load: calls a second, the server's CPU a call, median and p99, in microseconds."""
 
     rate: float
@@ -36,7 +36,7 @@ class Figures(NamedTuple):
     p99_us: float
 
 
-def load(asked: Asked, concurrency: int, seconds: float, server: psutil.Process) -> Figures:
+def load(asked: Asked, concurrency: int, seconds: float, server: psutil.Process) -> LoadFigures:
     """Ask for so long, so many at once; for longer if there is no answer in that time.
 
     Over HTTP/2 eight calls share a connection, over HTTP/1.1 each has its own.  Ends the program where a call fails.
@@ -66,8 +66,8 @@ def _calls(command: list[str]) -> Array:
         return np.loadtxt(log, dtype=np.int64, ndmin=2) if int(found[1]) else np.empty((0, 3), np.int64)
 
 
-def _figures(calls: Array, used: float) -> Figures:
+def _figures(calls: Array, used: float) -> LoadFigures:
     begins, took = calls[:, 0], calls[:, 2]
     span = ((begins + took).max() - begins.min()) / 1e6
     p50, p99 = np.percentile(took, [50, 99])
-    return Figures(len(calls) / span, used / len(calls) * 1e6, float(p50), float(p99))
+    return LoadFigures(len(calls) / span, used / len(calls) * 1e6, float(p50), float(p99))

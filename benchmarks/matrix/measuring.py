@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.matrix.alone import openvino_alone
 from benchmarks.matrix.cells import Cell
-from benchmarks.matrix.doors import Target, asked_over, check_answer, registered_memory
-from benchmarks.matrix.load import Figures, load
+from benchmarks.matrix.doors import MeasuredModel, asked_over, check_answer, registered_memory
+from benchmarks.matrix.load import LoadFigures, load
 from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import trivial, write_repository
 from benchmarks.processes import ovms
@@ -36,7 +36,7 @@ _INFERENCES_ALONE = 12
 class Measured:
     """The rounds of one cell: what the server did, and what OpenVINO alone did beside each."""
 
-    rounds: tuple[tuple[Figures, float], ...]
+    rounds: tuple[tuple[LoadFigures, float], ...]
 
     @property
     def ratios(self) -> list[float]:
@@ -47,7 +47,7 @@ class Measured:
         """Give medians, and how far apart the smallest and the largest ratio are, as a part of the median."""
         ratio = statistics.median(self.ratios)
         figures = {
-            name: statistics.median(getattr(round_, name) for round_, _ in self.rounds) for name in Figures._fields
+            name: statistics.median(getattr(round_, name) for round_, _ in self.rounds) for name in LoadFigures._fields
         }
         alone = statistics.median(alone for _, alone in self.rounds)
         spread = (max(self.ratios) - min(self.ratios)) / ratio
@@ -75,13 +75,15 @@ def _of_model(case: ModelCase, grid: Grid) -> dict[Cell, Measured]:
         return _rounds(case, grid, asked, server, alone)
 
 
-def _write(case: ModelCase, folder: Path) -> tuple[Target, Path]:
+def _write(case: ModelCase, folder: Path) -> tuple[MeasuredModel, Path]:
     model = network(case.size, is_dynamic=case.is_dynamic)
     beside = {f"neighbour{number}": trivial() for number in range(case.neighbours)}
     name, array = input_of(model)
     (output,) = model.outputs
     settings = {_MODEL: case.settings}
-    return Target(_MODEL, name, array, output.any_name), write_repository(folder, {_MODEL: model, **beside}, settings)
+    return MeasuredModel(_MODEL, name, array, output.any_name), write_repository(
+        folder, {_MODEL: model, **beside}, settings
+    )
 
 
 def _rounds(
@@ -91,7 +93,7 @@ def _rounds(
     for each in asked.values():
         check_answer(each)
         load(each, 1, 0.2, server.process)
-    taken: dict[Cell, list[tuple[Figures, float]]] = {}
+    taken: dict[Cell, list[tuple[LoadFigures, float]]] = {}
     for _ in range(grid.rounds):
         for concurrency in grid.concurrencies:
             bare = alone.rate(max(grid.seconds / 2, _INFERENCES_ALONE * case.seconds))

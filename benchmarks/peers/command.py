@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.matrix.cells import SIZES
-from benchmarks.matrix.doors import Asked, Target, asked_over, failure_of
-from benchmarks.matrix.load import Figures, load
+from benchmarks.matrix.doors import Asked, MeasuredModel, asked_over, failure_of
+from benchmarks.matrix.load import LoadFigures, load
 from benchmarks.matrix.networks import input_of, network
 from benchmarks.models import F32, write_repository
 from benchmarks.peers.environments import version_of
@@ -83,7 +83,8 @@ def _measure(names: list[str], rounds: int) -> str:
         config = write_repository(root / "models", networks, dict.fromkeys(networks, _SETTINGS))
         files = {name: root / "models" / name / "1" / "model.xml" for name in networks}
         targets = {
-            name: Target(name, *input_of(model), output=model.outputs[0].any_name) for name, model in networks.items()
+            name: MeasuredModel(name, *input_of(model), output=model.outputs[0].any_name)
+            for name, model in networks.items()
         }
         # What was never seen to run here is tried first, which a start of every day does without.
         if OURS in names:
@@ -91,7 +92,7 @@ def _measure(names: list[str], rounds: int) -> str:
                 pass
         servers = [stack.enter_context(peer(name, config, files, _SETTINGS)) for name in names]
         questions = [each for server in servers for each in _questions(server, targets, root)]
-        taken: dict[_Question, list[Figures]] = {each: [] for each in questions}
+        taken: dict[_Question, list[LoadFigures]] = {each: [] for each in questions}
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
             for each in sorted(questions, key=lambda question: (question.model, question.door)):
@@ -99,7 +100,7 @@ def _measure(names: list[str], rounds: int) -> str:
         return f"{_starts(servers)}\n\n{_table(taken)}"
 
 
-def _questions(server: Peer, targets: dict[str, Target], root: Path) -> list[_Question]:
+def _questions(server: Peer, targets: dict[str, MeasuredModel], root: Path) -> list[_Question]:
     found = []
     for target in targets.values():
         folder = root / server.name / target.model
@@ -115,7 +116,7 @@ def _questions(server: Peer, targets: dict[str, Target], root: Path) -> list[_Qu
     return found
 
 
-def _own_json(target: Target, server: Peer, folder: Path) -> Asked:
+def _own_json(target: MeasuredModel, server: Peer, folder: Path) -> Asked:
     body = folder / "own.json"
     body.write_text(json.dumps({"model": target.model, "input": target.array.tolist()}))
     return Asked(f"http://127.0.0.1:{server.rest}/predict", body, ("content-type: application/json",), is_http1=True)
@@ -130,11 +131,11 @@ def _starts(servers: list[Peer]) -> str:
     return "\n".join(["| server | seconds until ready | PSS after the load, MB |", "|---|---|---|", *lines])
 
 
-def _table(taken: dict[_Question, list[Figures]]) -> str:
+def _table(taken: dict[_Question, list[LoadFigures]]) -> str:
     ours = {(each.model, each.door): _rate(rounds) for each, rounds in taken.items() if each.server.name == OURS}
     lines = []
     for each, rounds in sorted(taken.items(), key=lambda item: (list(_MODELS).index(item[0].model), item[0].door)):
-        figures = Figures(*(statistics.median(column) for column in zip(*rounds, strict=True)))
+        figures = LoadFigures(*(statistics.median(column) for column in zip(*rounds, strict=True)))
         against = ours.get((each.model, each.door))
         ratio = "" if against is None else f"{figures.rate / against:.2f}"
         lines.append(
@@ -145,5 +146,5 @@ def _table(taken: dict[_Question, list[Figures]]) -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines])
 
 
-def _rate(rounds: list[Figures]) -> float:
+def _rate(rounds: list[LoadFigures]) -> float:
     return statistics.median(each.rate for each in rounds)

@@ -3,7 +3,7 @@
 ::
 
     /metrics, list of versions ──> Look ─┐
-    the same, a little later   ──> Look ─┴─ figures_between ──> Figures
+    the same, a little later   ──> Look ─┴─ figures_between ──> ServerFigures
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.client import ModelState
 
-__all__ = ["FAMILIES", "Figures", "Look", "ServableFigures", "figures_between", "quantile", "read_look"]
+__all__ = ["FAMILIES", "Look", "ServableFigures", "ServerFigures", "figures_between", "quantile", "read_look"]
 
 FAMILIES: Final = (
     "ovms_request_time_us",
@@ -101,7 +101,7 @@ class ServableFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ServerFigures:
     """A server and all that it serves; ``cpu`` is in processors."""
 
     ready: bool | None
@@ -162,7 +162,7 @@ def _read_server(look: Look, name: str, labels: Mapping[str, str], value: float)
         look.ready = bool(value)
 
 
-def figures_between(before: Look, now: Look) -> Figures:
+def figures_between(before: Look, now: Look) -> ServerFigures:
     """Compute what happened between two looks; a server that was started again meanwhile began at zero."""
     seconds = max(now.at - before.at, 1e-9)
     cpu = None
@@ -172,7 +172,7 @@ def figures_between(before: Look, now: Look) -> Figures:
     resident = None if now.resident_bytes is None else int(now.resident_bytes)
     servables = [_servable(state, before, now, seconds) for state in now.states]
     servables.sort(key=lambda each: (-each.requests_per_second, -each.in_flight, each.name, each.version))
-    return Figures(now.ready, resident, cpu, dict(now.connections), servables)
+    return ServerFigures(now.ready, resident, cpu, dict(now.connections), servables)
 
 
 def _servable(state: ModelState, before: Look, now: Look, seconds: float) -> ServableFigures:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ovms_cli.top_figures import Figures
+    from ovms_cli.top_figures import ServerFigures
 
 __all__ = ["BUSIEST", "SORTS", "draw", "exact_table", "figures_table", "in_order"]
 
@@ -77,7 +77,7 @@ BUSIEST: Final = "req/s"
 _SORTED: Final = "\N{BLACK DOWN-POINTING SMALL TRIANGLE}"
 
 
-def in_order(figures: Figures, by: str, *, is_reversed: bool = False) -> Figures:
+def in_order(figures: ServerFigures, by: str, *, is_reversed: bool = False) -> ServerFigures:
     """Sort the rows: texts from their beginning, numbers from the largest, what nobody can tell last; or reversed."""
     column = next((each for each in _COLUMNS if each.title == by), None)
 
@@ -95,7 +95,7 @@ def _columns_of(servables: Sequence[ServableFigures]) -> list[_Column]:
     return [each for each in _COLUMNS if not each.is_optional or any(map(each.cell, servables))]
 
 
-def exact_table(figures: Figures) -> Table:
+def exact_table(figures: ServerFigures) -> Table:
     """Give everything as programs want it, by the names of :class:`ServableFigures`."""
     names = [each.name for each in fields(ServableFigures)]
     table = data_table(*names)
@@ -105,7 +105,7 @@ def exact_table(figures: Figures) -> Table:
     return table
 
 
-def figures_table(figures: Figures) -> Table:
+def figures_table(figures: ServerFigures) -> Table:
     """Give all columns, however wide."""
     columns = _columns_of(figures.servables)
     table = data_table("servable", *(column.title for column in columns))
@@ -115,7 +115,7 @@ def figures_table(figures: Figures) -> Table:
 
 
 def draw(
-    figures: Figures | None, address: str, trouble: str, width: int, height: int, *, by: str = ""
+    figures: ServerFigures | None, address: str, trouble: str, width: int, height: int, *, by: str = ""
 ) -> RenderableType:
     """Draw what fits a terminal.
 
@@ -146,7 +146,7 @@ def draw(
     return Group(*wrapped, _fitting(shown, width, "dim" if trouble else "", by), foot)
 
 
-def _server(figures: Figures) -> Text:
+def _server(figures: ServerFigures) -> Text:
     text = Text()
     if figures.ready is not None:
         text.append("  ready" if figures.ready else "  not ready", style="green" if figures.ready else "red")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ovmstrio.core.http import HttpAnswer, HttpRequest
-    from ovmstrio.core.limits import Place
+    from ovmstrio.core.limits import CallPlace
     from ovmstrio.core.servable import HttpRoutes
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
@@ -119,7 +119,7 @@ class ServiceMounts:
         answer, need = partial(self._answer, name), kind.need(method, path)
         return Route(answer, kind.refuse, path, mount, is_hot=True, admit=admit, need=need, service=name)
 
-    async def _admit(self, name: str, path: str, method: str) -> Place | None:
+    async def _admit(self, name: str, path: str, method: str) -> CallPlace | None:
         kind = self._kind_of.get(name)
         if kind is None or not self._plane.has_limits() or not kind.is_call(method, path):
             return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.events import Door
     from ovmstrio.core.http import HttpAnswer, HttpRequest
-    from ovmstrio.core.limits import Place
+    from ovmstrio.core.limits import CallPlace
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.registry import VersionStatus
 
@@ -42,10 +42,10 @@ _AT_ONCE_BYTES: Final = 2048
 _BITS: Final = {"gzip": GZIP_BITS, "x-gzip": GZIP_BITS, "deflate": DEFLATE_BITS}
 
 
-def admits(plane: DataPlane, door: Door) -> Callable[..., Awaitable[Place | None]]:
+def admits(plane: DataPlane, door: Door) -> Callable[..., Awaitable[CallPlace | None]]:
     """Make what takes a place of the model that a path names."""
 
-    async def admit(_method: str, model: str, version: str = "") -> Place | None:
+    async def admit(_method: str, model: str, version: str = "") -> CallPlace | None:
         return await plane.admit(model, version, door) if plane.has_limits() else None
 
     return admit

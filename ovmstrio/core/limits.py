@@ -9,10 +9,10 @@ from ovmstrio.core.errors import TooManyRequests
 
 __all__ = [
     "NO_LIMIT",
+    "CallPlace",
     "ConcurrencyLimit",
     "Limit",
     "LocalLimit",
-    "Place",
     "current_place",
     "leave_place",
     "local_limit",
@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 NO_LIMIT: Final = Limit()
 
 
-class Place(Protocol):
+class CallPlace(Protocol):
     """A call's place among those that are under way."""
 
     @property
@@ -63,7 +63,7 @@ def leave_place() -> None:
         place.release()
 
 
-current_place: Final[ContextVar[Place | None]] = ContextVar("current_place", default=None)
+current_place: Final[ContextVar[CallPlace | None]] = ContextVar("current_place", default=None)
 """The place of the call that the running task serves, where it was taken before the call's body was read."""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallEvent, Door, Step
-    from ovmstrio.core.limits import Place
+    from ovmstrio.core.limits import CallPlace
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo
     from ovmstrio.dataplane.descriptions import Description, ModelMetadata
@@ -107,7 +107,7 @@ class GuardedPlane(DataPlane):
 
     async def admit(
         self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
-    ) -> Place | None:
+    ) -> CallPlace | None:
         """Take a place for a call of it."""
         self._demand(Need.INFER, name)
         return await super().admit(name, version, door, method, arrival)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ovmstrio.core.limits import current_place
 
 if TYPE_CHECKING:
-    from ovmstrio.core.limits import Place
+    from ovmstrio.core.limits import CallPlace
     from ovmstrio.registry import Lease, Registry, VersionStatus
 
 __all__ = ["OwnLimits", "count_call", "give_place"]
@@ -37,7 +37,7 @@ class OwnLimits:
         """Whether any service has one that says a number."""
         return bool(self._limited)
 
-    def hold(self, name: str, place: Place) -> None:
+    def hold(self, name: str, place: CallPlace) -> None:
         """Have a place count among those that a service allows itself, if it is loaded.
 
         Raises:
@@ -57,7 +57,7 @@ class OwnLimits:
             self._limited.discard(name)
 
 
-def give_place(lease: Lease, place: Place | None) -> None:
+def give_place(lease: Lease, place: CallPlace | None) -> None:
     """Give a lease the place that was taken for its call, now or before."""
     lease.place = place
     taken = place or current_place.get()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.arrivals import Arrival
     from ovmstrio.core.events import CallObserver, Door
-    from ovmstrio.core.limits import Place
+    from ovmstrio.core.limits import CallPlace
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import SequenceInfo, StreamingServable
     from ovmstrio.core.siblings import Siblings
@@ -262,7 +262,7 @@ class DataPlane:
 
     async def admit(
         self, name: str, version: str, door: Door, method: str = "", arrival: Arrival | None = None
-    ) -> Place | None:
+    ) -> CallPlace | None:
         """Take a place for a call before its body is looked at; None where there is no limit, or no such service.
 
         Whoever has it makes it the :data:`current_place` of the task that makes the call, and releases it in the end.
@@ -523,7 +523,7 @@ class DataPlane:
 
     async def _place(
         self, name: str, version: str, door: Door, method: str, arrival: Arrival | None = None
-    ) -> Place | None:
+    ) -> CallPlace | None:
         return await self.admit(name, version, door, method, arrival) if current_place.get() is None else None
 
     async def _lease(self, name: str, version: str, door: Door, method: str) -> Lease:

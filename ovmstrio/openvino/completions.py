@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import trio
 
-__all__ = ["Completion", "Completions", "current_completions"]
+__all__ = ["Completion", "CompletionQueue", "current_completions"]
 
 
-class Completions:
+class CompletionQueue:
     """The ends that the event loop has yet to hear of; made on the loop.
 
     OpenVINO's threads only append, and the first one behind an empty queue wakes the loop: who waits for Python's lock
@@ -44,15 +44,15 @@ class Completions:
             ended.popleft().set()
 
 
-_current: Final = trio.lowlevel.RunVar[Completions]("completions")
+_current: Final = trio.lowlevel.RunVar[CompletionQueue]("completions")
 
 
-def current_completions() -> Completions:
+def current_completions() -> CompletionQueue:
     """Give the one of this run of the loop."""
     try:
         return _current.get()
     except LookupError:
-        made = Completions()
+        made = CompletionQueue()
         _current.set(made)
         return made
 
@@ -73,7 +73,7 @@ class Completion:
     def __init__(self) -> None:
         self.done = trio.Event()
         self.at = 0.0
-        self._to: Completions | None = None
+        self._to: CompletionQueue | None = None
 
     def expect(self) -> trio.Event:
         """Begin to wait for the next inference."""

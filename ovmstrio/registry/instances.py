@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ovmstrio.config.specs import ServableSpec
     from ovmstrio.core.errors import Problem
-    from ovmstrio.core.limits import ConcurrencyLimit, Place
+    from ovmstrio.core.limits import CallPlace, ConcurrencyLimit
     from ovmstrio.core.servable import Servable
     from ovmstrio.runtimes.kind import Takes
 
@@ -102,7 +102,7 @@ class Lease:
         self.concurrency_limit = instance.concurrency_limit
         self.counted: ConcurrencyLimit | None = None
         self.servable = instance.servable
-        self.place: Place | None = None
+        self.place: CallPlace | None = None
         self.waited_seconds = 0.0
 
     def __enter__(self) -> Self:

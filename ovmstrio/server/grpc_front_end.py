@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.wire.grpc.connection import Routes
     from ovmstrio.wire.grpc.limits import TransportLimits
-    from ovmstrio.wire.grpc.server import Service
+    from ovmstrio.wire.grpc.server import GrpclibService
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["GrpcFrontEnd"]
@@ -66,7 +66,7 @@ class GrpcFrontEnd:
         self._tls = tls
         self._endless = EndlessCalls()
         hosted = HostedServices(plane, root)
-        services: list[Service] = [
+        services: list[GrpclibService] = [
             InferenceService(plane, Changes(allows_remote=allows_remote_admin)),
             PredictionService(plane),
             ModelService(plane),

@@ -12,7 +12,7 @@ from benchmarks import report
 from benchmarks.__main__ import main
 from benchmarks.matrix.cells import FULL, QUICK, Cell
 from benchmarks.matrix.chart import chart
-from benchmarks.matrix.load import Figures
+from benchmarks.matrix.load import LoadFigures
 from benchmarks.matrix.measuring import Measured
 from benchmarks.matrix.runs import differences, read_run, render_run, save_run
 
@@ -65,7 +65,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_medians_of_rounds_are_ratios_to_what_ran_beside_them() -> None:
     """Each round is held against its own neighbour, so that a machine that became faster changes nothing."""
-    rounds = tuple((Figures(speed * 40, 10, 1, 2), speed * 100) for speed in (1.0, 2.0, 1.5))
+    rounds = tuple((LoadFigures(speed * 40, 10, 1, 2), speed * 100) for speed in (1.0, 2.0, 1.5))
 
     summary = Measured(rounds).summary()
 

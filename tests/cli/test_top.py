@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from ovms_cli.top_figures import FAMILIES, Figures, Look, ServableFigures, figures_between, quantile, read_look
+from ovms_cli.top_figures import FAMILIES, Look, ServableFigures, ServerFigures, figures_between, quantile, read_look
 from ovms_cli.top_view import draw, in_order
 from ovmstrio.api.doors import KSERVE_GRPC, KSERVE_REST
 from ovmstrio.client import ModelState
@@ -138,7 +138,7 @@ def test_texts_sequences_and_processes_are_in_the_figures() -> None:
     assert (found["t"].tokens_per_second, found["t"].cache_usage, found["t"].queued) == (25, 0.5, 2)
     assert (found["t"].memory_bytes, found["t"].sequences) == (4096, None)
     assert (found["s"].sequences, found["s"].tokens_per_second, found["s"].memory_bytes) == (3, None, None)
-    titles, _, *rows = drawn(120, 20, Figures(True, None, None, {}, [found["s"], found["t"]]))[1:]
+    titles, _, *rows = drawn(120, 20, ServerFigures(True, None, None, {}, [found["s"], found["t"]]))[1:]
     assert titles.split()[-4:] == ["seq", "tok/s", "KV", "memory"]
     assert [row.split()[-1] for row in rows[:2]] == ["3", "KiB"]
 
@@ -160,7 +160,7 @@ def test_rows_are_sorted_by_any_column(by: str, expected: list[str]) -> None:
         ServableFigures("b", "1", "READY", 3, 0, 0, 0, None, None, None),
         ServableFigures("c", "1", "LOADING", 1, 0, 0, 0, None, 5.0, 5),
     ]
-    shown = Figures(True, None, None, {}, rows)
+    shown = ServerFigures(True, None, None, {}, rows)
     assert [each.name for each in in_order(shown, by).servables] == expected
     if by != "state":
         assert [each.name for each in in_order(shown, by, is_reversed=True).servables] == expected[::-1]
@@ -181,13 +181,13 @@ def test_without_calls_there_are_no_times() -> None:
     assert quantile({10.0: 0, float("inf"): 0}, 0.5) is None
 
 
-def figures(*names: str) -> Figures:
+def figures(*names: str) -> ServerFigures:
     """Make a server of busy models."""
     each = [ServableFigures(name, "1", "READY", 1234.4, 0.5, 7, 0, 0.25, 1500.0, 5 * 2**20) for name in names]
-    return Figures(True, 300 * 2**20, 1.25, {"gRPC": 3, "REST": 1}, each)
+    return ServerFigures(True, 300 * 2**20, 1.25, {"gRPC": 3, "REST": 1}, each)
 
 
-def drawn(width: int, height: int, shown: Figures | None, trouble: str = "") -> list[str]:
+def drawn(width: int, height: int, shown: ServerFigures | None, trouble: str = "") -> list[str]:
     """Draw on a terminal of that size; gives its lines."""
     console = Console(width=width, height=height, color_system=None, force_terminal=True)
     with console.capture() as captured:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ovms_cli.main import app
 from ovms_cli.trace_figures import NoFigures, NoTarget, draw, find_url, open_source
-from ovmstrio.runtimes.ops.observing.figures import Figures
+from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState
 from ovmstrio.runtimes.ops.observing.observing import snapshot
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
@@ -23,7 +23,7 @@ from tests.support.processes import free_ports
 
 
 def _figures() -> dict[str, Any]:
-    figures = Figures(lambda: 10.0)
+    figures = PipelineFigures(lambda: 10.0)
     states = [ChannelState("chl0", ("@DAGExecutor",), ("det",), 3, 4), ChannelState("chl1", ("det",), ("rec",), 7)]
     figures.opened(["det", "rec\x1b[2J"], lambda: states)
     for number in range(4):

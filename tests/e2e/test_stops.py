@@ -27,7 +27,7 @@ from tests.support.all_kinds import write_all_kinds
 from tests.support.processes import free_ports
 from tests.support.project_processes import serving_project
 from tests.support.projects import write_project
-from tests.support.stops import Target, Workload
+from tests.support.stops import StopTarget, Workload
 
 pytestmark = pytest.mark.e2e
 
@@ -95,7 +95,7 @@ CALLS = (
 class _Server:
     """A server of every kind, in a process that has imported everything before."""
 
-    def __init__(self, process: BaseProcess, target: Target, log: Path) -> None:
+    def __init__(self, process: BaseProcess, target: StopTarget, log: Path) -> None:
         self.process = process
         self.target = target
         self.log = log
@@ -155,7 +155,7 @@ def _serving(config: Path, tls: _Tls, log: Path) -> Iterator[_Server]:
     process = CONTEXT.Process(target=run_command, args=(options, str(log)))
     process.start()
     try:
-        server = _Server(process, Target(rest, grpc, HTTP_REQUESTS, CALLS, tls.authority), log)
+        server = _Server(process, StopTarget(rest, grpc, HTTP_REQUESTS, CALLS, tls.authority), log)
         server.wait_ready()
         yield server
     finally:
@@ -255,7 +255,7 @@ def _stop_project(folder: Path, tls: _Tls, processes: int, seed: int, verdict: _
     project = write_project(folder / "project", HANDLER, processes=processes)
     with serving_project(project, *tls.options) as server:
         port, requests = int(server.address.rpartition(":")[2]), (_request("/"), _request("/", "a"), _request("/v2"))
-        target = Target(port, 0, requests, authority=tls.authority)
+        target = StopTarget(port, 0, requests, authority=tls.authority)
         work = Workload(target, seed)
         work.start()
         threading.Event().wait(0.3)

@@ -26,7 +26,7 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
-__all__ = ["CLIENTS", "Tally", "Target", "Workload"]
+__all__ = ["CLIENTS", "StopTarget", "Tally", "Workload"]
 
 PATIENCE_SECONDS = 20
 _MAX_STREAM_ID = 2**31 - 1
@@ -58,7 +58,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Target:
+class StopTarget:
     """Where a server is, and what it can be asked.
 
     Attributes:
@@ -84,7 +84,7 @@ class Workload:
         seed: of their choices.
     """
 
-    def __init__(self, target: Target, seed: int) -> None:
+    def __init__(self, target: StopTarget, seed: int) -> None:
         self.tally = Tally()
         self.over = threading.Event()
         self._target = target
@@ -117,7 +117,7 @@ class Workload:
                 return
 
 
-Client = Callable[[Workload, Target, random.Random], None]
+Client = Callable[[Workload, StopTarget, random.Random], None]
 
 
 class _KeptFile(io.BufferedReader):
@@ -152,7 +152,7 @@ class _Connection:
         self.sock.close()
 
 
-def _connect(target: Target, port: int, protocol: str = "http/1.1") -> _Connection:
+def _connect(target: StopTarget, port: int, protocol: str = "http/1.1") -> _Connection:
     """Connect; a server that goes while one is on the way is one that refuses."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.settimeout(PATIENCE_SECONDS)
@@ -211,7 +211,7 @@ def _ask(work: Workload, connection: _Connection, request: bytes, what: str) -> 
     return not is_last
 
 
-def _keep_alive(work: Workload, target: Target, chance: random.Random) -> None:
+def _keep_alive(work: Workload, target: StopTarget, chance: random.Random) -> None:
     """Ask on one connection again and again, sometimes after a moment."""
     with _connect(target, target.rest) as connection:
         number = 0
@@ -221,7 +221,7 @@ def _keep_alive(work: Workload, target: Target, chance: random.Random) -> None:
                 time.sleep(chance.random() * 0.1)
 
 
-def _new_connections(work: Workload, target: Target, chance: random.Random) -> None:
+def _new_connections(work: Workload, target: StopTarget, chance: random.Random) -> None:
     """Ask once on each connection, sometimes a moment after it was made, sometimes in two pieces."""
     with _connect(target, target.rest) as connection:
         if chance.random() < 0.3:
@@ -235,7 +235,7 @@ def _new_connections(work: Workload, target: Target, chance: random.Random) -> N
         _ask(work, connection, request[cut:], "new connection")
 
 
-def _pipelining(work: Workload, target: Target, chance: random.Random) -> None:
+def _pipelining(work: Workload, target: StopTarget, chance: random.Random) -> None:
     """Send several requests at once, and read until there is no answer any more or the last one says so."""
     with _connect(target, target.rest) as connection:
         while True:
@@ -247,7 +247,7 @@ def _pipelining(work: Workload, target: Target, chance: random.Random) -> None:
                     return
 
 
-def _http2(work: Workload, target: Target, chance: random.Random) -> None:
+def _http2(work: Workload, target: StopTarget, chance: random.Random) -> None:
     """Make calls on one HTTP/2 connection, several at once."""
     with _connect(target, target.grpc, "h2") as connection:
         peer = _Http2Peer(connection.sock)
@@ -264,7 +264,7 @@ def _http2(work: Workload, target: Target, chance: random.Random) -> None:
             peer.failures.clear()
 
 
-def _grpcio(work: Workload, target: Target, chance: random.Random) -> None:
+def _grpcio(work: Workload, target: StopTarget, chance: random.Random) -> None:
     """Make calls with the usual client, several at once, until it cannot connect any more."""
     with _channel(target) as channel:
         while True:
@@ -280,7 +280,7 @@ def _grpcio(work: Workload, target: Target, chance: random.Random) -> None:
                 time.sleep(chance.random() * 0.1)
 
 
-def _channel(target: Target) -> grpc.Channel:
+def _channel(target: StopTarget) -> grpc.Channel:
     address = f"127.0.0.1:{target.grpc}"
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     if not target.authority:

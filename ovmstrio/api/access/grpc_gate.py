@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ovmstrio.access.gate import Gate
     from ovmstrio.core.events import WireRequest
     from ovmstrio.wire.grpc.connection import Routes
-    from ovmstrio.wire.grpc.server import Service
+    from ovmstrio.wire.grpc.server import GrpclibService
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["NEEDS", "GuardedRoutes", "GuardedService"]
@@ -67,7 +67,7 @@ class GuardedService:
         gate: lets callers in.
     """
 
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: GrpclibService, gate: Gate) -> None:
         self._service = service
         self._gate = gate
 

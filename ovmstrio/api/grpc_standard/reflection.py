@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ovmstrio.api.grpc_standard.health import EndlessCalls
-    from ovmstrio.wire.grpc.server import Service
+    from ovmstrio.wire.grpc.server import GrpclibService
     from ovmstrio.wire.grpc.stream import Call
 
 __all__ = ["OtherServices", "ReflectionService"]
@@ -45,7 +45,7 @@ class ReflectionService:
         streams: where open streams are held, so that a drain can end them.
     """
 
-    def __init__(self, services: Sequence[Service], others: OtherServices, streams: EndlessCalls) -> None:
+    def __init__(self, services: Sequence[GrpclibService], others: OtherServices, streams: EndlessCalls) -> None:
         self._services = {path.split("/")[1] for service in services for path in service.__mapping__()}
         self._others = others
         self._streams = streams

@@ -13,7 +13,7 @@ import numpy as np
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.tensor import Array, TensorSpec
 
-__all__ = ["MOST_SAMPLES", "Calibration", "Piece", "read_calibration"]
+__all__ = ["MOST_SAMPLES", "Calibration", "CalibrationBatch", "read_calibration"]
 
 MOST_SAMPLES: Final = 300
 """How many samples are used, the first ones by name: more change little and take long."""
@@ -24,7 +24,7 @@ _NOT_OF_NUMPY: Final = frozenset({"BF16", "BYTES"})
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CalibrationBatch:
     """One batch of one input: a file, or its rows from ``start`` to before ``end``."""
 
     file: Path
@@ -45,14 +45,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Samples that were found to fit ``inputs``, each a piece for every input in their order."""
+    """Samples that were found to fit ``inputs``, each a batch for every input in their order."""
 
     inputs: tuple[TensorSpec, ...]
-    samples: tuple[tuple[Piece, ...], ...]
+    samples: tuple[tuple[CalibrationBatch, ...], ...]
 
-    def arrays(self, sample: Sequence[Piece]) -> list[Array]:
-        """Read one sample, as :meth:`Piece.read` does."""
-        return [piece.read(spec) for piece, spec in zip(sample, self.inputs, strict=True)]
+    def arrays(self, sample: Sequence[CalibrationBatch]) -> list[Array]:
+        """Read one sample, as :meth:`CalibrationBatch.read` does."""
+        return [batch.read(spec) for batch, spec in zip(sample, self.inputs, strict=True)]
 
 
 def read_calibration(folder: Path, inputs: Sequence[TensorSpec]) -> Calibration:
@@ -71,17 +71,19 @@ def read_calibration(folder: Path, inputs: Sequence[TensorSpec]) -> Calibration:
         if spec.datatype.name in _NOT_OF_NUMPY
     ]
     files = _files(folder, inputs, problems)
-    samples: list[tuple[Piece, ...]] = []
+    samples: list[tuple[CalibrationBatch, ...]] = []
     for name in sorted(set().union(*files.values())):
         beside = [files[spec.name].get(name) for spec in inputs]
-        pieces = [_pieces(file, spec, problems) for file, spec in zip(beside, inputs, strict=True) if file is not None]
+        batches = [
+            _batches(file, spec, problems) for file, spec in zip(beside, inputs, strict=True) if file is not None
+        ]
         if None in beside:
             lacking = ", ".join(spec.name for file, spec in zip(beside, inputs, strict=True) if file is None)
             problems.append(Problem(f"{name} is there without that of {lacking}", str(folder)))
-        elif len({len(each) for each in pieces if each}) > 1:
+        elif len({len(each) for each in batches if each}) > 1:
             problems.append(Problem(f"the files called {name} hold different numbers of batches", str(folder)))
         else:
-            samples.extend(zip(*pieces, strict=False))
+            samples.extend(zip(*batches, strict=False))
     if problems:
         raise ConfigError(problems)
     return Calibration(tuple(inputs), tuple(samples[:MOST_SAMPLES]))
@@ -114,7 +116,7 @@ def _open(file: Path) -> np.ndarray[Any, Any]:
     return array
 
 
-def _pieces(file: Path, spec: TensorSpec, problems: list[Problem]) -> list[Piece]:
+def _batches(file: Path, spec: TensorSpec, problems: list[Problem]) -> list[CalibrationBatch]:
     """Give the batches in a file, none if it does not fit."""
     try:
         array = _open(file)
@@ -125,12 +127,12 @@ def _pieces(file: Path, spec: TensorSpec, problems: list[Problem]) -> list[Piece
         problems.append(_problem(file, f"holds {array.dtype}", spec))
         return []
     if _fits(array.shape, spec):
-        return [Piece(file)]
+        return [CalibrationBatch(file)]
     batch = spec.shape[0] if spec.shape else None
     if batch is not None and batch.is_fixed and _fits((batch.low, *array.shape[1:]), spec) and array.ndim:
         count, rest = divmod(array.shape[0], batch.low) if batch.low else (0, 1)
         if count and not rest:
-            return [Piece(file, start, start + batch.low) for start in range(0, array.shape[0], batch.low)]
+            return [CalibrationBatch(file, start, start + batch.low) for start in range(0, array.shape[0], batch.low)]
     problems.append(_problem(file, f"has the shape [{','.join(map(str, array.shape))}]", spec))
     return []
 

@@ -10,15 +10,15 @@
 
 from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import ErrorMapper
-from ovmstrio.wire.grpc.server import GrpcServer, Service, TrioService
+from ovmstrio.wire.grpc.server import GrpclibService, GrpcServer, TrioService
 from ovmstrio.wire.grpc.stream import Call, Metadata, current_call
 
 __all__ = [
     "Call",
     "ErrorMapper",
     "GrpcServer",
+    "GrpclibService",
     "Metadata",
-    "Service",
     "TransportLimits",
     "TrioService",
     "current_call",

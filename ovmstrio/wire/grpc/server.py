@@ -24,7 +24,7 @@ from ovmstrio.wire.grpc.limits import TransportLimits
 from ovmstrio.wire.grpc.replies import ErrorMapper, FailureTranslator
 from ovmstrio.wire.listeners import Listener, address_of, peer_of
 
-__all__ = ["GrpcServer", "Service", "TrioService"]
+__all__ = ["GrpcServer", "GrpclibService", "TrioService"]
 
 
 class TrioService:
@@ -52,7 +52,7 @@ _LAST_HANDSHAKE_SECONDS: Final = 1.0
 """What a TLS handshake gets once the server drains."""
 
 
-class Service(Protocol):
+class GrpclibService(Protocol):
     """What generated service bases are."""
 
     def __mapping__(self) -> Mapping[str, Handler]:
@@ -78,7 +78,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        services: Sequence[Service],
+        services: Sequence[GrpclibService],
         codec: CodecBase,
         *,
         further: Routes = NO_ROUTES,

@@ -24,7 +24,7 @@ import structlog
 from ovmstrio.core.callers import Need, current_certificate, leave_caller
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.http import HttpAnswer
-from ovmstrio.core.limits import Place, current_place
+from ovmstrio.core.limits import CallPlace, current_place
 from ovmstrio.wire.http.answers import challenge, error_answer
 from ovmstrio.wire.http.told_requests import ToldRequests
 
@@ -50,7 +50,7 @@ _KNOWN: Final = 1024
 """How many requests' routes are remembered; clients ask for the same few again and again."""
 
 View = Callable[..., Awaitable[HttpAnswer]]
-Admit = Callable[..., Awaitable[Place | None]]
+Admit = Callable[..., Awaitable[CallPlace | None]]
 """Takes a place for a request of a method, before its body is read."""
 
 

@@ -11,7 +11,7 @@ import trio.testing
 import yaml
 
 from ovmstrio.runtimes.ops.config.op_settings import DagSettings, PipelineSettings, TracerSettings
-from ovmstrio.runtimes.ops.observing.figures import Figures
+from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
 from ovmstrio.runtimes.ops.observing.hooks import NULL, ChannelState, OpHooks
 from ovmstrio.runtimes.ops.observing.metrics import OpMetrics
 from ovmstrio.runtimes.ops.observing.observing import open_observing
@@ -120,7 +120,7 @@ async def test_metrics_only_grow() -> None:
 
 def test_metrics_on_a_registry_that_is_given() -> None:
     """The families are on the registry of the server, beside whatever else is there."""
-    registry, figures = prometheus_client.CollectorRegistry(), Figures()
+    registry, figures = prometheus_client.CollectorRegistry(), PipelineFigures()
     registry.register(OpMetrics(figures))
     figures.request_finished(0, 0, 0, (0.0, 0.5))
     assert registry.get_sample_value("pd_query_request_duration_us_total") == 5e5

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ovmstrio.runtimes.ops.observing.figures import Figures, percentile
+from ovmstrio.runtimes.ops.observing.figures import PipelineFigures, percentile
 from ovmstrio.runtimes.ops.observing.hooks import ChannelState
 from ovmstrio.runtimes.ops.observing.observing import snapshot
 from ovmstrio.runtimes.ops.observing.tracer import benchmark_document, tracer_lines
@@ -26,13 +26,13 @@ class _Clock:
         return self.now
 
 
-def _figures(clock: _Clock) -> Figures:
-    figures = Figures(clock)
+def _figures(clock: _Clock) -> PipelineFigures:
+    figures = PipelineFigures(clock)
     figures.opened(["uci"], lambda: _CHANNELS)
     return figures
 
 
-def _answer(figures: Figures, data_id: int, seconds: float, code: int | None = 0, end: float = 101.0) -> None:
+def _answer(figures: PipelineFigures, data_id: int, seconds: float, code: int | None = 0, end: float = 101.0) -> None:
     figures.request_started(data_id, 0)
     figures.request_finished(data_id, 0, code, (end - seconds, end))
 
@@ -96,7 +96,7 @@ def test_window_without_traffic() -> None:
 
 def test_no_window_that_nobody_takes() -> None:
     """Without a tracer nothing grows with the number of requests, and the figures of all time are kept."""
-    figures = Figures(_Clock(), keeps_window=False)
+    figures = PipelineFigures(_Clock(), keeps_window=False)
     figures.opened(["uci"], lambda: _CHANNELS)
     for data_id in range(3000):
         _answer(figures, data_id, 0.25, code=data_id % 2)

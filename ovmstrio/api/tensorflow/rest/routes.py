@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane, ModelMetadata
     from ovmstrio.wire.http.router import Rule
 
-__all__ = ["Target", "read_target", "tensorflow_rules"]
+__all__ = ["ModelTarget", "read_target", "tensorflow_rules"]
 
 
 async def answer_predict(plane: DataPlane, model: str, version: str, body: bytes) -> HttpAnswer:
@@ -68,7 +68,7 @@ _QUESTION: Final = re.compile(rf"{_SERVABLE}(?P<metadata>/metadata)?/?")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ModelTarget:
     """What a path asks for; ``version`` is empty for the default one."""
 
     operation: Operation
@@ -76,7 +76,7 @@ class Target:
     version: str
 
 
-def read_target(method: str, path: str) -> Target:
+def read_target(method: str, path: str) -> ModelTarget:
     """Read what stands behind ``/v1/models/``.
 
     Raises:
@@ -92,7 +92,7 @@ def read_target(method: str, path: str) -> Target:
     if (method == "POST") != (wanted == "POST"):
         raise MethodNotAllowed(f"{UNSUPPORTED_METHOD} - {method} /v1/models/{path}; use {wanted}")
     operation = _operation(match.groupdict())
-    return Target(operation, match["model"], check_version(match["version"] or ""))
+    return ModelTarget(operation, match["model"], check_version(match["version"] or ""))
 
 
 def _operation(found: dict[str, str | None]) -> Operation:
@@ -170,7 +170,7 @@ def tensorflow_rules(
     ]
 
 
-def _tell(plane: DataPlane, target: Target, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
+def _tell(plane: DataPlane, target: ModelTarget, further: Callable[[str], Mapping[str, Any]]) -> HttpAnswer:
     if target.operation == "status":
         told = status_document(plane.model_status(target.model, int(target.version or 0), TENSORFLOW_REST))
         return json_answer(told if target.version else {**told, **further(target.model)})

@@ -16,8 +16,8 @@ from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks,
 
 __all__ = [
     "PIPELINE",
-    "Figures",
     "OpFigures",
+    "PipelineFigures",
     "RequestFigures",
     "Window",
     "current_ids",
@@ -118,7 +118,7 @@ class Window:
     requests: RequestFigures = field(default_factory=RequestFigures)
 
 
-class Figures(OpHooks):
+class PipelineFigures(OpHooks):
     """Counts what the executor reports; an observer of one pipeline.
 
     Args:

@@ -8,7 +8,7 @@ from ovmstrio.core.inspection import Inside, NodeTally
 
 if TYPE_CHECKING:
     from ovmstrio.core.drawing import Drawing
-    from ovmstrio.runtimes.ops.observing.figures import Figures, OpFigures
+    from ovmstrio.runtimes.ops.observing.figures import OpFigures, PipelineFigures
     from ovmstrio.runtimes.ops.observing.hooks import Stage
 
 __all__ = ["look_inside"]
@@ -17,7 +17,7 @@ _WORK: Final[tuple[Stage, ...]] = ("prep", "midp", "postp")
 """The stages in which an Op works; in the others it waits."""
 
 
-def look_inside(figures: Figures, drawing: Drawing | None) -> Inside:
+def look_inside(figures: PipelineFigures, drawing: Drawing | None) -> Inside:
     """Join a picture, whose nodes have the names of Ops, with what is known of these."""
     layers = () if drawing is None else drawing.layers
     keys = {box.title: box.key for layer in layers for box in layer if box.kind == "node"}

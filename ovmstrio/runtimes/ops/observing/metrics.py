@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from ovmstrio.runtimes.ops.observing.figures import Figures
+    from ovmstrio.runtimes.ops.observing.figures import PipelineFigures
 
 __all__ = ["OpMetrics"]
 
@@ -32,7 +32,7 @@ class OpMetrics:
         figures: what is counted.
     """
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: PipelineFigures) -> None:
         self._figures = figures
         self._created = time.time()
 

@@ -14,7 +14,7 @@ import structlog
 import trio
 import yaml
 
-from ovmstrio.runtimes.ops.observing.figures import Figures, percentile, working_on
+from ovmstrio.runtimes.ops.observing.figures import PipelineFigures, percentile, working_on
 from ovmstrio.runtimes.ops.observing.hooks import STAGES, OpHooks, Several, Span
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
 from ovmstrio.runtimes.ops.observing.looking import look_inside
@@ -35,7 +35,7 @@ _MS: Final = 1e3
 _RATE_SECONDS: Final = 10.0
 
 
-def snapshot(figures: Figures, worker_num: int) -> dict[str, Any]:
+def snapshot(figures: PipelineFigures, worker_num: int) -> dict[str, Any]:
     """Give what there is to see now; times are milliseconds, percentiles those of the newest values."""
     latencies = [seconds for _, seconds in figures.newest_requests]
     return {
@@ -59,7 +59,7 @@ def snapshot(figures: Figures, worker_num: int) -> dict[str, Any]:
     }
 
 
-def _op(figures: Figures, name: str) -> dict[str, Any]:
+def _op(figures: PipelineFigures, name: str) -> dict[str, Any]:
     of_op = figures.totals[name]
     return {
         "idle": of_op.idle,
@@ -78,7 +78,7 @@ def _times(seconds: list[float]) -> dict[str, float]:
     return {"avg": average, **{str(percent): percentile(ordered, percent) for percent in PERCENTS}}
 
 
-def _rate(figures: Figures) -> float:
+def _rate(figures: PipelineFigures) -> float:
     """Give how many requests a second were answered of late."""
     ended = [at for at, _ in figures.newest_requests]
     since = max(figures.now - _RATE_SECONDS, figures.began)
@@ -147,7 +147,7 @@ class Observing:
     """What observes a pipeline: ``hooks`` is for the executor, the rest for whoever serves figures."""
 
     hooks: OpHooks
-    figures: Figures
+    figures: PipelineFigures
     registry: CollectorRegistry
     _worker_num: int
 
@@ -186,7 +186,7 @@ async def open_observing(
         ConfigError: the log files cannot be made.
     """
     registry = prometheus_client.CollectorRegistry() if registry is None else registry
-    figures = Figures(keeps_window=settings.dag.tracer.enabled)
+    figures = PipelineFigures(keeps_window=settings.dag.tracer.enabled)
     timelines = Timelines(everything=settings.dag.use_profile)
     with open_log_files(settings.logging) as files:
         registry.register(OpMetrics(figures))
@@ -198,7 +198,7 @@ async def open_observing(
             nursery.cancel_scope.cancel()
 
 
-async def _trace(settings: PipelineSettings, figures: Figures, files: LogFiles | None) -> None:
+async def _trace(settings: PipelineSettings, figures: PipelineFigures, files: LogFiles | None) -> None:
     """Write a block of the tracer at every interval; cancelled when the pipeline ends."""
     wants_benchmark = os.environ.get(BENCHMARK_VARIABLE) == "1"
     while True:
@@ -206,7 +206,7 @@ async def _trace(settings: PipelineSettings, figures: Figures, files: LogFiles |
         _write(figures, settings.worker_num, files, wants_benchmark=wants_benchmark)
 
 
-def _write(figures: Figures, worker_num: int, files: LogFiles | None, *, wants_benchmark: bool) -> None:
+def _write(figures: PipelineFigures, worker_num: int, files: LogFiles | None, *, wants_benchmark: bool) -> None:
     window, now = figures.take_window(), figures.now
     if files is not None:
         for line in tracer_lines(window, now, figures.channels, worker_num):

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from ovmstrio.api.tensorflow.rest.routes import Target, read_target
+from ovmstrio.api.tensorflow.rest.routes import ModelTarget, read_target
 from ovmstrio.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 
 
 @pytest.mark.parametrize(
     ("method", "path", "expected"),
     [
-        ("POST", "m:predict", Target("predict", "m", "")),
-        ("POST", "m/versions/3:predict", Target("predict", "m", "3")),
-        ("POST", "m/versions/0:predict", Target("predict", "m", "0")),
-        ("POST", "m/labels/stable:predict", Target("predict", "m", "")),
-        ("POST", "llama:7b:predict", Target("predict", "llama:7b", "")),
-        ("POST", "a b é:predict", Target("predict", "a b é", "")),
-        ("GET", "m", Target("status", "m", "")),
-        ("GET", "m/", Target("status", "m", "")),
-        ("GET", "m/versions/12", Target("status", "m", "12")),
-        ("GET", "m/labels/stable", Target("status", "m", "")),
-        ("GET", "m/metadata", Target("metadata", "m", "")),
-        ("GET", "m/versions/1/metadata", Target("metadata", "m", "1")),
-        ("GET", "metadata", Target("status", "metadata", "")),
-        ("GET", "metadata/metadata", Target("metadata", "metadata", "")),
-        ("HEAD", "m", Target("status", "m", "")),
+        ("POST", "m:predict", ModelTarget("predict", "m", "")),
+        ("POST", "m/versions/3:predict", ModelTarget("predict", "m", "3")),
+        ("POST", "m/versions/0:predict", ModelTarget("predict", "m", "0")),
+        ("POST", "m/labels/stable:predict", ModelTarget("predict", "m", "")),
+        ("POST", "llama:7b:predict", ModelTarget("predict", "llama:7b", "")),
+        ("POST", "a b é:predict", ModelTarget("predict", "a b é", "")),
+        ("GET", "m", ModelTarget("status", "m", "")),
+        ("GET", "m/", ModelTarget("status", "m", "")),
+        ("GET", "m/versions/12", ModelTarget("status", "m", "12")),
+        ("GET", "m/labels/stable", ModelTarget("status", "m", "")),
+        ("GET", "m/metadata", ModelTarget("metadata", "m", "")),
+        ("GET", "m/versions/1/metadata", ModelTarget("metadata", "m", "1")),
+        ("GET", "metadata", ModelTarget("status", "metadata", "")),
+        ("GET", "metadata/metadata", ModelTarget("metadata", "metadata", "")),
+        ("HEAD", "m", ModelTarget("status", "m", "")),
     ],
 )
-def test_paths_name_servable_version_and_operation(method: str, path: str, expected: Target) -> None:
+def test_paths_name_servable_version_and_operation(method: str, path: str, expected: ModelTarget) -> None:
     """A label names the default version, and a name may hold anything but a slash."""
     assert read_target(method, path) == expected
 
