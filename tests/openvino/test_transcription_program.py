@@ -54,7 +54,7 @@ def test_a_window_of_a_recording_that_is_closed_already_ends_no_others(monkeypat
     wanted = {"translates": False, "language": "", "prompt": "", "temperature": 0, "has_segments": False}
     opening = [wave_file(1.0), wanted | {"has_words": False}]
     channel: Any = _Channel(
-        ["open", 1, *opening], ["open", 2, *opening], ["close", 1], ["window", 1], ["window", 2], ["close", 2]
+        ["open", 1, *opening], ["open", 2, *opening], ["close", 1], ["part", 1], ["part", 2], ["close", 2]
     )
 
     serve(channel, 1, {"folder": "", "device": "CPU", "properties": {}, "tells_words": False})
@@ -64,6 +64,6 @@ def test_a_window_of_a_recording_that_is_closed_already_ends_no_others(monkeypat
         "accepted",
         "accepted",
         "refused",
-        "heard",
+        "part",
     ]
-    assert channel.sent[5][1][:2] == ["ModelFailure", "the recording is closed"]
+    assert channel.sent[5][1][:2] == ["ModelFailure", "the request is closed"]

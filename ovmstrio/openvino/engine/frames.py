@@ -30,8 +30,8 @@ __all__ = [
     "CONTEXT_FILE",
     "FAILED",
     "FINISHES",
-    "HEARD",
     "LOADED",
+    "PART",
     "REFUSED",
     "TOKENS",
     "decode_failure",
@@ -62,8 +62,8 @@ REFUSED: Final = "refused"
 TOKENS: Final = "tokens"
 """Answers texts, with their tokens."""
 
-HEARD: Final = "heard"
-"""Answers a request for a window of a recording, with what was understood."""
+PART: Final = "part"
+"""Answers a request for the next part, with what was understood of a window, or the sound of a sentence."""
 
 _CHAT: Final = "chat"
 _TEXT: Final = "text"

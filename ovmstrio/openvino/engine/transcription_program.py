@@ -3,29 +3,26 @@
 ::
 
     first                                       ["loaded", facts] or ["failed", reason]
-    ["open", number, file, wanted]              ["accepted"] or ["refused", error]
-    ["window", number]                          ["heard", window] or ["refused", error]
-    ["close", number]                           is not answered
+    ["open", number, file, wanted]              as programs that answer in parts do
+    ["part", number]                            ["part", window] or ["refused", error]
     number 0, while a short recording is heard  [number, text]
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.errors import ModelFailure, ServerError
 from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.openvino.engine.frames import ACCEPTED, FAILED, HEARD, LOADED, REFUSED, encode_failure
+from ovmstrio.openvino.engine.frames import FAILED, LOADED
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.own_process import run_process
+from ovmstrio.openvino.engine.turn_program import TurnProgram
 
 if TYPE_CHECKING:
     from ovmstrio.openvino.engine.hearing import Hearing, Wanted
     from ovmstrio.openvino.engine.recordings import Recording
     from ovmstrio.work.messages.blocking_channel import BlockingChannel
-    from ovmstrio.work.messages.message_packets import Message
 
 __all__ = ["serve"]
 
@@ -43,42 +40,23 @@ class _Opened:
         self.position = 0
 
 
-class _Program:
+class _Program(TurnProgram[_Opened]):
     def __init__(self, channel: BlockingChannel, hearing: Hearing) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._hearing = hearing
-        self._opened: dict[int, _Opened] = {}
-        self._waiting: deque[Message | None] = deque()
 
-    def run(self) -> None:
-        """Serve until the server has nothing more to say."""
-        while (message := self._waiting.popleft() if self._waiting else self._channel.receive()) is not None:
-            number, (kind, recording, *rest) = message.value
-            if kind == "close":
-                self._opened.pop(recording, None)
-                continue
-            try:
-                answer = self._open(recording, *rest) if kind == "open" else self._hear(recording)
-            except ServerError as error:
-                answer = [REFUSED, encode_failure(error)]
-            self._channel.send([number, answer])
-
-    def _open(self, number: int, data: bytes, wanted: dict[str, Any]) -> list[Any]:
+    def open(self, *asked: Any) -> _Opened:
         from ovmstrio.openvino.engine.hearing import Wanted  # noqa: PLC0415 - loaded by then
         from ovmstrio.openvino.engine.recordings import Recording  # noqa: PLC0415 - loaded by then
 
-        asked = Wanted(**wanted)
-        self._hearing.check(asked)
-        self._opened[number] = _Opened(Recording(data), asked)
-        return [ACCEPTED]
+        data, wanted = asked
+        how = Wanted(**wanted)
+        self._hearing.check(how)
+        return _Opened(Recording(data), how)
 
-    def _hear(self, number: int) -> list[Any]:
+    def make_part(self, number: int, opened: _Opened) -> dict[str, Any]:
         from ovmstrio.openvino.engine.recordings import RATE  # noqa: PLC0415 - loaded by then
 
-        opened = self._opened.get(number)
-        if opened is None:
-            # Its client has left in the moment in which the window before this one was done.
-            raise ModelFailure("the recording is closed")
         start, length = opened.position, self._hearing.window
         sound = opened.recording.window(start, length)
         is_last = opened.recording.ends_at(start + length)
@@ -86,19 +64,13 @@ class _Program:
             sound, opened.wanted, is_first=not start, is_last=is_last, tell=lambda text: self._tell(number, text)
         )
         opened.position += heard.samples
-        return [
-            HEARD,
-            {**asdict(heard), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds},
-        ]
+        return {**asdict(heard), "start": start / RATE, "is_last": is_last, "seconds": opened.recording.seconds}
 
     def _tell(self, number: int, text: str) -> bool:
         """Tell of text, and whether there is still somebody who wants it."""
         if text:
-            self._channel.send([_TELL, [number, text]])
-        while self._channel.has_message() and (not self._waiting or self._waiting[-1] is not None):
-            self._waiting.append(self._channel.receive())
-        gone = any(message is None or message.value[1][:2] == ["close", number] for message in self._waiting)
-        return not gone
+            self.channel.send([_TELL, [number, text]])
+        return self.is_wanted(number)
 
 
 def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:

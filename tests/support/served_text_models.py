@@ -1,0 +1,41 @@
+"""Models of text as services, loaded while a block lasts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import trio
+
+from ovmstrio.config.text_models import TextModelSpec
+from ovmstrio.core.errors import ServerError
+from ovmstrio.runtimes.generation.loading import load_task
+from ovmstrio.runtimes.kind import LoadContext, lease_nothing
+
+__all__ = ["serve_text_model", "server_of"]
+
+
+@asynccontextmanager
+async def serve_text_model(**settings: Any) -> AsyncIterator[Any]:
+    """Load the model of some settings, whose ``path`` must be there, by its task; what keeps it from that is raised."""
+    spec = TextModelSpec(**{"base_path": settings["path"], **settings})
+    failure = None
+    with trio.fail_after(120):
+        async with trio.open_nursery() as tasks:
+            try:
+                model: Any = await load_task(spec, LoadContext(lease_nothing, tasks))
+            except ServerError as error:
+                failure = error
+            else:
+                try:
+                    yield model
+                finally:
+                    await model.aclose()
+    if failure is not None:
+        raise failure
+
+
+def server_of(**defaults: Any) -> Callable[..., AbstractAsyncContextManager[Any]]:
+    """Give what loads a model with settings in addition to some."""
+    return lambda **settings: serve_text_model(**{**defaults, **settings})
