@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from ovmstrio.core.errors import CallerLimited
+from ovmstrio.core.shared_counts import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,15 @@ class TokenBucket:
         self._clock = clock
         self._tokens = self._burst
         self._filled_at: float | None = None
+
+    @property
+    def level(self) -> Bucket:
+        """What is left, and when that was counted."""
+        return Bucket(self._tokens, self._filled_at or 0.0)
+
+    @level.setter
+    def level(self, level: Bucket) -> None:
+        self._tokens, self._filled_at = level if level.filled_at else (self._burst, None)
 
     def take(self) -> float:
         """Take one; gives 0, or the seconds after which there will be one where there is none."""
@@ -65,18 +75,26 @@ class CallerAllowance:
         requests_per_second: on average; 0 for any number.
         concurrency: requests under way at once; 0 for any number.
         tokens_per_minute: of texts that are read and made, on average; 0 for any number.
+        clock: gives seconds; trio's unless given.
     """
 
     __slots__ = ("_bucket", "_concurrency", "_name", "_rate", "_texts", "_tokens_per_minute", "under_way")
 
     def __init__(
-        self, name: str, requests_per_second: float = 0, concurrency: int = 0, tokens_per_minute: int = 0
+        self,
+        name: str,
+        requests_per_second: float = 0,
+        concurrency: int = 0,
+        tokens_per_minute: int = 0,
+        *,
+        clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self._name = name
         self._rate = requests_per_second
-        self._bucket = TokenBucket(requests_per_second) if requests_per_second else None
+        self._bucket = TokenBucket(requests_per_second, clock=clock) if requests_per_second else None
         self._tokens_per_minute = tokens_per_minute
-        self._texts = TokenBucket(tokens_per_minute / _MINUTE, tokens_per_minute) if tokens_per_minute else None
+        per_second = tokens_per_minute / _MINUTE
+        self._texts = TokenBucket(per_second, tokens_per_minute, clock) if tokens_per_minute else None
         self._concurrency = concurrency
         self.under_way = 0
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.access.allowance import CallerAllowance
 from ovmstrio.access.key_file import CallerEntry
+from ovmstrio.access.shared_allowance import SharedAllowance
 from ovmstrio.core.callers import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from ovmstrio.core.shared_counts import Ledger
 
 __all__ = ["NEVER", "Directory"]
 
@@ -25,10 +28,12 @@ class Directory:
 
     Args:
         clock: gives the seconds since 1970.
+        ledger: where several processes count what callers do; None where this one is the only one.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time, ledger: Ledger | None = None) -> None:
         self._clock = clock
+        self._ledger = ledger
         self._callers: dict[CallerEntry, Caller] = {}
         self._keys: dict[bytes, tuple[Caller, float]] = {}
         self._certificates: dict[str, tuple[Caller, float]] = {}
@@ -46,7 +51,7 @@ class Directory:
             keys: further callers by their keys.
         """
         known = self._callers
-        self._callers = {entry: known.get(entry) or _caller(entry) for entry in entries}
+        self._callers = {entry: known.get(entry) or self._caller(entry) for entry in entries}
         self._keys, self._certificates, self._subjects = {}, {}, {}
         for entry, caller in self._callers.items():
             found = caller, entry.expires_at
@@ -79,10 +84,13 @@ class Directory:
     def _valid(self, found: tuple[Caller, float] | None) -> Caller | None:
         return found[0] if found is not None and self._clock() < found[1] else None
 
-
-def _caller(entry: CallerEntry) -> Caller:
-    limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
-    return Caller(entry.name, entry.proof, entry.scopes, CallerAllowance(entry.name, *limits) if any(limits) else None)
+    def _caller(self, entry: CallerEntry) -> Caller:
+        limits = entry.requests_per_second, entry.concurrency, entry.tokens_per_minute
+        allowance: CallerAllowance | None = None
+        if any(limits):
+            shared = None if self._ledger is None else SharedAllowance(self._ledger, entry)
+            allowance = shared or CallerAllowance(entry.name, *limits)
+        return Caller(entry.name, entry.proof, entry.scopes, allowance)
 
 
 def _names(certificate: Mapping[str, Any]) -> Iterable[str]:

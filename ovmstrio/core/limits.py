@@ -119,6 +119,7 @@ class LocalLimit:
         self.in_flight -= 1
 
 
-def local_limit(maximum: int) -> LocalLimit | None:
+def local_limit(maximum: int, name: str) -> LocalLimit | None:
     """Make the limit of a project that one process serves; None if there is none, for then nobody counts."""
+    del name
     return LocalLimit(maximum) if maximum else None

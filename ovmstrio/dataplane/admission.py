@@ -17,13 +17,14 @@ import math
 from collections import OrderedDict
 from contextlib import contextmanager
 from itertools import count
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
 from ovmstrio.core.errors import Overloaded
 from ovmstrio.core.limits import NO_LIMIT, Limit
+from ovmstrio.core.shared_counts import NOTHING_ELSEWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.request import InferRequest, InferResponse
     from ovmstrio.core.servable import LeasedServable, LeaseServable, Servable
 
-__all__ = ["Admission", "CallPlace"]
+__all__ = ["Admission", "CallPlace", "Turnstile", "Waiter"]
 
 _WEIGHT: Final = 0.1
 """Of the last call, in the time that calls have taken of late."""
@@ -48,10 +49,10 @@ class Admission:
     """
 
     def __init__(self, server: Limit = NO_LIMIT, limit_of: Callable[[str], Limit] = lambda _: NO_LIMIT) -> None:
-        self._server = _Gate("", server)
+        self._server = Turnstile("", server)
         self._limit_of = limit_of
-        self._gates: dict[str, _Gate] = {}
-        self._busy: dict[str, _Gate] = {}
+        self._gates: dict[str, Turnstile] = {}
+        self._busy: dict[str, Turnstile] = {}
         self._numbers = count()
         self._queued = 0
 
@@ -81,12 +82,18 @@ class Admission:
         Cancellation: while it waits; it leaves the queue.  Not a checkpoint if there is a place.
         """
         gate = self._gate(name)
-        if gate.has_place and (is_nested or (self._server.has_place and not gate.direct)):
-            return self._grant(gate, is_nested=is_nested, seconds=0.0)
-        self._check_queue(gate, is_nested=is_nested)
+        waiter = self._grant_or_queue(gate, is_nested=is_nested)
+        if waiter is None:
+            return CallPlace(self, gate, is_nested, 0.0)
         begun = perf_counter()
-        await self._wait(gate, is_nested=is_nested)
+        await self._wait(gate, waiter, is_nested=is_nested)
         return CallPlace(self, gate, is_nested, perf_counter() - begun)
+
+    async def follow_others(self) -> None:
+        """Let calls go on for which there is room because of what other processes do; here there are none.
+
+        Cancellation: at once.
+        """
 
     def around(self, lease: LeaseServable) -> LeaseServable:
         """Have calls that nodes of pipelines and graphs make take places of what they call."""
@@ -103,60 +110,81 @@ class Admission:
             entering: Any = _Entering(self, name, held.servable)
             yield _Lent(entering)
 
-    def _gate(self, name: str) -> _Gate:
+    def _gate(self, name: str) -> Turnstile:
         gate = self._gates.get(name)
         if gate is None:
-            gate = self._gates[name] = _Gate(name, NO_LIMIT)
+            gate = self._gates[name] = Turnstile(name, NO_LIMIT)
         limit = self._limit_of(name)
         if limit != gate.limit:
             gate.limit = limit
             self._let_in()
         return gate
 
-    def _check_queue(self, gate: _Gate, *, is_nested: bool) -> None:
-        if not gate.has_place:
-            if gate.queued >= gate.limit.max_queue:
-                raise gate.refusal(gate.queued)
-        elif not is_nested and self._queued >= self._server.limit.max_queue:
-            raise self._server.refusal(self._queued)
+    def _grant_or_queue(self, gate: Turnstile, *, is_nested: bool) -> Waiter | None:
+        """Take a place, or one in the queue; None if there was a place.
 
-    async def _wait(self, gate: _Gate, *, is_nested: bool) -> None:
-        waiter = _Waiter(next(self._numbers))
+        Raises:
+            Overloaded: as many wait as may.
+        """
+        if gate.has_place and (is_nested or (self._server.has_place and not gate.direct)):
+            self._grant(gate, is_nested=is_nested)
+            return None
+        self._check_queue(gate, is_nested=is_nested)
+        waiter = Waiter(next(self._numbers))
         queue = gate.nested if is_nested else gate.direct
         queue[waiter] = None
         self._queued += not is_nested
         self._busy[gate.name] = gate
+        return waiter
+
+    def _check_queue(self, gate: Turnstile, *, is_nested: bool) -> None:
+        if not gate.has_place:
+            queued = gate.queued + gate.elsewhere.waiting
+            if queued >= gate.limit.max_queue:
+                raise gate.refusal(queued)
+        elif not is_nested:
+            queued = self._queued + self._server.elsewhere.waiting
+            if queued >= self._server.limit.max_queue:
+                raise self._server.refusal(queued)
+
+    async def _wait(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
         try:
             await waiter.granted.wait()
         except BaseException:
             if waiter.granted.is_set():
                 self.leave(gate, is_nested=is_nested)
             else:
-                self._remove(gate, waiter, is_nested=is_nested)
-                # It may have been the one whose turn it was to wait for the server.
-                self._let_in()
+                self._withdraw(gate, waiter, is_nested=is_nested)
             raise
 
-    def _remove(self, gate: _Gate, waiter: _Waiter, *, is_nested: bool) -> None:
+    def _withdraw(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
+        """Take a call out of its queue."""
+        self._remove(gate, waiter, is_nested=is_nested)
+        # It may have been the one whose turn it was to wait for the server.
+        self._let_in()
+
+    def _remove(self, gate: Turnstile, waiter: Waiter, *, is_nested: bool) -> None:
         del (gate.nested if is_nested else gate.direct)[waiter]
         self._queued -= not is_nested
         if not gate.queued:
             self._busy.pop(gate.name, None)
 
-    def _grant(self, gate: _Gate, *, is_nested: bool, seconds: float) -> CallPlace:
+    def _grant(self, gate: Turnstile, *, is_nested: bool) -> None:
         gate.under_way += 1
         self._server.under_way += not is_nested
-        return CallPlace(self, gate, is_nested, seconds)
 
-    def leave(self, gate: _Gate, *, is_nested: bool, seconds: float | None = None) -> None:
+    def leave(self, gate: Turnstile, *, is_nested: bool, seconds: float | None = None) -> None:
         """Take a place back that was held for so long, and let in who waits for it."""
+        self._take_back(gate, is_nested=is_nested, seconds=seconds)
+        if self._busy:
+            self._let_in()
+
+    def _take_back(self, gate: Turnstile, *, is_nested: bool, seconds: float | None) -> None:
         gate.under_way -= 1
         self._server.under_way -= not is_nested
         if seconds is not None:
             for each in (gate,) if is_nested else (gate, self._server):
                 each.note(seconds)
-        if self._busy:
-            self._let_in()
 
     def _let_in(self) -> None:
         while True:
@@ -165,8 +193,7 @@ class Admission:
                 return
             waiter, gate, is_nested = min(heads, key=lambda head: head[0].number)
             self._remove(gate, waiter, is_nested=is_nested)
-            gate.under_way += 1
-            self._server.under_way += not is_nested
+            self._grant(gate, is_nested=is_nested)
             waiter.granted.set()
 
 
@@ -179,7 +206,7 @@ class CallPlace:
 
     __slots__ = ("_admission", "_gate", "_held", "_is_nested", "_taken_at", "waited_seconds")
 
-    def __init__(self, admission: Admission, gate: _Gate, is_nested: bool, seconds: float) -> None:
+    def __init__(self, admission: Admission, gate: Turnstile, is_nested: bool, seconds: float) -> None:
         self._admission: Admission | None = admission
         self._gate = gate
         self._is_nested = is_nested
@@ -222,40 +249,46 @@ class CallPlace:
         self.release()
 
 
-class _Waiter:
-    __slots__ = ("granted", "number")
+class Waiter:
+    """A call in a queue, since a time of ``time.monotonic``."""
+
+    __slots__ = ("granted", "number", "since")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.since = monotonic()
         self.granted = trio.Event()
 
 
-_Head = tuple[_Waiter, "_Gate", bool]
+_Head = tuple[Waiter, "Turnstile", bool]
 
 
-class _Gate:
-    """The places of one service, or of the server, and who waits for them."""
+class Turnstile:
+    """The places of one service, or of the server, and who waits for them; ``elsewhere`` is so in other processes."""
 
-    __slots__ = ("direct", "limit", "name", "nested", "seconds", "under_way")
+    __slots__ = ("direct", "elsewhere", "limit", "name", "nested", "seconds", "under_way")
 
     def __init__(self, name: str, limit: Limit) -> None:
         self.name = name
         self.limit = limit
         self.under_way = 0
+        self.elsewhere = NOTHING_ELSEWHERE
         self.seconds = 0.0
-        self.direct: OrderedDict[_Waiter, None] = OrderedDict()
-        self.nested: OrderedDict[_Waiter, None] = OrderedDict()
+        self.direct: OrderedDict[Waiter, None] = OrderedDict()
+        self.nested: OrderedDict[Waiter, None] = OrderedDict()
 
     @property
     def has_place(self) -> bool:
+        """Whether one more may be under way."""
         most = self.limit.max_concurrency
-        return not most or self.under_way < most
+        return not most or self.under_way + self.elsewhere.under_way < most
 
     @property
     def queued(self) -> int:
+        """How many wait."""
         return len(self.direct) + len(self.nested)
 
-    def head(self, server: _Gate) -> _Head | None:
+    def head(self, server: Turnstile) -> _Head | None:
         """Give the first who could go on now, and whether it is nested."""
         if not self.has_place:
             return None
@@ -273,10 +306,11 @@ class _Gate:
         most, longest = self.limit
         seconds = max(1, math.ceil((queued + 1) * self.seconds / most))
         whose = f'"{self.name}"' if self.name else "the server"
+        under_way = self.under_way + self.elsewhere.under_way
         options = "max_concurrency", "max_queue"
         concurrency, queue = options if self.name else (f"--{option}" for option in options)
         return Overloaded(
-            f"{whose} has {self.under_way} calls under way and {queued} waiting, and may have {most} ({concurrency})"
+            f"{whose} has {under_way} calls under way and {queued} waiting, and may have {most} ({concurrency})"
             f" and {longest} ({queue}); try again in {seconds} s",
             retry_after_seconds=seconds,
         )

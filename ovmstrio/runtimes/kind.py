@@ -87,7 +87,8 @@ class LoadContext:
         is_trial: whether what is loaded is closed again without a call, as a check does.
         is_alone: whether nothing else is served in this process, so that user code may have its folder and environment.
         queue_timeout: for how many seconds calls of handlers wait for a thread; 0 for any time.
-        make_limit: makes what counts the requests of a service that may have so many in flight; None if nobody does.
+        make_limit: makes what counts the requests of a service, by its name, that may have so many in flight; None if
+            nobody does.
         names: what else is configured, for those that miss something by its name.
         remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
         sequence_owners: has the sequences that are in other processes of the server; None if there are none.
@@ -103,7 +104,7 @@ class LoadContext:
     is_trial: bool = False
     is_alone: bool = False
     queue_timeout: float = 0
-    make_limit: Callable[[int], ConcurrencyLimit | None] = local_limit
+    make_limit: Callable[[int, str], ConcurrencyLimit | None] = local_limit
     names: Collection[str] = ()
     remark: Callable[[Problem], None] = ignore_remark
     sequence_owners: SequenceOwners | None = None

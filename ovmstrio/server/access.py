@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ovmstrio.access.authentication import TokenVerifier
+    from ovmstrio.core.shared_counts import Ledger
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["Access", "open_access"]
@@ -38,11 +39,12 @@ class Access:
 
     Args:
         settings: name the files.
+        ledger: where several processes count what callers do.
     """
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, ledger: Ledger | None = None) -> None:
         self._settings = settings
-        self._directory = Directory()
+        self._directory = Directory(ledger=ledger)
         self._file_keys: Any = None
         self._authentication = Authentication(self._directory, self._verifier())
         guards_everything = any((settings.keys_file, settings.jwks_file, settings.oidc_issuer))
@@ -102,7 +104,7 @@ class Access:
         return True
 
 
-async def open_access(settings: ServerSettings) -> Access | None:
+async def open_access(settings: ServerSettings, ledger: Ledger | None = None) -> Access | None:
     """Read who may call; None where everybody may.
 
     Raises:
@@ -113,7 +115,7 @@ async def open_access(settings: ServerSettings) -> Access | None:
     named = settings.keys_file, settings.api_key_file, settings.jwks_file, settings.oidc_issuer
     if not any(named) and not os.environ.get(_API_KEY):
         return None
-    return await trio.to_thread.run_sync(partial(Access, settings))
+    return await trio.to_thread.run_sync(partial(Access, settings, ledger))
 
 
 def _api_key(path: Path | None) -> str:

@@ -40,6 +40,7 @@ from ovmstrio.core.limits import Limit
 from ovmstrio.dataplane.admission import Admission
 from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.dataplane.shared_admission import SharedAdmission
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
 from ovmstrio.dataplane.whole_server import answer_sibling
 from ovmstrio.observability.access_log import open_access_log
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.specs import ServerSpec
     from ovmstrio.core.events import CallObserver
     from ovmstrio.core.servable import LeaseServable
+    from ovmstrio.core.shared_counts import Ledger
     from ovmstrio.server.settings import ServerSettings
     from ovmstrio.server.workers.peers import Peers
     from ovmstrio.wire.listeners import Listener
@@ -133,6 +135,7 @@ class Hosting:
         watches: look at files of its own, again and again.
         peers: are the other processes, where there are any.
         leave: is called when all connections have ended, before sequences are kept.
+        ledger: is where all processes count together.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
@@ -144,6 +147,7 @@ class Hosting:
     watches: Sequence[Callable[[], Awaitable[bool]]] = ()
     peers: Peers | None = None
     leave: Callable[[], Awaitable[None]] | None = None
+    ledger: Ledger | None = None
 
     @property
     def is_part(self) -> bool:
@@ -197,7 +201,8 @@ async def serve_plan(
     Raises:
         ConfigError: what has its paths at the root cannot be loaded, or as :func:`serve`.
     """
-    access = await open_access(plan.settings)
+    ledger = None if hosting is None else hosting.ledger
+    access = await open_access(plan.settings, ledger)
     async with WRITER.in_thread(), open_traces(is_watched=_has_console(plan)) as traces:
         with open_access_log(plan.settings.access_log) as lines:
             server = _Server(plan, hosting or Hosting(), access, replace(traces, requests=(*traces.requests, *lines)))
@@ -225,8 +230,7 @@ class _Server:
         self._metrics = _metrics_of(plan)
         self._past = RecentPast() if _has_console(plan) else None
         self._registry = self._make_registry()
-        limit = Limit(plan.settings.max_concurrency, plan.settings.max_queue)
-        self._admission = Admission(limit, self._registry.limit_of)
+        self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
         gate = None if access is None else access.gate
@@ -263,6 +267,12 @@ class _Server:
         self._store: SequenceStore | None = None
         self._is_serving = False
         self._is_draining = False
+
+    def _make_admission(self) -> Admission:
+        limit = Limit(self._settings.max_concurrency, self._settings.max_queue)
+        if self._hosting.ledger is None:
+            return Admission(limit, self._registry.limit_of)
+        return SharedAdmission(self._hosting.ledger, limit, self._registry.limit_of)
 
     def _make_registry(self) -> Registry:
         settings = self._settings
@@ -402,6 +412,7 @@ class _Server:
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)
+            nursery.start_soon(self._admission.follow_others)
             if self._hosting.peers is not None:
                 await nursery.start(self._hosting.peers.run, self._answer_peer)
             pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS

@@ -59,11 +59,7 @@ def check_workers(settings: ServerSettings, spec: ServerSpec, workers: int | Non
 
 def _objections(settings: ServerSettings, spec: ServerSpec) -> Iterator[Problem]:
     """Tell what has to be in one process."""
-    for option, what in (
-        ("max_concurrency", "calls that wait for each other are in one process"),
-        ("allow_shared_memory", "regions of shared memory are registered with one process"),
-        ("keys_file", "the limits of callers are counted by one process"),
-    ):
+    for option, what in (("allow_shared_memory", "regions of shared memory are registered with one process"),):
         if getattr(settings, option):
             yield Problem(f"{what}, and --workers asks for several", path=f"--{option}", suggestion="use --workers 1")
     if settings.model_control == "explicit":
@@ -81,6 +77,4 @@ def _only_one(service: ServableSpec) -> str:
     """Tell why a service has to be in one process; empty if it need not."""
     if isinstance(service, TextModelSpec):
         return "is a model of text, whose engine belongs to one process"
-    if service.max_concurrency:
-        return "has a max_concurrency, which is counted by one process"
     return ""

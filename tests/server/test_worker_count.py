@@ -45,7 +45,6 @@ def test_auto_is_a_process_a_core_where_python_code_of_users_may_run() -> None:
     ("service", "said"),
     [
         (TextModelSpec(name="t", base_path=HERE, path=HERE), '"t" is a model of text'),
-        (MODEL.model_copy(update={"max_concurrency": 2}), '"m" has a max_concurrency'),
     ],
 )
 def test_what_one_process_has_to_serve_is_refused_by_several(service: Any, said: str) -> None:
@@ -58,7 +57,7 @@ def test_what_one_process_has_to_serve_is_refused_by_several(service: Any, said:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_concurrency", 3), ("allow_shared_memory", True), ("keys_file", "k"), ("model_control", "explicit")],
+    [("allow_shared_memory", True), ("model_control", "explicit")],
 )
 def test_what_one_process_counts_is_refused_by_several(option: str, value: Any) -> None:
     """The option is named."""

@@ -115,7 +115,7 @@ async def front_end_of(project: GrpcProject, most: int = 0) -> AsyncIterator[Grp
     """
     models: Any = None
     assert isinstance(project.handler, LoadedHandler | IsolatedHandler)
-    handler = HandlerServable("project", project.handler, local_limit(most), project, models)
+    handler = HandlerServable("project", project.handler, local_limit(most, "project"), project, models)
     handler.gone()
 
     async def give(_spec: HandlerSpec, _version: int, _directory: Path) -> HandlerServable:

@@ -172,7 +172,7 @@ async def _isolated(
     project: ProjectSpec, context: LoadContext, isolation: Isolation, mounted_as: str
 ) -> AsyncIterator[HandlerServable]:
     """Host a project whose code runs in processes of its own, until the block ends."""
-    limit, hooks = context.make_limit(project.max_concurrency), context.meters.batches(project.name, "1")
+    limit, hooks = context.make_limit(project.max_concurrency, project.name), context.meters.batches(project.name, "1")
     opening = open_isolated_handler(
         project, isolation, mounted_as=mounted_as, batch_hooks=hooks, queue_timeout=context.queue_timeout
     )
@@ -189,7 +189,7 @@ async def _isolated(
 async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[HandlerServable]:
     """Host a project until the block ends."""
     _export(project)
-    limit, is_alone = context.make_limit(project.max_concurrency), context.is_alone
+    limit, is_alone = context.make_limit(project.max_concurrency, project.name), context.is_alone
     seconds = context.queue_timeout
     batch_hooks = context.meters.batches(project.name, "1")
     async with open_clients(project) as models:

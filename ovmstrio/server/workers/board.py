@@ -15,6 +15,7 @@ from typing import Final
 
 from ovmstrio.core.limits import refuse_more
 from ovmstrio.server.workers.journal import Journal
+from ovmstrio.server.workers.ledger_memory import LedgerMemory
 
 __all__ = ["Board", "SharedLimit"]
 
@@ -31,6 +32,9 @@ class Board:
     Args:
         descriptor: of the board's file, which the board owns.
         rows: how many processes there are.
+
+    Attributes:
+        ledger: what they count together.
     """
 
     def __init__(self, descriptor: int, rows: int) -> None:
@@ -40,6 +44,8 @@ class Board:
         self._whole = memoryview(self._memory)
         self._cells = self._whole[: _own_size(rows)].cast("q")
         self._journals: list[Journal] = []
+        start = _own_size(rows) + rows * Journal.size()
+        self.ledger = LedgerMemory(self._whole[start:], rows)
 
     @classmethod
     def create(cls, rows: int) -> Board:
@@ -52,6 +58,7 @@ class Board:
         """Give the memory back."""
         for journal in self._journals:
             journal.release()
+        self.ledger.release()
         self._cells.release()
         self._whole.release()
         self._memory.close()
@@ -67,6 +74,8 @@ class Board:
         """Forget what a process that has ended had written."""
         for column in range(_COLUMNS):
             self._cells[row * _COLUMNS + column] = 0
+        with self.locked():
+            self.ledger.clear(row)
 
     def in_flight(self, row: int) -> int:
         """Tell how many requests a process has."""
@@ -143,7 +152,7 @@ def _own_size(rows: int) -> int:
 
 
 def _size(rows: int) -> int:
-    return _own_size(rows) + rows * Journal.size()
+    return _own_size(rows) + rows * Journal.size() + LedgerMemory.size(rows)
 
 
 class SharedLimit:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.observability.logs import configure_logs
@@ -27,9 +26,11 @@ from ovmstrio.server.project_logs import configure_project_logs
 from ovmstrio.server.project_plan import own_port, plan_project
 from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
+from ovmstrio.server.workers.bells import Bells
 from ovmstrio.server.workers.board import Board, SharedLimit
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.server.workers.peers import Peers
+from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
 from ovmstrio.server.workers.steps import PeerOwners
 from ovmstrio.server.workers.stores import part_of_store
 from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
@@ -38,7 +39,10 @@ from ovmstrio.work.cores import CORES
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.limits import ConcurrencyLimit
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.server.plan import Plan
@@ -75,7 +79,7 @@ async def _serve(first: WorkRequest, requests: WorkRequests) -> None:
         await worker.follow(running.plane, first, requests)
 
     hosting = worker.hosting(requests)
-    with LOG_LEVEL.shared(board):
+    with LOG_LEVEL.shared(board), worker.listening_to_bells():
         gently = await serve_in_own_process(worker.plan, hosting, show=answer, handle_signals=False)
     if not gently:
         sys.exit(CUT)
@@ -117,6 +121,8 @@ class _Worker:
         self._drains_until = 0.0
         self._plane: DataPlane | None = None
         self._peers = Peers(task.secret, task.rows, row)
+        self._bells = Bells(task.secret, row)
+        self._ledger = SharedLedger(board, row, self._bells)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
         protocols = [name for name, where in addresses if where]
         closed, journal = partial(board.add_closed_connection, row), board.journal(row)
@@ -129,13 +135,31 @@ class _Worker:
         observers, watches = (_FollowLogLevel(),), (self._certificates.look,)
         warned = self._warned.wait
         return Hosting(
-            listeners, self._lend, self._obstacle, until, warned, observers, watches, self._peers, self._leave
+            listeners=listeners,
+            lend=self._lend,
+            obstacle=self._obstacle,
+            until=until,
+            warned=warned,
+            observers=observers,
+            watches=watches,
+            peers=self._peers,
+            leave=self._leave,
+            ledger=self._ledger,
         )
 
+    def listening_to_bells(self) -> AbstractContextManager[None]:
+        """Have other processes wake this one within the block."""
+        return self._bells.hung()
+
+    def _limit(self, maximum: int, name: str) -> ConcurrencyLimit | None:
+        """Make the limit of a project, over all processes."""
+        if self.plan.root:
+            return SharedLimit(self._board, self._row, maximum)
+        return LedgerLimit(self._ledger, name, maximum) if maximum else None
+
     def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
-        limit = partial(SharedLimit, self._board, self._row) if self.plan.root else _no_limit
         owners = PeerOwners(self._peers)
-        context = LoadContext(lease, tasks, make_limit=limit, sequence_owners=owners, **lent)
+        context = LoadContext(lease, tasks, make_limit=self._limit, sequence_owners=owners, **lent)
         managers = context.shared(SequenceManagers)
         managers.processes, managers.is_own = self._board.rows, owners.is_own
         return context
@@ -183,6 +207,8 @@ class _Worker:
             self._warned.set()
         elif request.value == CHANGED:
             self._peers.announce()
+            # One that has ended has left its places.
+            self._ledger.ring((self._row,))
             if self._plane is not None:
                 self._plane.announce()
         else:
@@ -190,17 +216,6 @@ class _Worker:
 
     def _obstacle(self) -> str:
         return "" if self._board.all_ready() else "not all worker processes are ready"
-
-
-def _no_limit(maximum: int) -> None:
-    """Refuse limits of services that are not alone, for which there is no common count.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    if maximum:
-        text = f"the project's max_concurrency of {maximum} is counted by one process, and --workers asks for several"
-        raise ConfigError([Problem(text, suggestion="use --workers 1, or serve the project alone")])
 
 
 class _FollowLogLevel:

@@ -1,0 +1,271 @@
+"""Limits of a server of several processes, counted in memory that they share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ovmstrio.access.key_file import CallerEntry
+from ovmstrio.access.shared_allowance import SharedAllowance
+from ovmstrio.core.callers import EVERYTHING
+from ovmstrio.core.errors import CallerLimited, NotSupported, Overloaded, TooManyRequests
+from ovmstrio.core.limits import NO_LIMIT, Limit
+from ovmstrio.dataplane.shared_admission import SharedAdmission
+from ovmstrio.server.workers import ledger_memory
+from ovmstrio.server.workers.bells import Bells
+from ovmstrio.server.workers.board import Board
+from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
+
+SECONDS = 10
+
+
+class _Processes:
+    """What several processes have of one server's counts, here in one."""
+
+    def __init__(self, rows: int = 2) -> None:
+        self._stack = ExitStack()
+        self.board = Board.create(rows)
+        self._stack.callback(self.board.close)
+        secret = os.urandom(8).hex()
+        self.ledgers: list[SharedLedger] = []
+        for row in range(rows):
+            board = Board(os.dup(self.board.descriptor), rows)
+            self._stack.callback(board.close)
+            bells = Bells(secret, row)
+            self._stack.enter_context(bells.hung())
+            self.ledgers.append(SharedLedger(board, row, bells))
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def admissions(self, server: Limit = NO_LIMIT, **limits: Limit) -> list[SharedAdmission]:
+        return [SharedAdmission(each, server, lambda name: limits.get(name, NO_LIMIT)) for each in self.ledgers]
+
+
+@pytest.fixture
+def processes() -> Iterator[_Processes]:
+    """Two processes."""
+    made = _Processes()
+    yield made
+    made.close()
+
+
+# Callers
+
+
+def _allowances(processes: _Processes, **limits: float) -> list[SharedAllowance]:
+    entry = CallerEntry("ann", EVERYTHING, sha256="0" * 64, **limits)  # type: ignore[arg-type]  # numbers
+    return [SharedAllowance(ledger, entry) for ledger in processes.ledgers]
+
+
+def test_a_caller_has_its_requests_under_way_in_all_processes(processes: _Processes) -> None:
+    """One more is refused wherever it comes, and what one gives back another may have."""
+    one, other = _allowances(processes, concurrency=2)
+    one.take()
+    other.take()
+    for each in (one, other):
+        with pytest.raises(CallerLimited, match="2 requests under way"):
+            each.take()
+    one.give_back()
+    other.take()
+    with pytest.raises(CallerLimited):
+        one.take()
+
+
+def test_a_caller_has_its_requests_a_second_from_all_processes(
+    processes: _Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be they evenly spread or not; the next one may come when it may come to one process."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    one, other = _allowances(processes, requests_per_second=2)
+    one.take()
+    other.take()
+    with pytest.raises(CallerLimited, match=r"try again in 0\.5 s"):
+        one.take()
+    now[0] += 0.5
+    other.take()
+    with pytest.raises(CallerLimited):
+        one.take()
+
+
+def test_a_caller_has_its_tokens_a_minute_from_all_processes(
+    processes: _Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was used in one is missing in the other."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    one, other = _allowances(processes, tokens_per_minute=60)
+    one.spend_tokens(69)
+    with pytest.raises(CallerLimited, match="60 tokens a minute; try again in 10 s"):
+        other.check_tokens()
+    now[0] += 10
+    other.check_tokens()
+
+
+def test_what_a_process_had_under_way_is_given_back_when_it_ends(processes: _Processes) -> None:
+    """And what a caller has used up stays used up."""
+    one, other = _allowances(processes, concurrency=1, tokens_per_minute=60)
+    one.take()
+    one.spend_tokens(600)
+    with pytest.raises(CallerLimited):
+        other.take()
+    processes.board.clear(0)
+    other.take()
+    with pytest.raises(CallerLimited, match="tokens a minute"):
+        other.check_tokens()
+
+
+def test_callers_and_projects_have_limits_of_their_own(processes: _Processes) -> None:
+    """Names are kept apart, and a project refuses as one process does."""
+    one, other = (LedgerLimit(ledger, "p", 1) for ledger in processes.ledgers)
+    LedgerLimit(processes.ledgers[0], "q", 1).take()
+    one.take()
+    with pytest.raises(TooManyRequests, match="1 requests are in flight"):
+        other.take()
+    one.give_back()
+    other.take()
+
+
+def test_more_limits_than_there_is_room_for_are_refused(processes: _Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that there are go on."""
+    monkeypatch.setattr(ledger_memory, "ACCOUNTS", 1)
+    (ledger, _) = processes.ledgers
+    known = ledger.account("a")
+    with pytest.raises(NotSupported, match="1 limits"):
+        ledger.account("b")
+    assert ledger.account("a") is known
+
+
+# Calls
+
+
+async def _hold(admission: SharedAdmission, held: list[str], name: str, done: trio.Event) -> None:
+    with await admission.enter("m"):
+        held.append(name)
+        await done.wait()
+
+
+async def test_places_and_queues_are_those_of_all_processes(processes: _Processes) -> None:
+    """One place and one that waits: the third is refused with the numbers of the whole server, wherever it comes."""
+    for server in (Limit(1, 1), NO_LIMIT):
+        one, other = processes.admissions(server, m=NO_LIMIT if server.max_concurrency else Limit(1, 1))
+        held: list[str] = []
+        done = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.follow_others)
+            nursery.start_soon(other.follow_others)
+            place = await one.enter("m")
+            nursery.start_soon(_hold, other, held, "other", done)
+            await trio.testing.wait_all_tasks_blocked()
+            for each in (one, other):
+                with pytest.raises(Overloaded, match="1 calls under way and 1 waiting"):
+                    await each.enter("m")
+            assert held == []
+            place.release()
+            with trio.fail_after(SECONDS):
+                while not held:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+            done.set()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_call_that_came_first_goes_first_in_whichever_process_it_waits(processes: _Processes) -> None:
+    """A busy process does not keep its places to itself."""
+    one, other = processes.admissions(m=Limit(1, 9))
+    held: list[str] = []
+    done = [trio.Event() for _ in range(3)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.follow_others)
+        nursery.start_soon(other.follow_others)
+        nursery.start_soon(_hold, one, held, "first", done[0])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(_hold, other, held, "second", done[1])
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(_hold, one, held, "third", done[2])
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(SECONDS):
+            for number, name in enumerate(("first", "second", "third")):
+                while len(held) <= number:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                assert held[-1] == name
+                done[number].set()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+async def test_places_of_a_process_that_has_ended_are_given_to_those_that_wait(processes: _Processes) -> None:
+    """Once somebody who has seen it has them look."""
+    one, other = processes.admissions(m=Limit(1, 1))
+    held: list[str] = []
+    done = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.follow_others)
+        await one.enter("m")
+        nursery.start_soon(_hold, other, held, "other", done)
+        await trio.testing.wait_all_tasks_blocked()
+        processes.board.clear(0)
+        processes.ledgers[1].ring((1,))
+        with trio.fail_after(SECONDS):
+            while not held:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+        done.set()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from("mn"), st.booleans()), min_size=1, max_size=12),
+    st.integers(0, 2),
+    st.integers(1, 2),
+)
+def test_every_call_has_its_turn_and_never_more_than_may(
+    calls: list[tuple[int, str, bool]], server: int, most: int
+) -> None:
+    """Calls of three processes, some of which leave their queue."""
+    under_way = {"m": 0, "n": 0}
+    answered: list[int] = []
+
+    async def call(admission: SharedAdmission, number: int, name: str, *, leaves: bool) -> None:
+        with trio.move_on_after(0.001 if leaves else SECONDS):
+            with await admission.enter(name):
+                under_way[name] += 1
+                try:
+                    assert under_way[name] <= most
+                    assert not server or sum(under_way.values()) <= server
+                    await trio.lowlevel.checkpoint()
+                finally:
+                    under_way[name] -= 1
+                answered.append(number)
+                return
+        assert leaves
+
+    async def run() -> None:
+        made = _Processes(3)
+        try:
+            admissions = made.admissions(Limit(server, 99), m=Limit(most, 99), n=Limit(most, 99))
+            async with trio.open_nursery() as following:
+                for admission in admissions:
+                    following.start_soon(admission.follow_others)
+                with trio.fail_after(SECONDS):
+                    async with trio.open_nursery() as nursery:
+                        for number, (row, name, leaves) in enumerate(calls):
+                            nursery.start_soon(
+                                lambda *given: call(*given[:3], leaves=given[3]), admissions[row], number, name, leaves
+                            )
+                following.cancel_scope.cancel()
+        finally:
+            made.close()
+
+    trio.run(run)
+    assert {number for number, (_, _, leaves) in enumerate(calls) if not leaves} <= set(answered)
