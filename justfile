@@ -40,6 +40,10 @@ fmt:
 bench *args:
     {{ bin }}/python -m benchmarks {{ args }}
 
+# Show what became better or worse by more than a tenth between two saved runs; exits with 1 if anything became worse.
+compare before after:
+    {{ bin }}/python -m benchmarks compare {{ before }} {{ after }}
+
 # Attack servers, and measure what a neighbour notices.
 attacks:
     {{ bin }}/python -m benchmarks attacks

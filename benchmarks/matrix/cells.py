@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal
 
-__all__ = ["CONCURRENCIES", "DOORS", "FULL", "HINTS", "QUICK", "SIZES", "Cell", "Door", "Hint", "ModelCase"]
+__all__ = ["BRIEF", "CONCURRENCIES", "DOORS", "FULL", "HINTS", "QUICK", "SIZES", "Cell", "Door", "Hint", "ModelCase"]
 
 Door = Literal["gRPC", "REST JSON", "REST binary", "shared memory"]
 Hint = Literal["LATENCY", "THROUGHPUT", "default"]
@@ -93,3 +93,11 @@ QUICK: Final = Grid(
     0.6,
 )
 """Enough to see what a change costs, in less than five minutes."""
+BRIEF: Final = Grid(
+    tuple(ModelCase(size, is_dynamic, "default", 0) for size in SIZES for is_dynamic in (False, True)),
+    ("gRPC",),
+    (8,),
+    5,
+    1.0,
+)
+"""Every size and shape in one way, with more rounds, in less than ten minutes: for a record between those of all."""

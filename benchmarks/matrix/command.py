@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Final
 
-from benchmarks.matrix.cells import FULL, QUICK
+from benchmarks.matrix.cells import BRIEF, FULL, QUICK
 from benchmarks.matrix.chart import chart
 from benchmarks.matrix.measuring import measure
-from benchmarks.matrix.runs import differences, read_run, render_differences, render_run, save_run
+from benchmarks.matrix.runs import differences, is_worse, read_run, render_differences, render_run, save_run
 from benchmarks.report import machine, write_section
 
 __all__ = ["compare", "draw", "measure_matrix"]
 
 _RUNS: Final = Path(__file__).parents[1] / "runs"
 _CHART: Final = Path(__file__).parents[2] / "docs" / "matrix.svg"
+_PARTS: Final = {
+    "quick": (QUICK, "what a change costs, in less than five minutes"),
+    "brief": (BRIEF, "every size and shape over gRPC with eight callers, in less than ten minutes"),
+}
 _HOW: Final = """Each cell is the median of {rounds} rounds: calls a second as a part of the better of OpenVINO's
 `AsyncInferQueue` and a synchronous loop with the same model and settings, which ran for itself just before. The spread
 is that of the ratios of the rounds. Load is h2load's, on the same cores; what OpenVINO alone does needs no load.
 `{file}` has the run, for `python -m benchmarks compare`.
 
-Machine: {machine}.
+Machine: {machine}. Programs that wanted to run in the minute before: {load:.1f}.
 
 ![the matrix](../docs/matrix.svg)
 """
 
 
 def measure_matrix(arguments: list[str]) -> None:
-    """Measure the matrix or its quick part, print it, and save it; ``--record`` also writes results and chart."""
+    """Measure the matrix or a part of it, print it, and save it; ``--record`` also writes results and chart."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks matrix", description=measure_matrix.__doc__)
-    parser.add_argument("--quick", action="store_true", help="a part of it, in less than five minutes")
+    parts = parser.add_mutually_exclusive_group()
+    for part, (_, help_text) in _PARTS.items():
+        parts.add_argument(f"--{part}", dest="part", action="store_const", const=part, help=help_text)
     parser.add_argument("--record", action="store_true", help="write RESULTS.md and docs/matrix.svg")
     parser.add_argument("--save", type=Path, help="the run's file")
     options = parser.parse_args(arguments)
-    grid = QUICK if options.quick else FULL
-    path: Path = options.save or _RUNS / ("quick.json" if options.quick else "matrix.json")
+    grid = _PARTS[options.part][0] if options.part else FULL
+    path: Path = options.save or _RUNS / f"{options.part or 'matrix'}.json"
+    load, _, _ = os.getloadavg()
     cells = measure(grid)
     save_run(path, cells)
     print(render_run(cells))
@@ -43,19 +52,24 @@ def measure_matrix(arguments: list[str]) -> None:
     if options.record:
         _CHART.write_text(chart(cells))
         shown = path.resolve().relative_to(Path.cwd()) if path.resolve().is_relative_to(Path.cwd()) else path.name
-        how = _HOW.format(rounds=grid.rounds, file=shown, machine=machine())
+        how = _HOW.format(rounds=grid.rounds, file=shown, machine=machine(), load=load)
         write_section("matrix", f"{how}\n{render_run(cells)}")
 
 
 def compare(arguments: list[str]) -> None:
-    """Show the cells of two runs that differ by more than a tenth."""
+    """Show the cells of two runs that differ by more than a tenth; exits with 1 if any became worse."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=compare.__doc__)
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     options = parser.parse_args(arguments)
     before, after = read_run(options.before), read_run(options.after)
     print(f"{len(before.keys() & after.keys())} cells in both")
-    print(render_differences(differences(before, after)))
+    for cell in sorted(before.keys() ^ after.keys()):
+        print(f"only {'before' if cell in before else 'after'}: {cell}")
+    found = differences(before, after)
+    print(render_differences(found))
+    if any(map(is_worse, found)):
+        sys.exit(1)
 
 
 def draw(arguments: list[str]) -> None:

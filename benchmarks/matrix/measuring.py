@@ -19,6 +19,8 @@ from benchmarks.models import trivial, write_repository
 from benchmarks.processes import ovms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.matrix.alone import OpenVinoAlone
     from benchmarks.matrix.cells import Grid, ModelCase
     from benchmarks.matrix.doors import Asked
@@ -30,6 +32,7 @@ _MODEL = "measured"
 _CYCLES = 2.5
 """How often every caller is answered in a round, at least, however long an inference takes."""
 _INFERENCES_ALONE = 12
+_ROUNDS_THAT_ALL_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +47,21 @@ class Measured:
         return [figures.rate / alone for figures, alone in self.rounds]
 
     def summary(self) -> dict[str, float]:
-        """Give medians, and how far apart the smallest and the largest ratio are, as a part of the median."""
+        """Give medians, and how far apart the rounds are in ratio and CPU a call, as parts of their medians."""
         ratio = statistics.median(self.ratios)
         figures = {
             name: statistics.median(getattr(round_, name) for round_, _ in self.rounds) for name in LoadFigures._fields
         }
         alone = statistics.median(alone for _, alone in self.rounds)
-        spread = (max(self.ratios) - min(self.ratios)) / ratio
-        return {"ratio": ratio, "spread": spread, "alone": alone, **figures}
+        cpu = [round_.cpu_us for round_, _ in self.rounds]
+        return {"ratio": ratio, "spread": _apart(self.ratios), "alone": alone, **figures, "cpu_spread": _apart(cpu)}
+
+
+def _apart(figures: Sequence[float]) -> float:
+    """Tell how far the smallest and the largest are apart, as a part of the median; of more than three, the middle."""
+    ordered = sorted(figures)
+    inner = ordered[1:-1] if len(ordered) > _ROUNDS_THAT_ALL_COUNT else ordered
+    return (inner[-1] - inner[0]) / (statistics.median(ordered) or 1.0)
 
 
 def measure(grid: Grid) -> dict[str, dict[str, Any]]:

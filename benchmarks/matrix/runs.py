@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["differences", "read_run", "render_differences", "render_run", "save_run"]
+__all__ = ["differences", "is_worse", "read_run", "render_differences", "render_run", "save_run"]
 
 Run = dict[str, dict[str, float]]
 """The figures of cells, by their names."""
 
 _WORTH_TELLING: Final = 0.1
 _BETTER_IF_LESS: Final = ("cpu_us", "p50_us", "p99_us")
-_COMPARED: Final = ("ratio", "cpu_us")
-"""What a change must not cost; latencies in a closed loop follow the rate, and p99 of a second is a few calls."""
+_COMPARED: Final = {"ratio": "spread", "cpu_us": "cpu_spread"}
+"""What a change must not cost, each with how far its rounds lay apart; latencies in a closed loop follow the rate, and
+p99 of a second is a few calls."""
 
 
 def save_run(path: Path, cells: dict[str, dict[str, Any]]) -> None:
@@ -56,12 +57,18 @@ def differences(before: Run, after: Run) -> list[tuple[str, str, float]]:
     """
     found = []
     for cell in before.keys() & after.keys():
-        for figure in _COMPARED:
+        for figure, apart in _COMPARED.items():
             change = after[cell][figure] / before[cell][figure] - 1
-            noise = max(before[cell]["spread"], after[cell]["spread"]) if figure == "ratio" else 0.0
+            noise = max(run[cell].get(apart, 0.0) for run in (before, after))
             if abs(change) > max(_WORTH_TELLING, noise):
                 found.append((cell, figure, change))
     return sorted(found, key=lambda each: (_gain(each[1], each[2]), each[0]))
+
+
+def is_worse(found: tuple[str, str, float]) -> bool:
+    """Tell whether a difference is a loss."""
+    _, figure, change = found
+    return _gain(figure, change) < 0
 
 
 def _gain(figure: str, change: float) -> float:
@@ -71,7 +78,7 @@ def _gain(figure: str, change: float) -> float:
 def render_differences(found: Iterable[tuple[str, str, float]]) -> str:
     """Make a table of differences; says so if there are none."""
     lines = [
-        f"| {cell} | {figure} | {change:+.0%} | {'better' if _gain(figure, change) > 0 else '**worse**'} |"
+        f"| {cell} | {figure} | {change:+.0%} | {'**worse**' if is_worse((cell, figure, change)) else 'better'} |"
         for cell, figure, change in found
     ]
     if not lines:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.__main__ import main
-from benchmarks.matrix.cells import FULL, QUICK, Cell
+from benchmarks.matrix.cells import BRIEF, FULL, QUICK, Cell
 from benchmarks.matrix.chart import chart
 from benchmarks.matrix.load import LoadFigures
 from benchmarks.matrix.measuring import Measured
@@ -37,6 +37,31 @@ def test_what_a_cell_differs_by_itself_is_no_difference() -> None:
     assert differences(_run(spread=0.33), _run(ratio=0.4)) == []
 
 
+def test_processor_time_whose_rounds_differ_as_much_is_no_difference() -> None:
+    """CPU a call that grew by a fifth is told, unless its own rounds were a third apart."""
+    assert [figure for _, figure, _ in differences(_run(cpu_spread=0.05), _run(cpu_us=120))] == ["cpu_us"]
+    assert differences(_run(cpu_spread=0.33), _run(cpu_us=120)) == []
+
+
+def test_one_round_that_the_machine_spoiled_does_not_hide_a_change() -> None:
+    """Of five rounds the two that are farthest off say nothing of how far the others lie apart."""
+    rounds = tuple((LoadFigures(rate, 10, 1, 2), 100.0) for rate in (50.0, 51.0, 49.0, 5.0, 52.0))
+
+    summary = Measured(rounds).summary()
+
+    assert summary["ratio"] == pytest.approx(0.5)
+    assert summary["spread"] == pytest.approx(0.04)
+
+
+def test_the_brief_part_has_every_size_and_shape_once() -> None:
+    """Its cells are those of the matrix, so that the two are compared."""
+    names = {str(Cell(case, door, count)) for case in BRIEF.models for door in BRIEF.doors for count in (8,)}
+    whole = {str(Cell(case, door, count)) for case in FULL.models for door in FULL.doors for count in (8,)}
+
+    assert len(names) == 5 * 2
+    assert names < whole
+
+
 def test_what_became_worse_comes_first() -> None:
     """More CPU is worse, a higher ratio is better, and only cells of both runs are compared."""
     found = differences(_run() | {"gone": {}}, _run(ratio=1.0, cpu_us=150))
@@ -47,12 +72,26 @@ def test_what_became_worse_comes_first() -> None:
 def test_a_saved_run_is_read_and_compared_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``compare A B`` reads what a run has saved, and shows the cell with its change."""
     save_run(tmp_path / "a.json", _run())
-    save_run(tmp_path / "b.json", _run(ratio=0.3))
+    save_run(tmp_path / "b.json", _run(ratio=0.3) | {"new": {}})
+
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
+
+    shown = capsys.readouterr().out
+    assert read_run(tmp_path / "a.json") == _run()
+    assert f"| {CELL} | ratio | -40% | **worse** |" in shown
+    assert "only after: new\n" in shown
+    assert ended.value.code == 1
+
+
+def test_a_change_that_costs_nothing_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script may go on where cells became better only."""
+    save_run(tmp_path / "a.json", _run())
+    save_run(tmp_path / "b.json", _run(cpu_us=60))
 
     main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")])
 
-    assert read_run(tmp_path / "a.json") == _run()
-    assert f"| {CELL} | ratio | -40% | **worse** |" in capsys.readouterr().out
+    assert f"| {CELL} | cpu_us | -40% | better |" in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
