@@ -94,3 +94,20 @@ class Gate:
             raise
         current_caller.set(caller)
         return caller
+
+    async def look_again(
+        self, need: Need, headers: Iterable[tuple[str, str]], certificate: Mapping[str, Any] | None
+    ) -> None:
+        """Ask once more whether a request that was let in, and still goes on, may; it is not counted again.
+
+        Args as those of :meth:`let_in`.
+
+        Raises:
+            Unauthenticated: who makes it is not known any more.
+            MissingScope: the caller may not do that any more.
+
+        Cancellation: while a token's keys are fetched.
+        """
+        if need is not Need.NOTHING and (self.guards_everything or need is Need.GENERATE):
+            caller = self._authentication.seen(headers) or await self._authentication.identify(headers, certificate)
+            caller.demand(need)

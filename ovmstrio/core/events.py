@@ -32,6 +32,7 @@ __all__ = [
     "all_of",
     "current_event",
     "current_wire_request",
+    "is_over_tls",
     "say_nothing_else",
 ]
 
@@ -81,6 +82,7 @@ class WireRequest:
         started: on the clock of ``time.perf_counter``.
         status: of gRPC or HTTP, by its number; -1 before the end, and for who left before it was answered.
         is_stream: whether it may hold any number of messages, each a call.
+        is_encrypted: whether it came over TLS.
         received: bytes of its body, or messages.
         sent: bytes of its answer's.
         event: the last call that it became; None where it asked for nothing that is served.
@@ -91,6 +93,7 @@ class WireRequest:
         "client",
         "event",
         "headers",
+        "is_encrypted",
         "is_stream",
         "method",
         "protocol",
@@ -112,7 +115,7 @@ class WireRequest:
         self.caller = ""
         self.started = perf_counter()
         self.status = -1
-        self.is_stream = False
+        self.is_stream = self.is_encrypted = False
         self.received = self.sent = 0
         self.event: CallEvent | None = None
 
@@ -225,6 +228,9 @@ def all_of(observers: Sequence[RequestObserver]) -> RequestObserver | None:
         return _Several(observers)
     return observers[0] if observers else None
 
+
+is_over_tls: Final[ContextVar[bool]] = ContextVar("is_over_tls", default=False)
+"""Whether the connection that the running task serves is encrypted."""
 
 current_wire_request: Final[ContextVar[WireRequest | None]] = ContextVar("current_wire_request", default=None)
 """The request that the running task answers; None where nobody is told of requests."""

@@ -136,7 +136,7 @@ def make_router(
         *admin_rules(plane, changes),
         *profile_rules(plane, changes, parse_document),
         *describing_rules(plane, has_root=bool(root)),
-        *(() if past is None else console_rules(plane, changes, past, console)),
+        *(() if past is None else console_rules(plane, changes, past, console, gate)),
     ]
     if not root or plane.render_metrics() is not None:
         # Without metrics of the server the path is that of the service at the root, which may have its own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import httpx
 import numpy as np
 import pytest
 import trio
+import trustme
 
 from ovmstrio.server.plan import read_plan
 from ovmstrio.server.settings import ServerSettings
@@ -135,6 +137,25 @@ async def test_calls_over_rest_of_every_protocol_are_parts_of_their_callers_trac
     ]
     assert spans[4].failure == ""
     assert spans[4].attributes["error.type"] == "InvalidRequest"
+
+
+async def test_a_call_over_tls_is_told_as_one_and_a_proxy_says_what_came_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``url.scheme`` is what the client has asked for; nonsense in the header of proxies is not believed."""
+    authority, pem = trustme.CA(), tmp_path / "server.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    path, tls = "/v2/models/model/infer", {"tls_cert": pem, "tls_key": pem}
+    async with traced(monkeypatch, write_all_kinds(tmp_path), settings=tls) as (collector, server):
+        async with httpx.AsyncClient(trust_env=False, timeout=60, verify=context) as client:
+            for said in ("", "http", "gopher"):
+                headers = {"x-forwarded-proto": said} if said else {}
+                answer = await client.post(f"https://{server.rest[0]}{path}", json=infer_body(), headers=headers)
+                assert answer.status_code == 200
+    calls = [span for span in collector.spans if span.kind == "server"]
+    assert [span.attributes["url.scheme"] for span in calls] == ["https", "http", "https"]
 
 
 async def test_a_call_without_a_parent_begins_a_trace_and_is_kept(

@@ -22,7 +22,7 @@ from ovmstrio.observability.logs import LEVELS
 from ovmstrio.wire.http.answers import error_answer, json_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from ovmstrio.api.console.frames import FrameMaker
     from ovmstrio.api.event_streams import EventSink
@@ -90,20 +90,46 @@ class Viewers:
             self._count -= 1
 
 
-async def stream(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes: Wishes, events: EventSink) -> None:
+async def stream(
+    plane: DataPlane,
+    frames: FrameMaker,
+    past: RecentPast,
+    wishes: Wishes,
+    events: EventSink,
+    still_may: Callable[[], Awaitable[None]],
+) -> None:
     """Send events until the server begins to end or nobody takes them.
+
+    Args:
+        plane: of the server.
+        frames: of all viewers.
+        past: what the server remembers.
+        wishes: of this viewer.
+        events: takes what is sent.
+        still_may: is asked every second whether the viewer may look, and raises where it may not any more.
+
+    Raises:
+        ServerError: as ``still_may``.
 
     Cancellation: at any checkpoint.
     """
     recent = plane.traces if wishes.traces else None
     with nullcontext() if recent is None else recent.watching():
-        await _send_all(plane, frames, past, wishes, events)
+        await _send_all(plane, frames, past, wishes, events, still_may)
 
 
-async def _send_all(plane: DataPlane, frames: FrameMaker, past: RecentPast, wishes: Wishes, events: EventSink) -> None:
+async def _send_all(
+    plane: DataPlane,
+    frames: FrameMaker,
+    past: RecentPast,
+    wishes: Wishes,
+    events: EventSink,
+    still_may: Callable[[], Awaitable[None]],
+) -> None:
     seen_trace = ""
     seen_frame = seen_line = seen_failure = quiet = 0
     while True:
+        await still_may()
         frame = frames.frame()
         told = b""
         if frame.number != seen_frame:

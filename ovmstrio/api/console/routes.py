@@ -18,7 +18,7 @@ from ovmstrio.api.kserve.observation_settings import change_log_settings, set_lo
 from ovmstrio.api.kserve.repository_index import server_version
 from ovmstrio.api.kserve.repository_requests import control_of
 from ovmstrio.api.kserve.rest.infer_request import parse_document
-from ovmstrio.core.callers import Need, current_caller
+from ovmstrio.core.callers import Need, current_caller, current_certificate
 from ovmstrio.core.errors import InvalidRequest, NotFound, NotSupported
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.core.texts import shown
@@ -30,6 +30,7 @@ from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
 if TYPE_CHECKING:
+    from ovmstrio.access.gate import Gate
     from ovmstrio.api.admin.changes import Changes
     from ovmstrio.api.console.guard import ConsoleMode
     from ovmstrio.api.event_streams import EventSink
@@ -47,15 +48,17 @@ _LONGEST: Final = 80
 _NOT_KEPT: Final = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
 
 
-def console_rules(plane: DataPlane, changes: Changes, past: RecentPast, mode: ConsoleMode) -> list[Rule]:
-    """Make the rules over one data plane; none where the console is off."""
+def console_rules(
+    plane: DataPlane, changes: Changes, past: RecentPast, mode: ConsoleMode, gate: Gate | None = None
+) -> list[Rule]:
+    """Make the rules over one data plane; none where the console is off.  The gate ends streams of callers that go."""
     if mode == "off":
         return []
     guard, frames = ConsoleGuard(mode), FrameMaker(plane)
     return [
         *_page_rules(guard),
         *_reading_rules(plane, changes, past, guard),
-        *_live_rules(plane, past, guard, frames),
+        *_live_rules(plane, past, guard, frames, gate),
         *_change_rules(plane, changes, guard),
     ]
 
@@ -100,16 +103,22 @@ def _reading_rules(plane: DataPlane, changes: Changes, past: RecentPast, guard: 
     ]
 
 
-def _live_rules(plane: DataPlane, past: RecentPast, guard: ConsoleGuard, frames: FrameMaker) -> list[Rule]:
+def _live_rules(
+    plane: DataPlane, past: RecentPast, guard: ConsoleGuard, frames: FrameMaker, gate: Gate | None
+) -> list[Rule]:
     viewers = Viewers()
 
     async def live(request: HttpRequest) -> HttpAnswer:
         guard.let_in(request)
         wishes = Wishes.read(request.query)
 
+        async def still_may() -> None:
+            if gate is not None:
+                await gate.look_again(Need.READ, request.headers, current_certificate.get())
+
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await stream(plane, frames, past, wishes, events)
+                await stream(plane, frames, past, wishes, events, still_may)
 
         return await answer_with_events(request, make, error_event)
 

@@ -18,6 +18,7 @@ _SERVERS_FAULT: Final = frozenset(
     for name in ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
 _HTTP_SERVERS_FAULT: Final = 500
+_SCHEMES: Final = ("http", "https")
 _GENERATIVE: Final = "V3"
 _OPERATIONS: Final = {
     "/chat/completions": "chat",
@@ -94,13 +95,19 @@ def _describe_request(event: CallEvent, request: WireRequest, tell: Callable[[st
         tell("http.request.method", request.method)
         tell("http.route", _route(event, request))
         tell("url.path", request.target.partition("?")[0])
-        tell("url.scheme", "http")
+        tell("url.scheme", _scheme(request))
         tell("network.protocol.version", "1.1")
     tell("network.protocol.name", "http")
     if request.client:
         tell("client.address", request.client)
     if agent := request.header("user-agent"):
         tell("user_agent.original", agent)
+
+
+def _scheme(request: WireRequest) -> str:
+    """Tell what the client has asked for, which may be TLS that ends at a proxy before the server."""
+    said = request.header("x-forwarded-proto")
+    return said if said in _SCHEMES else "https" if request.is_encrypted else "http"
 
 
 def _operation(event: CallEvent) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from math import ceil
 from typing import Final
 
 import structlog
@@ -74,7 +75,7 @@ class RetryLater(TrailedError):
 
     def __init__(self, status: Status, message: str, seconds: float) -> None:
         pushback = ("grpc-retry-pushback-ms", str(round(seconds * 1000)))
-        super().__init__(status, message, pushback, ("retry-after", str(round(seconds))))
+        super().__init__(status, message, pushback, ("retry-after", str(ceil(seconds))))
         self.seconds = seconds
 
 

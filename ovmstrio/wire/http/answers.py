@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -107,7 +108,7 @@ def retry_after(error: ServerError) -> Headers:
     """Give the header that says when to come again; none for what is no overload."""
     if not isinstance(error, Overloaded):
         return ()
-    return (("retry-after", str(max(1, round(error.retry_after_seconds)))),)
+    return (("retry-after", str(max(1, ceil(error.retry_after_seconds)))),)
 
 
 def challenge(answer: HttpAnswer, error: ServerError) -> HttpAnswer:

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from ovmstrio.core.callers import current_certificate
+from ovmstrio.core.events import is_over_tls
 from ovmstrio.core.pending_answers import PendingAnswers, current_share
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.accepting import Accepting
@@ -179,6 +180,7 @@ class HttpFrontEnd:
                 return
             if isinstance(stream, trio.SSLStream):
                 current_certificate.set(peer_of(stream).certificate)
+                is_over_tls.set(True)
             self._open[stream] = lane
             left = await lane.run()
             if left is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.events import WireRequest, current_wire_request
+from ovmstrio.core.events import WireRequest, current_wire_request, is_over_tls
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import RequestObserver
@@ -27,6 +27,7 @@ class ToldRequests:
         """Make a request the one that the running task answers."""
         told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.client)
         told.received = len(request.body if request.view is None else request.view)
+        told.is_encrypted = is_over_tls.get()
         current_wire_request.set(told)
         return told
 

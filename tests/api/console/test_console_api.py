@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +15,13 @@ from typing import Any, Final
 import pytest
 import trio
 
+from ovmstrio.access.authentication import Authentication
+from ovmstrio.access.directory import Directory
+from ovmstrio.access.gate import Gate
 from ovmstrio.api.console.assets import asset_names
 from ovmstrio.api.console.guard import CHANGE_HEADER
 from ovmstrio.api.console.live import Wishes
+from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import ModelFailure
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.dataplane.guarded_plane import GuardedPlane
@@ -82,9 +86,10 @@ class _Events:
 
 
 @asynccontextmanager
-async def _live(server: Serving, query: str = "") -> AsyncIterator[_Events]:
+async def _live(server: Serving, query: str = "", caller: str = "") -> AsyncIterator[_Events]:
+    key = f"x-api-key: {caller}\r\n" if caller else ""
     async with server.connect() as peer:
-        await peer.send(f"GET /console/api/live{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        await peer.send(f"GET /console/api/live{query} HTTP/1.1\r\nHost: localhost\r\n{key}\r\n".encode())
         events = _Events(peer.stream)
         head = await events.head()
         assert head.startswith("HTTP/1.1 200")
@@ -335,6 +340,36 @@ async def test_known_callers_need_read_to_look_and_admin_to_change(tmp_path: Pat
     assert statuses == {"page": 200, "nobody": 401, "shop": 403, "reader": 200, "reader's change": 403}
     assert (told["caller"], told["may_change"]) == ("reader", False)
     assert boss["may_change"] is True
+
+
+async def test_the_stream_of_a_caller_that_is_known_no_more_ends_with_the_reason(tmp_path: Path) -> None:
+    """Be it that the key is gone or what it may do; the streams of others go on."""
+    directory = Directory()
+    authentication = Authentication(directory)
+    callers = {name: Caller(name, "key", Scopes.parse(["read"])) for name in ("gone", "less", "stays")}
+    directory.replace([], callers)
+    options: dict[str, Any] = {"plane_class": GuardedPlane, "front_end": {"gate": Gate(authentication)}}
+    ends: dict[str, str] = {}
+
+    async def read(events: _Events, name: str) -> None:
+        ends[name] = (await events.next("error"))["error"]
+        await events.rest()
+
+    async with _console(tmp_path, **options) as (server, _), AsyncExitStack() as open_:
+        streams = {name: await open_.enter_async_context(_live(server, caller=name)) for name in callers}
+        for events in streams.values():
+            await events.next("whole")
+        directory.replace([], {"less": Caller("less", "key", Scopes.parse(["metrics"])), "stays": callers["stays"]})
+        authentication.forget_seen()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, streams["gone"], "gone")
+            nursery.start_soon(read, streams["less"], "less")
+        assert (await streams["stays"].next("frame"))["totals"]["ready"] is True
+        assert (await server.get("/console/api/live", headers=bearer("gone"))).status_code == 401
+    assert ends == {
+        "gone": "the key is not known, or not any more",
+        "less": "'less' may not do that: it needs the scope read",
+    }
 
 
 async def test_a_change_needs_a_header_that_no_form_can_send(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def test_what_nobody_foresaw_tells_nothing() -> None:
     assert (answer.status, orjson.loads(answer.content)) == (500, {"error": TEXT})
 
 
-@pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.0, "1"), (7.6, "8")])
+@pytest.mark.parametrize(("seconds", "header"), [(0.1, "1"), (1.0, "1"), (1.4, "2"), (7.6, "8")])
 def test_an_overload_says_when_to_come_again(seconds: float, header: str) -> None:
-    """In whole seconds, at least one."""
+    """In whole seconds, at least one, and never earlier than it helps."""
     answer = error_answer(Overloaded("full", retry_after_seconds=seconds))
     assert (answer.status, dict(answer.headers)["retry-after"]) == (429, header)
 
