@@ -29,6 +29,7 @@ FAMILIES: Final = (
     "ovms_graph_error",
     "ovms_requests_rejected",
     "ovms_current_graphs",
+    "ovmstrio_batch_queued_requests",
     "ovmstrio_queued_requests",
     "ovmstrio_memory_bytes",
     "ovmstrio_waiting_calls",
@@ -49,7 +50,14 @@ Key = tuple[str, str]
 
 _TIMES: Final = frozenset({"ovms_request_time_us", "ovms_graph_processing_time_us"})
 _FAILURES: Final = frozenset({"ovms_requests_fail", "ovms_graph_error", "ovms_requests_rejected"})
-_WAITING: Final = frozenset({"ovmstrio_queued_requests", "ovmstrio_waiting_calls", "ovmstrio_llm_requests_waiting"})
+_WAITING: Final = frozenset(
+    {
+        "ovmstrio_batch_queued_requests",
+        "ovmstrio_llm_requests_waiting",
+        "ovmstrio_queued_requests",
+        "ovmstrio_waiting_calls",
+    }
+)
 _AT_WORK: Final = frozenset({"ovms_current_requests", "ovms_current_graphs"})
 
 
@@ -81,7 +89,7 @@ class Look:
 class ServableFigures:
     """One version of one servable: rates a second, times in milliseconds; None is what nobody can tell.
 
-    ``queued`` are calls that wait for a place, a thread or a batch of texts; ``memory_bytes`` what the load took, and
+    ``queued`` are calls that wait for a place, a thread or a batch; ``memory_bytes`` what the load took, and
     what its worker processes have; ``cache_usage`` is from 0 to 1.
     """
 

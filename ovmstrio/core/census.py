@@ -1,7 +1,7 @@
-"""What runs for services beside the event loop: pools of threads and worker processes, for whoever counts them.
+"""What works for services: pools of threads, worker processes and batches, for whoever counts them.
 
-A pool or process belongs to the service whose load has made it: the registry says so while it loads, and tasks that are
-started by the load have inherited it.
+Each belongs to the service whose load has made it: the registry says so while it loads, and tasks that are started by
+the load have inherited it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Census", "CountedProcess", "CountedThreads", "current_census", "current_owner", "owned_by"]
+__all__ = [
+    "Census",
+    "CountedBatches",
+    "CountedProcess",
+    "CountedThreads",
+    "current_census",
+    "current_owner",
+    "owned_by",
+]
 
 current_owner: Final[ContextVar[str]] = ContextVar("current_owner", default="")
 """The service that the running task was started for, by its load; empty for none."""
@@ -41,6 +49,15 @@ class CountedThreads(Protocol):
         ...
 
 
+class CountedBatches(Protocol):
+    """What joins requests to batches."""
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their batch."""
+        ...
+
+
 class CountedProcess(Protocol):
     """A worker process."""
 
@@ -51,7 +68,7 @@ class CountedProcess(Protocol):
 
 
 class Census:
-    """The pools and processes that there are in one run of the event loop, by the services that they belong to.
+    """The pools, processes and batches that there are in one run of the event loop, by their services.
 
     It is changed by the event loop and read by whichever thread answers a scraper.
 
@@ -63,6 +80,7 @@ class Census:
         self.ended: Counter[str] = Counter()
         self._pools: dict[CountedThreads, str] = {}
         self._processes: dict[CountedProcess, str] = {}
+        self._batches: dict[CountedBatches, str] = {}
 
     @contextmanager
     def threads(self, pool: CountedThreads, owner: str) -> Iterator[None]:
@@ -82,6 +100,19 @@ class Census:
             yield
         finally:
             del self._processes[process]
+
+    @contextmanager
+    def batcher(self, batches: CountedBatches, owner: str) -> Iterator[None]:
+        """Count what makes batches while the block lasts."""
+        self._batches[batches] = owner
+        try:
+            yield
+        finally:
+            del self._batches[batches]
+
+    def batches(self) -> list[tuple[str, CountedBatches]]:
+        """List what makes batches with their services; from any thread."""
+        return [(owner, batches) for batches, owner in tuple(self._batches.items())]
 
     def pools(self) -> list[tuple[str, CountedThreads]]:
         """List the pools with their services; from any thread."""

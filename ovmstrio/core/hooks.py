@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -11,23 +11,27 @@ __all__ = [
     "NULL_GRAPH_HOOKS",
     "NULL_HOOKS",
     "NULL_METERS",
+    "NULL_NODE_HOOKS",
     "BatchHooks",
     "Collectors",
     "GraphHooks",
     "Meters",
-    "NodeRan",
+    "NodeHooks",
     "ServableHooks",
-    "ran_unseen",
 ]
 
 
-NodeRan = Callable[[float], object]
-"""Is told how many seconds a run of a node took that succeeded; on the event loop, and must not wait."""
+class NodeHooks:
+    """Observes one node of a service.  Every method is called on the event loop and must not wait."""
+
+    def ran(self, seconds: float) -> None:
+        """A run of the node that succeeded took this long."""
+
+    def failed(self) -> None:
+        """A run of the node failed."""
 
 
-def ran_unseen(seconds: float) -> None:
-    """Tell nobody of a run of a node."""
-    del seconds
+NULL_NODE_HOOKS: Final = NodeHooks()
 
 
 class BatchHooks:
@@ -83,10 +87,10 @@ class GraphHooks:
     def finished(self, method: str, seconds: float, *, ok: bool) -> None:
         """An instance that had begun has ended after this time; ``ok`` is False if it failed or was cancelled."""
 
-    def node(self, node: str) -> NodeRan:
+    def node(self, node: str) -> NodeHooks:
         """Give what is told of the runs of a node."""
         del node
-        return ran_unseen
+        return NULL_NODE_HOOKS
 
 
 NULL_GRAPH_HOOKS: Final = GraphHooks()
@@ -113,10 +117,10 @@ class Meters:
         del name
         return NULL_GRAPH_HOOKS
 
-    def node(self, name: str, node: str) -> NodeRan:
-        """Give what is told of runs of a node of a graph or pipeline."""
+    def node(self, name: str, node: str) -> NodeHooks:
+        """Give what is told of runs of a node of a graph or pipeline, or of an Op."""
         del name, node
-        return ran_unseen
+        return NULL_NODE_HOOKS
 
     def batches(self, name: str, version: str) -> BatchHooks:
         """Give the hooks of one batcher."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from ovmstrio.core.hooks import NodeRan, ran_unseen
+from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
+from ovmstrio.core.time_bands import TIME_BOUNDS, no_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,23 +22,25 @@ class NodeTally:
     """What one node of a service has done, in all calls together; counted by the event loop alone.
 
     Args:
-        ran: is told of the runs that succeed.
+        hooks: are told of the runs.
 
     Attributes:
         runs: that have ended, however they did.
         failures: how many of these failed.
         active: runs under way.
         seconds: that the runs took in all.
+        times: how many of them took how long, in the bands of :data:`ovmstrio.core.time_bands.TIME_BOUNDS`.
     """
 
-    __slots__ = ("_ran", "active", "failures", "runs", "seconds")
+    __slots__ = ("_hooks", "active", "failures", "runs", "seconds", "times")
 
-    def __init__(self, ran: NodeRan = ran_unseen) -> None:
-        self._ran = ran
+    def __init__(self, hooks: NodeHooks = NULL_NODE_HOOKS) -> None:
+        self._hooks = hooks
         self.runs = 0
         self.failures = 0
         self.active = 0
         self.seconds = 0.0
+        self.times = no_times()
 
     def begin(self) -> float:
         """Count a run in, and give the time of its begin, which is told at its end."""
@@ -45,18 +49,22 @@ class NodeTally:
 
     def succeeded(self, begun: float) -> None:
         """Count the end of a run."""
+        self._hooks.ran(self._end(begun))
+
+    def failed(self, begun: float) -> None:
+        """Count a run that failed."""
+        self._end(begun)
+        self.failures += 1
+        self._hooks.failed()
+
+    def _end(self, begun: float) -> float:
+        """Count out a run that has ended, and give the seconds that it took."""
         seconds = perf_counter() - begun
         self.active -= 1
         self.runs += 1
         self.seconds += seconds
-        self._ran(seconds)
-
-    def failed(self, begun: float) -> None:
-        """Count a run that failed."""
-        self.active -= 1
-        self.runs += 1
-        self.failures += 1
-        self.seconds += perf_counter() - begun
+        self.times[bisect_left(TIME_BOUNDS, seconds)] += 1
+        return seconds
 
     def left(self) -> None:
         """Count out a run that was cancelled, which is none."""

@@ -91,9 +91,10 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
         "ovmstrio_node_time_us",
         "histogram",
         ("name", "node"),
-        "Time that one run of a node of a graph or pipeline took.",
+        "Time that one run of a node of a graph or pipeline, or a batch of an Op, took.",
         buckets=BUCKETS_COARSE_US,
     ),
+    Family("ovmstrio_node_failures", "counter", ("name", "node"), "Runs of a node, or batches of an Op, that failed."),
     Family(
         "ovmstrio_event_loop_delay_seconds",
         "histogram",
@@ -114,6 +115,7 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_placement_moves", "counter", _VERSION, "How often inferences came to the event loop or left it."),
     Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows of a batch of joined requests.", buckets=BUCKETS_SIZE),
     Family("ovmstrio_batch_wait_time_us", "histogram", _VERSION, "Time that a request waited for its batch."),
+    Family("ovmstrio_batch_queued_requests", "gauge", ("name",), "Requests that wait for their batch."),
     Family("ovmstrio_bucketed_inferences", "counter", (*_VERSION, "fit"), "Inferences of models with shape_buckets."),
     Family("ovmstrio_bucketed_elements", "counter", (*_VERSION, "part"), "Elements of their inputs, and of padding."),
     Family("ovmstrio_queued_requests", "gauge", ("name",), "Requests that wait for a place (max_concurrency)."),
@@ -131,6 +133,7 @@ LOOP_DELAY: Final = "ovmstrio_event_loop_delay_seconds"
 READ_FAMILIES: Final = frozenset(
     {
         LOOP_DELAY,
+        "ovmstrio_batch_queued_requests",
         "ovmstrio_sequences",
         "ovmstrio_stuck_threads",
         "ovmstrio_waiting_calls",

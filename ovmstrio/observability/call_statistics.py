@@ -8,19 +8,17 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ovmstrio.core.events import OK, QUESTIONS
+from ovmstrio.core.time_bands import TIME_BOUNDS, no_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from ovmstrio.core.events import CallEvent
 
-__all__ = ["TIME_BOUNDS", "CallStatistics", "Total", "VersionStatistics", "time_quantile"]
-
-TIME_BOUNDS: Final = tuple(10 ** (step / 6 - 5) for step in range(43))
-"""Seconds up to which calls are counted together: six bounds a decade, from ten microseconds to a hundred seconds."""
+__all__ = ["CallStatistics", "Total", "VersionStatistics"]
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class VersionStatistics:
     queue: Total = field(default_factory=Total)
     compute: Total = field(default_factory=Total)
     rest: Total = field(default_factory=Total)
-    times: list[int] = field(default_factory=lambda: [0] * (len(TIME_BOUNDS) + 1))
+    times: list[int] = field(default_factory=no_times)
     last_call: float = 0.0
 
     def count(self, event: CallEvent) -> None:
@@ -89,21 +87,3 @@ class CallStatistics:
         if found is None:
             found = self._versions[key] = VersionStatistics()
         found.count(event)
-
-
-def time_quantile(times: Sequence[int], part: float) -> float | None:
-    """Tell in how many seconds a part of the calls ended that ``times`` count; None if there are none.
-
-    Between two bounds calls are taken to be spread evenly; beyond the last one that bound is what is known.
-    """
-    rank, below = part * sum(times), 0
-    if not rank:
-        return None
-    for index, number in enumerate(times):
-        if number and below + number >= rank:
-            if index == len(TIME_BOUNDS):
-                break
-            lower = TIME_BOUNDS[index - 1] if index else 0.0
-            return lower + (TIME_BOUNDS[index] - lower) * (rank - below) / number
-        below += number
-    return TIME_BOUNDS[-1]

@@ -12,7 +12,7 @@ from ovmstrio.core.hooks import GraphHooks
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import CallEvent
-    from ovmstrio.core.hooks import NodeRan
+    from ovmstrio.core.hooks import NodeHooks
 
 __all__ = ["GraphMetrics"]
 
@@ -42,8 +42,8 @@ class _Children(Protocol):
         """Give one, or one that counts nothing where the family is off."""
         ...
 
-    def node(self, name: str, node: str) -> NodeRan:
-        """Give what records the times of a node's runs."""
+    def node(self, name: str, node: str) -> NodeHooks:
+        """Give what records the runs of a node."""
         ...
 
 
@@ -79,8 +79,8 @@ class GraphMetrics(GraphHooks):
         if ok:
             self._seconds[method].observe(seconds * _MICROSECONDS)
 
-    def node(self, node: str) -> NodeRan:
-        """Record the times of a node's runs."""
+    def node(self, node: str) -> NodeHooks:
+        """Record the runs of a node."""
         return self._node_of(self._name, node)
 
     # Calls

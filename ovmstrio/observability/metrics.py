@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_open
 
 from ovmstrio.core.events import OK, QUESTIONS
-from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, ServableHooks
+from ovmstrio.core.hooks import BatchHooks, Collectors, Meters, NodeHooks, ServableHooks
 from ovmstrio.core.metric_families import FAMILIES, LOOP_DELAY, OWN_FAMILIES, READ_FAMILIES
 from ovmstrio.observability.graph_metrics import GraphMetrics
 from ovmstrio.observability.log_writer import WRITER
@@ -32,10 +32,17 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.census import Census
     from ovmstrio.core.events import CallEvent, Step
-    from ovmstrio.core.hooks import NodeRan
     from ovmstrio.core.metric_families import Family
 
-__all__ = ["CONTENT_TYPE", "OPEN_CONTENT_TYPE", "BatchMetrics", "CallMetrics", "Metrics", "ServableMetrics"]
+__all__ = [
+    "CONTENT_TYPE",
+    "OPEN_CONTENT_TYPE",
+    "BatchMetrics",
+    "CallMetrics",
+    "Metrics",
+    "NodeMetrics",
+    "ServableMetrics",
+]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -138,10 +145,9 @@ class Metrics(Meters):
             found = self._graphs[name] = GraphMetrics(self, name)
         return found
 
-    def node(self, name: str, node: str) -> NodeRan:
-        """Give what records the times of a node's runs, which are shown once there are any."""
-        found = cache(partial(self.child, "ovmstrio_node_time_us", name, node))
-        return lambda seconds: found().observe(seconds * _MICROSECONDS)
+    def node(self, name: str, node: str) -> NodeMetrics:
+        """Give what records the runs of a node."""
+        return NodeMetrics(self, name, node)
 
     def batches(self, name: str, version: str) -> BatchMetrics:
         """Give the metrics of the batches of one version of a service."""
@@ -199,6 +205,27 @@ class Metrics(Meters):
             text: bytes = generate_open(source)  # type: ignore[no-untyped-call]
             return _OPEN_TOTAL.sub(_named_as_ovms, text)
         return _TOTAL.sub(rb"\1", generate_latest(source))
+
+
+class NodeMetrics(NodeHooks):
+    """The metrics of one node; its failures are told from when it is loaded, its times once there are any."""
+
+    def __init__(self, metrics: Metrics, name: str, node: str) -> None:
+        self._child = metrics.child
+        self._labels = (name, node)
+        self._failures = metrics.child("ovmstrio_node_failures", name, node)
+
+    @cached_property
+    def _times(self) -> Any:
+        return self._child("ovmstrio_node_time_us", *self._labels)
+
+    def ran(self, seconds: float) -> None:
+        """Record how long a run took."""
+        self._times.observe(seconds * _MICROSECONDS)
+
+    def failed(self) -> None:
+        """Count a run that failed."""
+        self._failures.inc()
 
 
 class BatchMetrics(BatchHooks):

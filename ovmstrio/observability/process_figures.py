@@ -32,6 +32,7 @@ def work_figures(census: Census) -> Mapping[str, Callable[[], _Figures]]:
         "ovmstrio_worker_threads": lambda: _sums((owner, pool.threads) for owner, pool in census.pools()),
         "ovmstrio_stuck_threads": lambda: _sums((owner, pool.stuck) for owner, pool in census.pools()),
         "ovmstrio_waiting_calls": lambda: _sums((owner, pool.waiting) for owner, pool in census.pools()),
+        "ovmstrio_batch_queued_requests": lambda: _sums((owner, each.waiting) for owner, each in census.batches()),
         "ovmstrio_worker_processes": lambda: _sums((owner, 1) for owner, _ in census.processes()),
         "ovmstrio_worker_restarts": lambda: _sums(tuple(census.ended.items())),
         "ovmstrio_worker_memory_bytes": lambda: _sums(

@@ -118,6 +118,7 @@ def test_what_is_wired_is_drawn_with_live_counts(
         _calls(server, 2)
         if name in {"detector", "words", "ops"}:
             expect(boxes.first).to_contain_text(re.compile("[1-9][0-9]* runs"))
+            expect(boxes.first).to_contain_text(re.compile("p99 [0-9.]+ (µs|ms)"))
         if name == "words":
             expect(page.locator("svg.drawing .edge.back")).to_have_count(1)
             expect(page.locator("svg.drawing .box.failed")).to_contain_text("words")

@@ -6,11 +6,15 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Sequence
 
 import trio
+import trio.testing
 
 from ovmstrio.core.census import current_census, owned_by
 from ovmstrio.observability.metrics import Metrics
+from ovmstrio.work.batching.batcher import Batcher
+from ovmstrio.work.batching.policy import BatchOptions
 from ovmstrio.work.loop_load import current_loop_load
 from ovmstrio.work.processes import WorkerProcess
 from ovmstrio.work.threads.worker_threads import WorkerThreads
@@ -47,6 +51,27 @@ async def test_threads_of_a_service_are_counted_while_they_are_there() -> None:
             go.set()
             with trio.CancelScope(shield=True):
                 await pool.aclose()
+    assert _figures(metrics, "mine") == {}
+
+
+async def test_requests_that_wait_for_their_batch_are_counted() -> None:
+    """Under the service whose load has made what joins them, as long as that runs."""
+    metrics, go = _watching(), trio.Event()
+
+    async def run(items: Sequence[int]) -> Sequence[int]:
+        await go.wait()
+        return items
+
+    with owned_by("mine"):
+        async with trio.open_nursery() as nursery:
+            batcher = Batcher[int, int](run, BatchOptions(max_size=1, timeout_seconds=0))
+            await nursery.start(batcher.serve)
+            for item in range(3):
+                nursery.start_soon(batcher.submit, item)
+            await trio.testing.wait_all_tasks_blocked()
+            assert _figures(metrics, "mine") == {"batch_queued_requests": 2}
+            go.set()
+            await batcher.aclose()
     assert _figures(metrics, "mine") == {}
 
 

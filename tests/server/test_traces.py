@@ -148,12 +148,14 @@ async def test_a_call_over_tls_is_told_as_one_and_a_proxy_says_what_came_to_it(
     context = ssl.create_default_context()
     authority.configure_trust(context)
     path, tls = "/v2/models/model/infer", {"tls_cert": pem, "tls_key": pem}
-    async with traced(monkeypatch, write_all_kinds(tmp_path), settings=tls) as (collector, server):
-        async with httpx.AsyncClient(trust_env=False, timeout=60, verify=context) as client:
-            for said in ("", "http", "gopher"):
-                headers = {"x-forwarded-proto": said} if said else {}
-                answer = await client.post(f"https://{server.rest[0]}{path}", json=infer_body(), headers=headers)
-                assert answer.status_code == 200
+    async with (
+        traced(monkeypatch, write_all_kinds(tmp_path), settings=tls) as (collector, server),
+        httpx.AsyncClient(trust_env=False, timeout=60, verify=context) as client,
+    ):
+        for said in ("", "http", "gopher"):
+            headers = {"x-forwarded-proto": said} if said else {}
+            answer = await client.post(f"https://{server.rest[0]}{path}", json=infer_body(), headers=headers)
+            assert answer.status_code == 200
     calls = [span for span in collector.spans if span.kind == "server"]
     assert [span.attributes["url.scheme"] for span in calls] == ["https", "http", "https"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ovmstrio.api.console.service_rows import service_rows
-from ovmstrio.observability.call_statistics import TIME_BOUNDS, time_quantile
+from ovmstrio.core.time_bands import no_times, time_quantile
 from ovmstrio.observability.resident_memory import resident_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _KEPT: Final = 300
 """Frames whose totals a new viewer gets: five minutes."""
 _STALE_SECONDS: Final = 10 * INTERVAL_SECONDS
 """Nobody has looked for so long that rates would be means over that time."""
-_BUCKETS: Final = len(TIME_BOUNDS) + 1
 
 _Key = tuple[str, str]
 
@@ -44,7 +43,7 @@ class _Seen:
 
     requests: int = 0
     errors: int = 0
-    times: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+    times: list[int] = field(default_factory=no_times)
 
 
 @dataclass(frozen=True, slots=True)

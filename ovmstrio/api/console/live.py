@@ -96,6 +96,7 @@ async def stream(
     past: RecentPast,
     wishes: Wishes,
     events: EventSink,
+    *,
     still_may: Callable[[], Awaitable[None]],
 ) -> None:
     """Send events until the server begins to end or nobody takes them.
@@ -115,7 +116,7 @@ async def stream(
     """
     recent = plane.traces if wishes.traces else None
     with nullcontext() if recent is None else recent.watching():
-        await _send_all(plane, frames, past, wishes, events, still_may)
+        await _send_all(plane, frames, past, wishes, events, still_may=still_may)
 
 
 async def _send_all(
@@ -124,6 +125,7 @@ async def _send_all(
     past: RecentPast,
     wishes: Wishes,
     events: EventSink,
+    *,
     still_may: Callable[[], Awaitable[None]],
 ) -> None:
     seen_trace = ""

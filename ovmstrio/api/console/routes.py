@@ -118,7 +118,7 @@ def _live_rules(
 
         async def make(events: EventSink) -> None:
             with viewers.one():
-                await stream(plane, frames, past, wishes, events, still_may)
+                await stream(plane, frames, past, wishes, events, still_may=still_may)
 
         return await answer_with_events(request, make, error_event)
 

@@ -8,18 +8,20 @@ from ovmstrio.api.console.service_rows import service_row
 from ovmstrio.core.census import current_census
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.servable import SequenceServable
+from ovmstrio.core.time_bands import time_quantile
 from ovmstrio.runtimes.kind import Takes
 
 if TYPE_CHECKING:
     from ovmstrio.core.drawing import Drawing
     from ovmstrio.core.generation import GenerativeService
-    from ovmstrio.core.inspection import Inside
+    from ovmstrio.core.inspection import Inside, NodeTally
     from ovmstrio.core.tensor import TensorSpec
     from ovmstrio.dataplane.plane import DataPlane
 
 __all__ = ["node_figures", "service_document"]
 
 _MOST_SEQUENCES: Final = 200
+_MILLISECONDS: Final = 1e3
 
 
 def service_document(plane: DataPlane, name: str) -> dict[str, Any]:
@@ -69,6 +71,9 @@ def _workers(name: str) -> dict[str, Any]:
         facts["threads of its own"] = sum(pool.threads for pool in pools)
         facts["calls that wait for a thread"] = sum(pool.waiting for pool in pools)
         facts["stuck threads"] = sum(pool.stuck for pool in pools)
+    batches = [each for owner, each in census.batches() if owner == name]
+    if batches:
+        facts["requests that wait for their batch"] = sum(each.waiting for each in batches)
     if pids or name in census.ended:
         facts["processes"] = pids
         facts["processes that ended by themselves"] = census.ended[name]
@@ -78,17 +83,22 @@ def _workers(name: str) -> dict[str, Any]:
 def _figures(name: str, inside: Inside) -> dict[str, Any]:
     return {
         "facts": {**inside.facts, **_workers(name)},
-        "nodes": {
-            key: {
-                "runs": tally.runs,
-                "failures": tally.failures,
-                "active": tally.active,
-                "seconds": round(tally.seconds, 6),
-            }
-            for key, tally in inside.nodes.items()
-        },
+        "nodes": {key: _tally(tally) for key, tally in inside.nodes.items()},
         "streams": {str(number): tally.passed for number, tally in inside.streams.items()},
         "waiting": dict(inside.waiting),
+    }
+
+
+def _tally(tally: NodeTally) -> dict[str, Any]:
+    median, late = (time_quantile(tally.times, part) for part in (0.5, 0.99))
+    return {
+        "runs": tally.runs,
+        "failures": tally.failures,
+        "active": tally.active,
+        "seconds": round(tally.seconds, 6),
+        "p50": None if median is None else round(median * _MILLISECONDS, 3),
+        "p99": None if late is None else round(late * _MILLISECONDS, 3),
+        "times": {str(band): count for band, count in enumerate(tally.times) if count},
     }
 
 

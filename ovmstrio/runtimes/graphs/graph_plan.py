@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ovmstrio.core.hooks import ran_unseen
+from ovmstrio.core.hooks import NULL_NODE_HOOKS
 from ovmstrio.core.inspection import NodeTally, StreamTally
 from ovmstrio.runtimes.graphs.config.graph_config import PolicyConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ovmstrio.core.hooks import NodeRan
+    from ovmstrio.core.hooks import NodeHooks
     from ovmstrio.runtimes.graphs.calculator import NodeContract, NodeResources
     from ovmstrio.runtimes.graphs.config.graph_config import GraphConfig, NodeConfig, Port, StreamRef
     from ovmstrio.work.threads.worker_threads import WorkerThreads
@@ -30,12 +30,12 @@ __all__ = [
 
 
 class LoadedNode(NamedTuple):
-    """A node with what its calculator said and made; ``ran`` is told of its runs."""
+    """A node with what its calculator said and made; ``hooks`` are told of its runs."""
 
     config: NodeConfig
     contract: NodeContract
     resources: NodeResources
-    ran: NodeRan = ran_unseen
+    hooks: NodeHooks = NULL_NODE_HOOKS
 
 
 class Consumer(NamedTuple):
@@ -128,7 +128,7 @@ def make_graph_plan(config: GraphConfig, nodes: Sequence[LoadedNode]) -> GraphPl
             node.config.sorted_inputs,
             {ref.port: route(ref.name) for ref in node.config.sorted_outputs},
             _policy(node),
-            NodeTally(node.ran),
+            NodeTally(node.hooks),
         )
         for node in ordered
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,9 +20,10 @@ from ovmstrio.runtimes.ops.prepared_service import PreparedService
 from ovmstrio.runtimes.ops.scripts import run_beside_others
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from ovmstrio.config.specs import OpPipelineSpec
+    from ovmstrio.core.hooks import NodeHooks
     from ovmstrio.runtimes.kind import LoadContext
 
 __all__ = ["open_loaded"]
@@ -47,12 +49,12 @@ async def open_loaded(
 
     Cancellation: at any checkpoint, but a script that runs is first run; nothing is left.
     """
-    shown = "" if context.is_alone else spec.name
+    shown, hooks_of = "" if context.is_alone else spec.name, partial(context.meters.node, spec.name)
     if spec.script is None:
         if spec.name not in prepared_services:
             raise ConfigError([Problem(f"the service {spec.name!r} has no script", path="service")])
         prepared = prepared_services[spec.name]
-        async with _open_service(prepared.service.name or None, prepared) as service:
+        async with _open_service(prepared.service.name or None, prepared, hooks_of) as service:
             with context.meters.collecting(service.metrics, shown):
                 yield service
         return
@@ -62,7 +64,7 @@ async def open_loaded(
         config = None if spec.config is None else str(spec.config)
         folder = spec.base_path if spec.config is None else spec.config.parent
         prepared = PreparedService(found, config, spec.script, folder)
-        async with _open_service(spec.name, prepared) as service:
+        async with _open_service(spec.name, prepared, hooks_of) as service:
             with context.meters.collecting(service.metrics, shown):
                 yield service
     finally:
@@ -70,12 +72,15 @@ async def open_loaded(
 
 
 @asynccontextmanager
-async def _open_service(name: str | None, prepared: PreparedService) -> AsyncIterator[OpService]:
+async def _open_service(
+    name: str | None, prepared: PreparedService, hooks_of: Callable[[str], NodeHooks]
+) -> AsyncIterator[OpService]:
     """Start a service's Ops, and all that observes them, until the block is left.
 
     Args:
         name: what requests must call it; None for one without a name.
         prepared: the service.
+        hooks_of: gives who is told of the runs of an Op.
 
     Raises:
         ConfigError: the configuration or the Ops cannot be used, or an Op cannot be prepared.
@@ -92,7 +97,7 @@ async def _open_service(name: str | None, prepared: PreparedService) -> AsyncIte
     try:
         maker, source = prepared.predictor_maker(settings), prepared.source()
         async with (
-            open_observing(settings) as observing,
+            open_observing(settings, hooks_of=hooks_of) as observing,
             open_executor(graph, settings, make_predictor=maker, hooks=observing.hooks, source=source) as executor,
         ):
             yield OpService(name, executor, observing, settings, draw(graph, settings))

@@ -17,7 +17,7 @@ from ovmstrio.core.errors import (
     PipelineFailure,
     ServerError,
 )
-from ovmstrio.core.hooks import ran_unseen
+from ovmstrio.core.hooks import NULL_NODE_HOOKS
 from ovmstrio.core.inspection import NodeTally
 from ovmstrio.core.request import InferInput, InferRequest
 from ovmstrio.core.tensor import Dim, RawTensor, Tensor, TensorSpec
@@ -28,7 +28,7 @@ from ovmstrio.runtimes.models.validation import InputValidator
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ovmstrio.core.hooks import NodeRan
+    from ovmstrio.core.hooks import NodeHooks
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.runtimes.pipelines.custom_nodes.custom_node import CustomNode
 
@@ -59,7 +59,7 @@ class TimedNodeCall:
     Args:
         node: its name.
         call: what the node does.
-        ran: is told of runs that succeed.
+        hooks: are told of runs.
 
     Attributes:
         tally: what was counted.
@@ -67,10 +67,10 @@ class TimedNodeCall:
 
     __slots__ = ("_call", "_node", "tally")
 
-    def __init__(self, node: str, call: NodeCall, ran: NodeRan = ran_unseen) -> None:
+    def __init__(self, node: str, call: NodeCall, hooks: NodeHooks = NULL_NODE_HOOKS) -> None:
         self._node = node
         self._call = call
-        self.tally = NodeTally(ran)
+        self.tally = NodeTally(hooks)
 
     async def __call__(self, inputs: Mapping[str, Tensor], request: InferRequest) -> dict[str, Tensor]:
         """See :class:`NodeCall`."""

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 import trio
 
+from ovmstrio.core.census import current_census, current_owner
 from ovmstrio.core.errors import DeadlineExceeded, ModelFailure, QueueTimeout
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.core.texts import text_of
@@ -80,10 +81,11 @@ class Batcher(Generic[_T, _R]):
         Cancellation: at any checkpoint; batches are cancelled, and whoever still waits gets ``NotReady``.
         """
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                task_status.started()
-                await self._watch_clock()
+            with current_census().batcher(self, current_owner.get()):
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    task_status.started()
+                    await self._watch_clock()
         finally:
             self._ended.set()
 

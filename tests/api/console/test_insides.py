@@ -78,6 +78,22 @@ def test_ops_count_their_runs(server: ServedInThread) -> None:
     assert document["facts"]["requests under way"] == 0
 
 
+def test_an_op_that_fails_is_counted_as_such_with_the_times_of_its_runs(server: ServedInThread) -> None:
+    """In the console and in the metrics, under the name of the Op."""
+    before = _inside(server, "ops")
+    key = _titles(before)["count"]
+    answer = server.ask("POST", "/ops/prediction", json={"key": ["not x"], "value": ["y"]})
+    assert answer.json()["err_no"] != 0
+    after = _inside(server, "ops")
+    was, now = before["nodes"][key], after["nodes"][key]
+    assert (now["runs"] - was["runs"], now["failures"] - was["failures"], now["active"]) == (1, 1, 0)
+    assert 0 < now["p50"] <= now["p99"]
+    assert sum(now["times"].values()) == now["runs"]
+    metrics = server.ask("GET", "/metrics").text
+    assert f'ovmstrio_node_failures_total{{name="ops",node="count"}} {now["failures"]}.0' in metrics
+    assert f'ovmstrio_node_time_us_count{{name="ops",node="count"}} {now["runs"] - now["failures"]}.0' in metrics
+
+
 def test_a_model_tells_what_it_was_compiled_to(server: ServedInThread) -> None:
     """Device, precision, streams and where it runs."""
     document = _inside(server, "model")
@@ -105,10 +121,12 @@ def test_a_failed_request_names_the_node_where_it_failed(tmp_path: Path) -> None
         assert _call(server, "graph", texts) >= 400
         (failed,) = server.ask("GET", "/console/api/failures").json()["failures"]
         (tally,) = _inside(server, "graph")["nodes"].values()
+        metrics = server.ask("GET", "/metrics").text
     assert failed["name"] == "graph"
     assert failed["node"]
     assert "<b>no</b>" in failed["message"]
     assert (tally["runs"], tally["failures"], tally["active"]) == (1, 1, 0)
+    assert f'ovmstrio_node_failures_total{{name="graph",node="{failed["node"]}"}} 1.0' in metrics
 
 
 def test_a_handler_that_raises_is_among_the_failed_requests(server: ServedInThread) -> None:

@@ -8,7 +8,7 @@ const TALL = { width: 150, gapAlong: 54, gapAcross: 14 };
 const LINE = 15;
 const PAD = 9;
 const MARGIN = 14;
-const FIGURES = 2;
+const FIGURES = 3;
 const LETTER = 6.7;
 const SWEEPS = 6;
 
@@ -214,11 +214,34 @@ export function draw(drawing, isTall, name) {
       write(box.title, "title");
       if (box.subtitle) write(box.subtitle, "subtitle");
       for (const note of box.notes) write(note, "note");
-      if (box.kind === "node") nodes.set(id, { group, box, rates: write("", "figures"), counts: write("", "figures") });
+      if (box.kind === "node") nodes.set(id, { group, box, rates: write("", "figures"), now: write("", "figures"), counts: write("", "figures") });
       picture.append(group);
     }
   }
   return { picture, nodes, edges };
+}
+
+// How many runs came to each band of times since an older look.
+function newer(before, now) {
+  const found = {};
+  for (const [band, count] of Object.entries(now)) if (count > (before[band] || 0)) found[band] = count - (before[band] || 0);
+  return found;
+}
+
+// In how many milliseconds a part of the runs ended; bands are sixths of a decade, the first ends at ten microseconds.
+function quantile(times, part) {
+  const bands = Object.keys(times).map(Number).sort((a, b) => a - b);
+  const rank = part * bands.reduce((sum, band) => sum + times[band], 0);
+  const end = (band) => 10 ** (band / 6 - 2);
+  let below = 0;
+  for (const band of bands) {
+    if (below + times[band] >= rank) {
+      const begin = band ? end(band - 1) : 0;
+      return begin + ((end(band) - begin) * (rank - below)) / times[band];
+    }
+    below += times[band];
+  }
+  return null;
 }
 
 // Figures between two looks at the same counters.
@@ -233,6 +256,7 @@ export function between(before, now) {
       ...tally,
       rate: old && seconds > 0 ? runs / seconds : null,
       mean: runs > 0 ? (taken / runs) * 1000 : tally.runs ? (tally.seconds / tally.runs) * 1000 : null,
+      late: runs > 0 ? quantile(newer(old.times, tally.times), 0.99) : tally.p99,
       isFresh: runs > 0,
       failing: Boolean(old && tally.failures > old.failures),
       waiting: now.waiting ? now.waiting[key] || 0 : 0,
@@ -254,10 +278,12 @@ export function fill(drawn, figures) {
       continue;
     }
     setText(node.rates, (tally.rate === null ? "" : format.rate(tally.rate) + "/s  ") + format.ms(tally.mean));
+    const now = tally.late === null ? [] : ["p99 " + format.ms(tally.late)];
+    if (tally.active) now.push(tally.active + " now");
+    if (tally.waiting) now.push(tally.waiting + " wait");
+    setText(node.now, now.join(" · "));
     const rest = [format.count(tally.runs) + " runs"];
     if (tally.failures) rest.push(format.count(tally.failures) + " failed");
-    if (tally.active) rest.push(tally.active + " now");
-    if (tally.waiting) rest.push(tally.waiting + " wait");
     setText(node.counts, rest.join(" · "));
     setClass(node.group, "busy", tally.rate > 0 || tally.active > 0);
     setClass(node.group, "failed", tally.failures > 0);
@@ -278,13 +304,13 @@ export function nodeTable(drawing) {
   const rows = new Map();
   const body = h("tbody");
   for (const box of boxes) {
-    const cells = ["rate", "mean", "runs", "failures", "active"].map((key) => [key, h("td.number", { "data-title": key })]);
+    const cells = ["rate", "mean", "late", "runs", "failures", "active"].map((key) => [key, h("td.number", { "data-title": key })]);
     rows.set(box.key, Object.fromEntries(cells));
     body.append(h("tr", {}, h("td", {}, box.title), h("td", {}, box.subtitle), cells.map(([, cell]) => cell)));
   }
   const table = h("table", {}, h("thead", {}, h("tr", {},
     ["Node", "Runs"].map((title, index) => h("th", { scope: "col" }, index ? "What it runs" : title)),
-    ["Runs/s", "Mean time", "Runs", "Failed", "Now"].map((title) => h("th.number", { scope: "col" }, title)))), body);
+    ["Runs/s", "Mean time", "p99", "Runs", "Failed", "Now"].map((title) => h("th.number", { scope: "col" }, title)))), body);
   return {
     element: h("details", {}, h("summary", {}, "Nodes as a table"), h("div.scroll", {}, table)),
     fill(figures) {
@@ -293,6 +319,7 @@ export function nodeTable(drawing) {
         if (!tally) continue;
         setText(cells.rate, format.rate(tally.rate));
         setText(cells.mean, format.ms(tally.mean));
+        setText(cells.late, format.ms(tally.late));
         setText(cells.runs, tally.runs);
         setText(cells.failures, tally.failures);
         setClass(cells.failures, "bad", tally.failures > 0);

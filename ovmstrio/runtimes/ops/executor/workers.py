@@ -182,26 +182,39 @@ class WorkerPool:
             worker = self._free.popleft() if self._free else await self._acquire()
         except OpFailure as failure:
             return [Result(failure=failure)] * len(samples)
-        self._tell(worker, samples)
+        begun = self._tell(worker, samples)
+        failed: bool | None = None
         try:
-            with part_of_call(f"op {self._name}"):
-                return await worker.run(samples)
-        except OpFailure as failure:
-            return [Result(failure=failure)] * len(samples)
-        except Exception as error:  # the last border of whatever users make hooks and values of
-            log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
-            return [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
+            results = await self._run(worker, samples)
+            failed = any(result.failure is not None for result in results)
+            return results
         finally:
+            self._hooks.batch_ended(self._name, worker.index, begun, failed=failed)
             if worker.is_spoiled:
                 self._nursery.start_soon(self._recover, worker)
             else:
                 self._release(worker)
 
-    def _tell(self, worker: Worker, samples: Sequence[Sample]) -> None:
+    async def _run(self, worker: Worker, samples: Sequence[Sample]) -> list[Result]:
+        with part_of_call(f"op {self._name}") as span:
+            try:
+                results = await worker.run(samples)
+            except OpFailure as failure:
+                results = [Result(failure=failure)] * len(samples)
+            except Exception as error:  # the last border of whatever users make hooks and values of
+                log.exception("batch failed", op=self._name, data_ids=[sample.data_id for sample in samples])
+                results = [Result(failure=failures.unforeseen(self._name, error))] * len(samples)
+            if span is not None and (failed := next((each.failure for each in results if each.failure), None)):
+                span.end(failed)
+            return results
+
+    def _tell(self, worker: Worker, samples: Sequence[Sample]) -> float:
+        """Tell of a batch that begins now, and give the time."""
         data_ids = [samples[0].data_id] if len(samples) == 1 else [sample.data_id for sample in samples]
         self._hooks.batch(self._name, worker.index, data_ids)
         waited = (self._free_since[worker.index], time.perf_counter())
         self._hooks.stage(self._name, worker.index, "in", data_ids, waited)
+        return waited[1]
 
     def notice(self, worker: Worker) -> None:
         """Have a worker recover that has been spoiled while it was free; one that is in use will when it is done."""

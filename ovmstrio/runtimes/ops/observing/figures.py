@@ -12,6 +12,8 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Final
 
+from ovmstrio.core.hooks import NULL_NODE_HOOKS, NodeHooks
+from ovmstrio.core.inspection import NodeTally
 from ovmstrio.runtimes.ops.observing.hooks import STAGES, ChannelState, OpHooks, Span, Stage
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "current_ids",
     "is_working_on",
     "names_of_code",
+    "no_hooks",
     "percentile",
     "working_on",
 ]
@@ -118,16 +121,33 @@ class Window:
     requests: RequestFigures = field(default_factory=RequestFigures)
 
 
+def no_hooks(_op: str) -> NodeHooks:
+    """Tell nobody else of the runs of an Op."""
+    return NULL_NODE_HOOKS
+
+
 class PipelineFigures(OpHooks):
     """Counts what the executor reports; an observer of one pipeline.
 
     Args:
         clock: gives the time in seconds.
         keeps_window: whether somebody takes windows, which grow until they are taken.
+        hooks_of: gives who else is told of the runs of an Op.
+
+    Attributes:
+        tallies: what each Op has done, where a run is a batch.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, keeps_window: bool = True) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        keeps_window: bool = True,
+        hooks_of: Callable[[str], NodeHooks] = no_hooks,
+    ) -> None:
         self._clock = clock
+        self._hooks_of = hooks_of
+        self.tallies: dict[str, NodeTally] = {}
         self._keeps_window = keeps_window
         self.began = clock()
         self.running = 0
@@ -164,6 +184,7 @@ class PipelineFigures(OpHooks):
     def opened(self, ops: Sequence[str], channels: Callable[[], Sequence[ChannelState]]) -> None:
         """Begin to count for these Ops."""
         self.totals = {op: OpFigures() for op in ops}
+        self.tallies = {op: NodeTally(self._hooks_of(op)) for op in ops}
         self._channels = channels
 
     def request_started(self, data_id: int, log_id: int, *, profile: bool = False) -> None:  # noqa: ARG002 - the hook has it
@@ -192,9 +213,22 @@ class PipelineFigures(OpHooks):
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:  # noqa: ARG002 - the hook has it
         """Count one batch."""
         if op in self.totals:
+            self.tallies[op].begin()
             self.totals[op].batches[len(data_ids)] += 1
             if self._keeps_window:
                 self._window.ops.setdefault(op, OpFigures()).batches[len(data_ids)] += 1
+
+    def batch_ended(self, op: str, worker: int, begun: float, *, failed: bool | None) -> None:  # noqa: ARG002 - the hook has it
+        """Count the end of a batch."""
+        tally = self.tallies.get(op)
+        if tally is None:
+            return
+        if failed is None:
+            tally.left()
+        elif failed:
+            tally.failed(begun)
+        else:
+            tally.succeeded(begun)
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:  # noqa: ARG002 - the hook has it
         """Count a worker that ended by itself."""

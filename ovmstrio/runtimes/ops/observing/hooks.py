@@ -57,6 +57,9 @@ class OpHooks:
     def batch(self, op: str, worker: int, data_ids: Sequence[int]) -> None:
         """Take note of the samples that a worker takes together."""
 
+    def batch_ended(self, op: str, worker: int, begun: float, *, failed: bool | None) -> None:
+        """Take note of the end of what ``batch`` told of: whether a sample failed; None if nobody waits for it."""
+
     def worker_died(self, op: str, worker: int, reason: str) -> None:
         """Take note of a worker that ended by itself; another takes its place."""
 
@@ -86,6 +89,7 @@ class Several(OpHooks):
         self._caller = listeners("caller")
         self._of_stages = [one for one in observers if type(one).stage is not OpHooks.stage]
         self._batch = listeners("batch")
+        self._batch_ended = listeners("batch_ended")
         self._worker_died = listeners("worker_died")
         self._timeline = listeners("timeline")
         self._request_finished = listeners("request_finished")
@@ -115,6 +119,11 @@ class Several(OpHooks):
         """Tell of one batch."""
         for each in self._batch:
             each(op, worker, data_ids)
+
+    def batch_ended(self, op: str, worker: int, begun: float, *, failed: bool | None) -> None:
+        """Tell of the end of a batch."""
+        for each in self._batch_ended:
+            each(op, worker, begun, failed=failed)
 
     def worker_died(self, op: str, worker: int, reason: str) -> None:
         """Tell that a worker ended by itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import structlog
 import trio
 import yaml
 
-from ovmstrio.runtimes.ops.observing.figures import PipelineFigures, percentile, working_on
+from ovmstrio.runtimes.ops.observing.figures import PipelineFigures, no_hooks, percentile, working_on
 from ovmstrio.runtimes.ops.observing.hooks import STAGES, OpHooks, Several, Span
 from ovmstrio.runtimes.ops.observing.log_files import open_log_files
 from ovmstrio.runtimes.ops.observing.looking import look_inside
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from ovmstrio.core.drawing import Drawing
+    from ovmstrio.core.hooks import NodeHooks
     from ovmstrio.core.inspection import Inside
     from ovmstrio.runtimes.ops.config.op_settings import PipelineSettings
     from ovmstrio.runtimes.ops.observing.log_files import LogFiles
@@ -171,7 +172,9 @@ class Observing:
 
 @asynccontextmanager
 async def open_observing(
-    settings: PipelineSettings, registry: CollectorRegistry | None = None
+    settings: PipelineSettings,
+    registry: CollectorRegistry | None = None,
+    hooks_of: Callable[[str], NodeHooks] = no_hooks,
 ) -> AsyncIterator[Observing]:
     """Open log files, and run the tracer where one is wanted, until the block is left.
 
@@ -181,12 +184,13 @@ async def open_observing(
     Args:
         settings: the pipeline's.
         registry: where the metrics go; one of their own if None.
+        hooks_of: gives who else is told of the runs of an Op.
 
     Raises:
         ConfigError: the log files cannot be made.
     """
     registry = prometheus_client.CollectorRegistry() if registry is None else registry
-    figures = PipelineFigures(keeps_window=settings.dag.tracer.enabled)
+    figures = PipelineFigures(keeps_window=settings.dag.tracer.enabled, hooks_of=hooks_of)
     timelines = Timelines(everything=settings.dag.use_profile)
     with open_log_files(settings.logging) as files:
         registry.register(OpMetrics(figures))
