@@ -324,6 +324,33 @@ async def test_spans_of_handlers_and_of_ops_are_parts_of_their_calls(
     assert {span.name for span in collector.below(op)} == {"of the op", "preprocess", "postprocess"}
 
 
+async def test_spans_of_handlers_and_of_ops_in_processes_are_parts_of_their_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code there sees a span of its process as the current one, and what fails it is told of both spans."""
+    config = write_all_kinds(tmp_path, handler=HANDLER, ops=OPS)
+    (tmp_path / "ops" / "config.yml").write_text("dag: {is_thread_op: false}\nlogging: {enabled: false}\n")
+    settings = {"python_isolation": "process"}
+    async with traced(monkeypatch, config, settings=settings) as (collector, server):
+        for headers in (PARENT, UNSAMPLED):
+            assert (await ask(server, "POST", "/handler", json=[1, 2], headers=headers)).json() == 3
+            asked = await ask(server, "POST", "/ops/prediction", json={"key": ["x"], "value": ["1"]}, headers=headers)
+            assert asked.json()["err_no"] == 0, asked.text
+        failing = {"traceparent": f"00-{TRACE[::-1]}-{SPAN}-01"}
+        bad = await ask(server, "POST", "/ops/prediction", json={"key": ["no"], "value": ["1"]}, headers=failing)
+        assert bad.json()["err_no"] != 0
+    spans = {span.span_id: span for span in collector.spans}
+    of_handler = collector.named("of the handler")
+    assert spans[spans[of_handler.parent_id].parent_id] == collector.named("POST /handler")
+    op, failed = sorted((span for span in collector.spans if span.name == "op count"), key=lambda span: span.failure)
+    hooks = next(span for span in collector.below(op) if span.name == "hooks")
+    assert [span.name for span in collector.below(hooks)] == ["of the op"]
+    assert sorted(span.name for span in collector.below(op)) == ["hooks", "postprocess", "preprocess"]
+    assert (op.failure, hooks.failure) == ("", "")
+    assert "Raise_msg: x" in failed.failure
+    assert "Raise_msg: x" in next(span.failure for span in collector.below(failed) if span.name == "hooks")
+
+
 async def test_a_batch_is_linked_to_the_calls_that_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a part of the first; each has waited for it, and the inference is a part of the batch."""
     ir.save(ir.dummy((-1, 10)), tmp_path / "models", "model")

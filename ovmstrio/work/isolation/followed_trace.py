@@ -8,41 +8,80 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
 from ovmstrio.core.otel_variables import asks_for_traces, exporter_names, otlp_protocol
 from ovmstrio.work.isolation.hosted import Invocation
 
-__all__ = ["flush_spans", "follow_trace"]
+__all__ = ["flush_spans", "follow_trace", "following_trace"]
 
 _LONGEST_FLUSH_MS: Final = 2000
+_LONGEST_REASON: Final = 1024
 _lock: Final = threading.Lock()
 _providers: Final[list[Any]] = []
 
 
 def follow_trace(invocation: Invocation, method: str, headers: dict[str, str]) -> Callable[[Any], None]:
     """Have an invocation run in a span of a trace; what is given ends that, and must be called with the answer."""
+    begun = _begin(method, headers)
+    if begun is None:
+        return _forget
+    span, attach = begun
+    variables = copy_context() if invocation.variables is None else invocation.variables
+    variables.run(attach)
+    invocation.variables = variables
+
+    def end(answer: Any) -> None:
+        _end(span, str(answer[1]) if answer and answer[0] == "raised" else "")
+
+    return end
+
+
+@contextmanager
+def following_trace(name: str, headers: Mapping[str, str]) -> Iterator[Callable[[str], object]]:
+    """Have the block run in a span of a trace; what is given takes the reason, if what is done in the block fails."""
+    begun = _begin(name, headers)
+    if begun is None:
+        yield _forget
+        return
+    span, attach = begun
+    detach, reasons = attach(), [""]
+    try:
+        yield reasons.append
+    finally:
+        detach()
+        _end(span, reasons[-1])
+
+
+def _begin(name: str, headers: Mapping[str, str]) -> tuple[Any, Callable[[], Callable[[], object]]] | None:
+    """Begin a span, and give what makes it the current one, which gives what takes that back; None without any."""
     try:
         from opentelemetry import context, trace  # noqa: PLC0415 - may be missing, and is only for calls that are traced
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
     except ImportError:
-        return _forget
+        return None
     _provide(trace)
     above = TraceContextTextMapPropagator().extract(headers, context.Context())
-    span = trace.get_tracer("ovmstrio").start_span(method, above)
-    variables = copy_context() if invocation.variables is None else invocation.variables
-    variables.run(context.attach, trace.set_span_in_context(span, above))
-    invocation.variables = variables
+    span = trace.get_tracer("ovmstrio").start_span(name, above)
+    within = trace.set_span_in_context(span, above)
 
-    def end(answer: Any) -> None:
-        if answer and answer[0] == "raised":
-            span.set_status(trace.Status(trace.StatusCode.ERROR, str(answer[1])[:1024]))
-        span.end()
+    def attach() -> Callable[[], object]:
+        return partial(context.detach, context.attach(within))
 
-    return end
+    return span, attach
+
+
+def _end(span: Any, reason: str) -> None:
+    if reason:
+        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - there is a span, and so it is there
+
+        span.set_status(Status(StatusCode.ERROR, reason[:_LONGEST_REASON]))
+    span.end()
 
 
 def flush_spans() -> None:

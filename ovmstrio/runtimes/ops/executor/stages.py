@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
 import trio
 
+from ovmstrio.core.tracing import Span as TracedSpan
 from ovmstrio.core.tracing import current_span
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample
@@ -21,13 +22,23 @@ from ovmstrio.runtimes.ops.tensors import holds_arrays
 from ovmstrio.runtimes.ops.values import ChannelData, ChannelDataType, CustomExceptionCode
 from ovmstrio.work.user_code.calls import UserCodeRaisedError
 
-__all__ = ["channel_data", "run_batch"]
+__all__ = ["channel_data", "run_batch", "tell_stages"]
 
 
 log = structlog.get_logger(__name__)
 
 _NAMES: Final[Mapping[Stage, str]] = {"prep": "preprocess", "midp": "process", "postp": "postprocess"}
 """What traces call the stages of hooks."""
+
+
+def tell_stages(
+    stages: Iterable[tuple[Stage, Sequence[int], Span]], report_stage: ReportStage, op: TracedSpan | None
+) -> None:
+    """Tell of the stages of a batch that has ended, and have traces show them as parts of the Op."""
+    for stage, ids, span in stages:
+        report_stage(stage, ids, span)
+        if op is not None:
+            op.add(_NAMES[stage], span[1] - span[0], ended_ago=time.perf_counter() - span[1])
 
 
 def run_batch(
@@ -80,11 +91,7 @@ class _Batch:
             await self.instance.in_thread(self._pre_and_post)
         if self.instance.op.get_jump_to_ops():
             await self._decide_jumps()
-        op = current_span.get()
-        for stage, ids, span in self.spans:
-            self.report_stage(stage, ids, span)
-            if op is not None:
-                op.add(_NAMES[stage], span[1] - span[0], ended_ago=time.perf_counter() - span[1])
+        tell_stages(self.spans, self.report_stage, current_span.get())
         return [*map(self.results.__getitem__, range(len(self.samples)))]
 
     def _pre_and_post(self) -> None:

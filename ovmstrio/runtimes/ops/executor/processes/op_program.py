@@ -6,7 +6,7 @@ The first request says which worker it is; each later one is a batch, of which t
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,13 @@ from ovmstrio.runtimes.ops.executor.processes.pipeline_source import (
     RECOVER,
     BatchAnswer,
     PipelineSource,
+    batch_of,
     message_of,
-    samples_of,
     sendable,
 )
 from ovmstrio.runtimes.ops.executor.workers import GRACE_SECONDS, InstanceWorker
 from ovmstrio.runtimes.ops.observing.log_files import join_log_files
+from ovmstrio.work.isolation.followed_trace import flush_spans, following_trace
 from ovmstrio.work.processes import WorkRequest, WorkRequests, leave, run_program
 
 __all__ = ["main"]
@@ -90,7 +91,12 @@ async def _answer(worker: InstanceWorker, answer: BatchAnswer, request: WorkRequ
             await worker.recover()
         await request.answer(RECOVER)
         return
-    answer.results = await worker.run(samples_of(request.value))
+    samples, trace = batch_of(request.value)
+    with following_trace("hooks", trace) if trace else nullcontext() as fail:
+        answer.results = await worker.run(samples)
+        failures = [result.failure.info for result in answer.results if result.failure is not None]
+        if fail is not None and failures:
+            fail(failures[0])
     answer.is_spoiled = worker.is_spoiled
     try:
         await request.answer(message_of(answer))
@@ -106,6 +112,7 @@ def main() -> None:
     configure_logs(level="WARNING")
     print_whole_lines()
     run_program(_serve)
+    flush_spans()
     leave()
 
 

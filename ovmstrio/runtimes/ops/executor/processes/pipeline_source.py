@@ -24,8 +24,9 @@ __all__ = [
     "LoadedPipeline",
     "PipelineSource",
     "answer_of",
+    "batch_message",
+    "batch_of",
     "message_of",
-    "samples_of",
     "sendable",
     "unsendable",
 ]
@@ -34,9 +35,15 @@ RECOVER: Final = "recover"
 """What the server asks a worker process in place of a batch; it is answered when the worker can work again."""
 
 
-def samples_of(message: Any) -> list[Sample]:
-    """Give the samples of a message."""
-    return [Sample(*row) for row in message]
+def batch_message(samples: Sequence[Sample], trace: dict[str, str]) -> Any:
+    """Give the message of a batch, with what tells of the trace that it is a part of; nothing for none."""
+    return [[[one.data_id, one.log_id, dict(one.inputs)] for one in samples], trace]
+
+
+def batch_of(message: Any) -> tuple[list[Sample], dict[str, str]]:
+    """Give the samples of a message, and its trace."""
+    rows, trace = message
+    return [Sample(*row) for row in rows], trace
 
 
 @dataclass(slots=True)

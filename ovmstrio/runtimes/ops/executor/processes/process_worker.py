@@ -13,9 +13,17 @@ import structlog
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.core.tracing import current_span
 from ovmstrio.runtimes.ops.executor import op_failures as failures
 from ovmstrio.runtimes.ops.executor.channel import ReportStage, Result, Sample
-from ovmstrio.runtimes.ops.executor.processes.pipeline_source import RECOVER, PipelineSource, answer_of, unsendable
+from ovmstrio.runtimes.ops.executor.processes.pipeline_source import (
+    RECOVER,
+    PipelineSource,
+    answer_of,
+    batch_message,
+    unsendable,
+)
+from ovmstrio.runtimes.ops.executor.stages import tell_stages
 from ovmstrio.runtimes.ops.observing.figures import names_of_code
 from ovmstrio.work.processes import NO_MESSAGE, WorkerEnded, WorkerProcess
 
@@ -114,11 +122,11 @@ class ProcessWorker:
 
         Cancellation: at once; the worker is spoiled until the process is done.
         """
-        process = self._process
+        process, span = self._process, current_span.get()
         if process is None:
             return self._lost("has ended", samples)
         try:
-            message = await process.call([[one.data_id, one.log_id, dict(one.inputs)] for one in samples])
+            message = await process.call(batch_message(samples, {} if span is None else dict(span.headers())))
         except TypeError as error:
             return await self._singly(samples, error)
         except WorkerEnded as end:
@@ -130,8 +138,7 @@ class ProcessWorker:
             await process.ended.wait()
             return self._lost(process.why, samples)
         self._is_spoiled = answer.is_spoiled
-        for stage, ids, span in answer.stages:
-            self._report_stage(stage, ids, span)
+        tell_stages(answer.stages, self._report_stage, span)
         return answer.results
 
     def _lost(self, why: str, samples: Sequence[Sample]) -> list[Result]:
