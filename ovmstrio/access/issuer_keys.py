@@ -12,6 +12,7 @@ import trio
 
 from ovmstrio.access.tokens import read_key_set
 from ovmstrio.core.errors import ConfigError, Unauthenticated
+from ovmstrio.core.tracing import part_of_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,8 @@ class IssuerKeys:
                 return False
             self._asked_at = trio.current_time()
             try:
-                with trio.fail_after(_FETCH_SECONDS):
+                about = {"url.full": self._issuer + _DISCOVERY}
+                with trio.fail_after(_FETCH_SECONDS), part_of_server("fetch keys of tokens", about):
                     self._keys = await self._fetch()
             except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError, ConfigError, ValueError) as error:
                 log.error("keys of the issuer cannot be had", issuer=self._issuer, error=repr(error))  # noqa: TRY400 - theirs

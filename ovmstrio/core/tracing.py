@@ -12,13 +12,22 @@ Who records spans, and what becomes of them, is up to ``ovmstrio.observability.t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
-__all__ = ["NO_ATTRIBUTES", "Attributes", "Span", "SpanKind", "current_span", "part_of_call"]
+__all__ = [
+    "NO_ATTRIBUTES",
+    "Attributes",
+    "Span",
+    "SpanKind",
+    "current_span",
+    "part_of_call",
+    "part_of_server",
+    "spans_of_server",
+]
 
 SpanKind = Literal["internal", "server", "client"]
 
@@ -126,3 +135,19 @@ def part_of_call(
     """Give a part of the current span that lasts as long as the block; nothing where there is none."""
     span = current_span.get()
     return _NOTHING if span is None else span.part(name, attributes, kind)
+
+
+BeginTrace = Callable[[str, Attributes], AbstractContextManager[object]]
+"""Begins a trace of what no call asks for, as a client of others, and ends it with its block."""
+
+spans_of_server: Final[ContextVar[BeginTrace | None]] = ContextVar("spans_of_server", default=None)
+"""Traces what the server does by itself; None where nobody wants to know."""
+
+
+def part_of_server(name: str, attributes: Attributes) -> AbstractContextManager[object]:
+    """Give a span of what asks others for something, as a part of the call that waits for it, or of none."""
+    span = current_span.get()
+    if span is not None:
+        return span.part(name, attributes, "client")
+    begin = spans_of_server.get()
+    return _NOTHING if begin is None else begin(name, attributes)

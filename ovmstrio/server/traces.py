@@ -13,6 +13,7 @@ import trio
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.extras import Extra, way_to_install
 from ovmstrio.core.otel_variables import asks_for_traces
+from ovmstrio.core.tracing import spans_of_server
 from ovmstrio.observability.tracing.call_tracing import CallTracing, WatchedCalls
 from ovmstrio.observability.tracing.recent import RecentTraces
 from ovmstrio.observability.tracing.sampling import ALWAYS
@@ -75,12 +76,15 @@ async def open_traces(*, is_watched: bool = False) -> AsyncIterator[ServerTraces
         sampling_of(os.environ),
         [recent, export],
         is_failure=_is_failure,
+        of_server=[export],
         user=otel.UserSpans(),
         has_user_code=_has_user_code,
     )
+    before = spans_of_server.set(tracing.of_server)
     try:
         yield ServerTraces(recent, (tracing,), (tracing,))
     finally:
+        spans_of_server.reset(before)
         with trio.move_on_after(_FLUSH_SECONDS, shield=True) as scope:
             await trio.to_thread.run_sync(export.close, abandon_on_cancel=True)
         if scope.cancelled_caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from random import getrandbits
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
@@ -13,9 +14,10 @@ from ovmstrio.observability.tracing.spans import QuietSpan, RecordedSpan
 from ovmstrio.observability.tracing.trace_context import read_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ovmstrio.core.events import CallEvent, Step, WireRequest
+    from ovmstrio.core.tracing import Attributes
     from ovmstrio.observability.tracing.recent import RecentTraces
     from ovmstrio.observability.tracing.sampling import TraceSampling
     from ovmstrio.observability.tracing.spans import SpanSink, UserContext
@@ -38,6 +40,7 @@ class CallTracing:
         sampling: decides which are recorded.
         sinks: get the spans that are.
         is_failure: tells whether an error is the server's, rather than the caller's.
+        of_server: get those of what no call asks for.
         user: makes spans the current ones of the code of users; None where that knows none.
         has_user_code: tells whether services of a kind run code of users.
         is_told_of_requests: whether :meth:`request_ended` is called, so that a span lasts as long as its request.
@@ -49,12 +52,14 @@ class CallTracing:
         sinks: Sequence[SpanSink],
         *,
         is_failure: Callable[[BaseException], bool],
+        of_server: Sequence[SpanSink] = (),
         user: UserContext | None = None,
         has_user_code: Callable[[str], bool] = bool,
         is_told_of_requests: bool = True,
     ) -> None:
         self._sampling = sampling
         self._sinks = tuple(sinks)
+        self._of_server = tuple(of_server)
         self._is_failure = is_failure
         self._user = user
         self._has_user_code = has_user_code
@@ -106,6 +111,28 @@ class CallTracing:
             # Most calls are not recorded, and succeed.
             return
         self._end(event, request)
+
+    @contextmanager
+    def of_server(self, name: str, attributes: Attributes) -> Iterator[None]:
+        """Trace what the server asks others for by itself; what fails is recorded whether it is sampled or not.
+
+        Such traces are exported, and take no places among the recent ones, which are of calls.
+        """
+        span = RecordedSpan(name, self._of_server, getrandbits(_TRACE_BITS), kind="client", attributes=attributes)
+        is_sampled = self._sampling.records(span.trace, None)
+        try:
+            if is_sampled:
+                with span.as_current():
+                    yield
+            else:
+                with QuietSpan(span.trace).as_current():
+                    yield
+        except BaseException as error:
+            if is_sampled or isinstance(error, Exception):
+                span.end(error)
+            raise
+        if is_sampled:
+            span.end()
 
     def _end(self, event: CallEvent, request: WireRequest | None) -> None:
         span = event.span

@@ -16,6 +16,7 @@ import trio
 from ovmstrio.config.specs import ModelSpec
 from ovmstrio.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, ModelFailure, NotFound
 from ovmstrio.dataplane.plane import DataPlane
+from ovmstrio.observability.tracing.spans import QuietSpan, RecordedSpan
 from ovmstrio.protocol.descriptors import message_class
 from ovmstrio.protocol.status_errors import Unreachable
 from ovmstrio.runtimes.models.load_model import load_model
@@ -63,12 +64,12 @@ def described(tmp_path: Path) -> str:
 
 
 @contextmanager
-def served(answer: Callable[[Any], Any]) -> Iterator[str]:
+def served(answer: Callable[..., Any], *, takes_context: bool = False) -> Iterator[str]:
     """Serve a pipeline: a function from request to response."""
     with ThreadPoolExecutor(2) as threads:
         server = grpc.server(threads)
         handler = grpc.unary_unary_rpc_method_handler(
-            lambda request, _: answer(request),
+            lambda request, context: answer(request, context) if takes_context else answer(request),
             request_deserializer=message_class(f"{PACKAGE}.Request").FromString,
             response_serializer=message_class(f"{PACKAGE}.Response").SerializeToString,
         )
@@ -175,6 +176,34 @@ async def test_pipeline_of_texts() -> None:
     assert printed.count(",") == 1999
     assert answer == {"name": ["a"], "list": ["[1, 2]"]}
     assert some == {"x": ["array([1.], dtype=float32)"]}
+
+
+async def test_a_call_is_a_part_of_the_ops_span_and_the_other_server_is_told_of_it() -> None:
+    """Of one that is not recorded, too: then the other need not record it either."""
+    heard: list[str] = []
+    ended: list[RecordedSpan] = []
+
+    class Sink:
+        def span_ended(self, span: RecordedSpan) -> None:
+            ended.append(span)
+
+    def note(request: Any, context: Any) -> Any:
+        heard.append(dict(context.invocation_metadata())["traceparent"])
+        return echo(request)
+
+    with served(note, takes_context=True) as pipeline:
+        predictor = await remote(pipeline, client_type="pipeline_grpc")
+        op = RecordedSpan("op", [Sink()], 7)
+        with op.as_current():
+            assert await predictor.predict({"x": "1"}) == {"x": ["1"]}
+        with QuietSpan(8).as_current():
+            await predictor.predict({"x": "1"})
+        predictor.close()
+    (span,) = ended
+    assert (span.name, span.kind, span.parent) == (f"call {PACKAGE}.PipelineService/inference", "client", op.number)
+    assert (span.attributes["rpc.system.name"], span.attributes["server.address"]) == ("grpc", pipeline)
+    assert heard[0] == f"00-{7:032x}-{span.span_id}-01"
+    assert (heard[1][:35], heard[1][-2:]) == (f"00-{8:032x}", "00")
 
 
 async def test_pipeline_of_our_own() -> None:

@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from concurrent.futures import Future, InvalidStateError
+from contextvars import copy_context
 from typing import Final
 
 import trio
@@ -37,11 +38,13 @@ class _Fetch:
         moved: when a piece of it has come, or it has begun; in seconds as ``time.monotonic``.
     """
 
-    __slots__ = ("future", "is_begun", "key", "moved", "version")
+    __slots__ = ("context", "future", "is_begun", "key", "moved", "version")
 
     def __init__(self, key: ModelKey, version: VersionFiles) -> None:
         self.key = key
         self.version = version
+        # What is asked of the storage is a part of the call that asked first.
+        self.context = copy_context()
         self.future: Future[Copy] = Future()
         self.is_begun = False
         self.moved = time.monotonic()
@@ -149,7 +152,7 @@ class StorageThreads:
         fetch.note()
         fetch.is_begun = True
         try:
-            copy = self._maker.make(fetch.key, fetch.version, fetch.note)
+            copy = fetch.context.run(self._maker.make, fetch.key, fetch.version, fetch.note)
         except BaseException as error:  # noqa: BLE001 - for whoever waits
             _settle(fetch, error)
             return

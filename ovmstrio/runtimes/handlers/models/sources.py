@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from ovmstrio.core.errors import StorageFailure
+from ovmstrio.core.tracing import NO_ATTRIBUTES, Attributes, part_of_server
 from ovmstrio.runtimes.handlers.config.project_spec import ModelsSpec
 from ovmstrio.runtimes.handlers.models.storage import ModelStorage, Moved, OpenStorage, scheme_of
 from ovmstrio.runtimes.handlers.models.tree import ModelKey, VersionFiles, models_below, versions_of
@@ -38,6 +41,16 @@ def _nothing() -> None:
     """Stand for somebody who wants to know."""
 
 
+def _asking(name: str, location: str, about: Attributes = NO_ATTRIBUTES) -> AbstractContextManager[object]:
+    """Give a span of what is asked of a storage; nothing of one that is a folder of this computer."""
+    if scheme_of(location) in {"", "file"}:
+        return nullcontext()
+    # What stands before the host, or behind the path, may be secret.
+    url = urlsplit(location)
+    place = f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+    return part_of_server(name, {"url.full": place, "url.scheme": url.scheme, **about})
+
+
 class CopyMaker:
     """Makes copies; safe from any thread.  It blocks, and belongs in worker threads.
 
@@ -57,15 +70,17 @@ class CopyMaker:
         Raises:
             StorageFailure: a file cannot be read from there, or not be written here; nothing is left of the copy.
         """
-        storage = next(source.storage for source in self._sources if source.has(key))
+        source = next(source for source in self._sources if source.has(key))
         number = str(next(self._numbers))
         unfinished, place = self._root / f"{number}.part", self._root / number
         try:
             targets = {unfinished / key.name / key.version / file.path: file for file in version.files}
             for folder in {target.parent for target in targets}:
                 folder.mkdir(parents=True, exist_ok=True)
-            for target, file in targets.items():
-                storage.fetch(file, target, moved)
+            about = {"ovmstrio.model.name": key.name, "ovmstrio.model.version": key.version}
+            with _asking("fetch model", source.location, about):
+                for target, file in targets.items():
+                    source.storage.fetch(file, target, moved)
             unfinished.rename(place)
         except OSError as error:
             raise StorageFailure(f"{key} cannot be kept below {self._root}: {error}") from error
@@ -97,7 +112,8 @@ class ModelSource:
         Raises:
             StorageFailure: the storage cannot be read.
         """
-        files = self.storage.list_files(self.location)
+        with _asking("list models", self.location):
+            files = self.storage.list_files(self.location)
         tree = models_below(files) if self.name is None else versions_of(self.name, files)
         for version in tree.values():
             # Thousands of hashes would hold up the loop; from here on they are known.

@@ -10,6 +10,7 @@ import grpc
 import trio
 
 from ovmstrio.core.errors import DeadlineExceeded, NotReady, ServerError
+from ovmstrio.core.tracing import part_of_call
 from ovmstrio.protocol.status_errors import Unreachable, error_of_grpc
 
 __all__ = ["Endpoints"]
@@ -51,20 +52,30 @@ class Endpoints:
         failures = []
         for turn in range(len(self._channels)):
             address, channel = self._channels[(first + turn) % len(self._channels)]
+            told = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/"), "server.address": address}
             try:
-                return await self._call_one(address, channel, method, request, answer)
+                with part_of_call(f"call {method.lstrip('/')}", told, "client") as span:
+                    headers = () if span is None else span.headers()
+                    return await self._call_one(address, channel, method, request, answer, headers=headers)
             except Unreachable as failure:
                 failures.append(failure.message)
         raise Unreachable("; ".join(failures))
 
     async def _call_one(
-        self, address: str, channel: grpc.Channel, method: str, request: Any, answer: Callable[[bytes], Any]
+        self,
+        address: str,
+        channel: grpc.Channel,
+        method: str,
+        request: Any,
+        answer: Callable[[bytes], Any],
+        *,
+        headers: Sequence[tuple[str, str]],
     ) -> Any:
         send = channel.unary_unary(
             method, request_serializer=type(request).SerializeToString, response_deserializer=answer
         )
         done, token = trio.Event(), trio.lowlevel.current_trio_token()
-        future = send.future(request, timeout=self._timeout)
+        future = send.future(request, timeout=self._timeout, metadata=headers)
         future.add_done_callback(lambda _: _tell(token, done))
         try:
             await done.wait()
