@@ -33,6 +33,8 @@ __all__ = [
     "current_event",
     "current_wire_request",
     "is_over_tls",
+    "keep_body",
+    "kept_body_bytes",
     "say_nothing_else",
 ]
 
@@ -83,12 +85,14 @@ class WireRequest:
         status: of gRPC or HTTP, by its number; -1 before the end, and for who left before it was answered.
         is_stream: whether it may hold any number of messages, each a call.
         is_encrypted: whether it came over TLS.
+        body: the begin of its body, or of its last message, as long as :data:`kept_body_bytes` says.
         received: bytes of its body, or messages.
         sent: bytes of its answer's.
         event: the last call that it became; None where it asked for nothing that is served.
     """
 
     __slots__ = (
+        "body",
         "caller",
         "client",
         "event",
@@ -112,6 +116,7 @@ class WireRequest:
         self.target = target
         self.headers = headers
         self.client = client
+        self.body = b""
         self.caller = ""
         self.started = perf_counter()
         self.status = -1
@@ -229,8 +234,18 @@ def all_of(observers: Sequence[RequestObserver]) -> RequestObserver | None:
     return observers[0] if observers else None
 
 
+kept_body_bytes: Final[ContextVar[int]] = ContextVar("kept_body_bytes", default=0)
+"""How much of what is sent is kept for who is told of requests; 0 where nobody has asked for that."""
+
 is_over_tls: Final[ContextVar[bool]] = ContextVar("is_over_tls", default=False)
 """Whether the connection that the running task serves is encrypted."""
 
 current_wire_request: Final[ContextVar[WireRequest | None]] = ContextVar("current_wire_request", default=None)
 """The request that the running task answers; None where nobody is told of requests."""
+
+
+def keep_body(data: bytes | memoryview, most: int) -> None:
+    """Keep the begin of what the running task's request has sent, for who is told of it."""
+    request = current_wire_request.get()
+    if request is not None:
+        request.body, request.received = bytes(data[:most]), len(data)

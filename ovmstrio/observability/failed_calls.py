@@ -1,4 +1,4 @@
-"""The calls that failed last, with where they failed; never what was sent or answered."""
+"""The calls that failed last, with where they failed; what was sent only if that was asked for at the start."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 from ovmstrio.core.errors import ServerError
 from ovmstrio.core.events import CANCELLED, OK
 from ovmstrio.core.texts import cut, text_of
+from ovmstrio.observability.blanked_secrets import blanked
 
 if TYPE_CHECKING:
-    from ovmstrio.core.events import CallEvent, Step
+    from ovmstrio.core.events import CallEvent, Step, WireRequest
 
 __all__ = ["FailedCall", "FailedCalls"]
 
@@ -40,6 +41,8 @@ class FailedCall:
         node: of the service in which it failed; empty where there is none, or it failed before.
         message: what was said of it, cut at 600 characters.
         milliseconds: how long it took.
+        body: the begin of what was sent, without what looks like a secret; empty where that is not kept.
+        body_bytes: how long all of it was; 0 where it is not kept.
     """
 
     number: int
@@ -56,10 +59,16 @@ class FailedCall:
     node: str
     message: str
     milliseconds: float
+    body: str = ""
+    body_bytes: int = 0
 
 
 class FailedCalls:
-    """Observes calls, and keeps the last hundred that failed; those that their clients left are none."""
+    """Observes calls, and keeps the last hundred that failed; those that their clients left are none.
+
+    Of what was sent it keeps what :data:`ovmstrio.core.events.kept_body_bytes` has its requests have, where there are
+    requests, which is up to :meth:`request_ended` being told of them.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[FailedCall] = deque(maxlen=_KEPT)
@@ -81,6 +90,7 @@ class FailedCalls:
         if event.code in _NO_FAILURES:
             return
         self.count += 1
+        body, size = _sent(event.request)
         if error is None:
             told = f"answered with the status {event.code}"
         else:
@@ -101,5 +111,17 @@ class FailedCalls:
                 node=getattr(error, "node", ""),
                 message=cut(told, _LONGEST),
                 milliseconds=round(event.seconds * 1e3, 3),
+                body=body,
+                body_bytes=size,
             )
         )
+
+    def request_ended(self, request: WireRequest) -> None:
+        """What a call was asked with has been kept at its end."""
+
+
+def _sent(request: WireRequest | None) -> tuple[str, int]:
+    """Give what is kept of what was sent, and how long all of it was."""
+    if request is None or not request.body:
+        return "", 0
+    return blanked(request.body, request.headers), max(request.received, len(request.body))

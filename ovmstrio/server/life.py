@@ -228,7 +228,7 @@ class _Server:
         self._access = access
         self._certificates = Certificates(plan.settings)
         self._metrics = _metrics_of(plan)
-        self._past = RecentPast() if _has_console(plan) else None
+        self._past = RecentPast(plan.settings.console_bodies) if _has_console(plan) else None
         self._registry = self._make_registry()
         self._admission = self._make_admission()
         self._control = self._make_control()
@@ -259,7 +259,7 @@ class _Server:
             server_name=plan.settings.server_name,
             traces=traces.recent,
         )
-        self._told = all_of(traces.requests)
+        self._told = all_of((*traces.requests, *(() if self._past is None else self._past.requests)))
         self._plane.siblings = hosting.peers
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
@@ -388,7 +388,7 @@ class _Server:
         Ownership: everything that the server opens.
         Cancellation: ends everything at once.
         """
-        log_tail = nullcontext() if self._past is None else self._past.log.listening()
+        log_tail = nullcontext() if self._past is None else self._past.remembering()
         with self._locked_store(), self._control or nullcontext(), log_tail:
             await self._serve(task_status)
 

@@ -81,6 +81,12 @@ class ServerSettings(BaseModel):
         "Page at /console that shows what the server does: to callers of this machine, to all (on), or to nobody; "
         "where callers have to be known it takes read, and admin for what changes the server.",
     )
+    console_bodies: Annotated[int, Field(ge=0, le=2**16)] = _setting(
+        0,
+        SERVER,
+        "Bytes of what each failed request has sent that the console shows, without what looks like a secret; 0 none. "
+        "Where callers have to be known it takes admin to see them.",
+    )
     server_name: str = _setting(
         "OpenVINO Model Server", SERVER, "Name that clients are told; some of those for Triton insist on triton."
     )

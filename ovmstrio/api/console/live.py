@@ -17,6 +17,7 @@ import trio
 
 from ovmstrio.api.console.frames import INTERVAL_SECONDS
 from ovmstrio.api.console.service_inside import node_figures
+from ovmstrio.core.callers import current_caller
 from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
 from ovmstrio.observability.logs import LEVELS
 from ovmstrio.wire.http.answers import error_answer, json_answer
@@ -29,7 +30,17 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.recent_past import RecentPast
 
-__all__ = ["MOST_TRACES", "MOST_VIEWERS", "Viewers", "Wishes", "error_event", "event", "stream"]
+__all__ = [
+    "MOST_TRACES",
+    "MOST_VIEWERS",
+    "Viewers",
+    "Wishes",
+    "error_event",
+    "event",
+    "may_see_bodies",
+    "stream",
+    "told_failures",
+]
 
 MOST_TRACES: Final = 60
 MOST_VIEWERS: Final = 100
@@ -128,7 +139,7 @@ async def _send_all(
     *,
     still_may: Callable[[], Awaitable[None]],
 ) -> None:
-    seen_trace = ""
+    seen_trace, shows_bodies = "", may_see_bodies()
     seen_frame = seen_line = seen_failure = quiet = 0
     while True:
         await still_may()
@@ -140,9 +151,9 @@ async def _send_all(
             seen_frame = frame.number
         if wishes.service:
             told += event("nodes", _nodes(plane, wishes.service))
-        if wishes.failures and (failures := past.failures.since(seen_failure)):
-            seen_failure = failures[-1].number
-            told += event("failures", [asdict(each) for each in failures])
+        if wishes.failures and (failures := told_failures(past, seen_failure, shows_bodies=shows_bodies)):
+            seen_failure = failures[-1]["number"]
+            told += event("failures", failures)
         if wishes.log and (lines := past.log.since(seen_line)):
             seen_line = lines[-1].number
             wanted = [_line(each) for each in lines if each.level >= wishes.log]
@@ -205,6 +216,18 @@ def _traces(plane: DataPlane) -> list[dict[str, Any]]:
 
 def _line(line: Any) -> dict[str, Any]:
     return {**asdict(line), "level": logging.getLevelName(line.level)}
+
+
+def may_see_bodies() -> bool:
+    """Tell whether who asks may see what others have sent, where that is kept at all."""
+    caller = current_caller.get()
+    return caller is None or caller.scopes.admin
+
+
+def told_failures(past: RecentPast, number: int, *, shows_bodies: bool) -> list[dict[str, Any]]:
+    """Tell of the failed calls that are kept and came behind a number."""
+    hidden = {} if shows_bodies else {"body": ""}
+    return [{**asdict(each), **hidden} for each in past.failures.since(number)]
 
 
 def event(name: str, data: Any) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ovmstrio.api.console.assets import INDEX, asset_answer
 from ovmstrio.api.console.frames import FrameMaker
 from ovmstrio.api.console.guard import ConsoleGuard
-from ovmstrio.api.console.live import MOST_TRACES, Viewers, Wishes, error_event, stream
+from ovmstrio.api.console.live import MOST_TRACES, Viewers, Wishes, error_event, may_see_bodies, stream, told_failures
 from ovmstrio.api.console.service_inside import service_document
 from ovmstrio.api.console.service_rows import service_rows
 from ovmstrio.api.event_streams import answer_with_events
@@ -96,7 +96,7 @@ def _reading_rules(plane: DataPlane, changes: Changes, past: RecentPast, guard: 
         rule(f"{_API}/server", "GET", server, is_hot=True, need=Need.READ),
         reading("services", lambda: {"services": list(service_rows(plane).values())}),
         reading("services/<model>", lambda model: service_document(plane, model)),
-        reading("failures", lambda: {"failures": [asdict(each) for each in past.failures.since(0)]}),
+        reading("failures", lambda: {"failures": told_failures(past, 0, shows_bodies=may_see_bodies())}),
         reading("traces", lambda: {"traces": [each.summary() for each in _recent(plane).traces(MOST_TRACES)]}),
         reading("traces/<trace>", lambda trace: _trace(plane, trace)),
         reading("log", lambda: {"lines": [asdict(each) for each in past.log.since(0)]}),

@@ -15,7 +15,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.metadata import encode_metadata
 from multidict import MultiDict
 
-from ovmstrio.core.events import WireRequest, current_wire_request
+from ovmstrio.core.events import WireRequest, current_wire_request, keep_body, kept_body_bytes
 from ovmstrio.core.pieced_message import PiecedMessage
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.events import StreamState
@@ -247,6 +247,8 @@ class Call:
             if flag:
                 data = await self._inflate(bytes(data))
             self.received += len(data)
+            if most := kept_body_bytes.get():
+                keep_body(data, most)
             return self._decode(data) if is_decoded else data
         except GRPCError as error:
             self._tell_fault(error)

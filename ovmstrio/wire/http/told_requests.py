@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ovmstrio.core.events import WireRequest, current_wire_request, is_over_tls
+from ovmstrio.core.events import WireRequest, current_wire_request, is_over_tls, kept_body_bytes
 
 if TYPE_CHECKING:
     from ovmstrio.core.events import RequestObserver
@@ -26,7 +26,10 @@ class ToldRequests:
     def begin(self, request: HttpRequest) -> WireRequest:
         """Make a request the one that the running task answers."""
         told = WireRequest("HTTP", request.method, request.target or request.path, request.headers, request.client)
-        told.received = len(request.body if request.view is None else request.view)
+        body = request.body if request.view is None else request.view
+        told.received = len(body)
+        if most := kept_body_bytes.get():
+            told.body = bytes(body[:most])
         told.is_encrypted = is_over_tls.get()
         current_wire_request.set(told)
         return told

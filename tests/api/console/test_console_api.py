@@ -23,6 +23,7 @@ from ovmstrio.api.console.guard import CHANGE_HEADER
 from ovmstrio.api.console.live import Wishes
 from ovmstrio.core.callers import Caller, Scopes
 from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.events import CallEvent, Door, WireRequest
 from ovmstrio.core.http import HttpAnswer, HttpRequest
 from ovmstrio.dataplane.guarded_plane import GuardedPlane
 from ovmstrio.observability.log_level import LOG_LEVEL
@@ -340,6 +341,32 @@ async def test_known_callers_need_read_to_look_and_admin_to_change(tmp_path: Pat
     assert statuses == {"page": 200, "nobody": 401, "shop": 403, "reader": 200, "reader's change": 403}
     assert (told["caller"], told["may_change"]) == ("reader", False)
     assert boss["may_change"] is True
+
+
+async def test_known_callers_need_admin_to_see_what_others_have_sent(tmp_path: Path) -> None:
+    """Who may read gets the rest."""
+    gate = gate_of({"reader": "read", "boss": "admin infer:*"})
+    async with _console(tmp_path, plane_class=GuardedPlane, front_end={"gate": gate}) as (server, past):
+        past.failures.call_finished(
+            CallEvent(
+                "echo", "1", "model", Door("KServe", "REST"), "ModelInfer", code="InvalidRequest", request=_sent()
+            )
+        )
+        told = {}
+        for name in ("reader", "boss"):
+            answer = await server.get("/console/api/failures", headers=bearer(name))
+            async with _live(server, "?failures=1", name) as events:
+                (streamed,) = await events.next("failures")
+            (asked,) = answer.json()["failures"]
+            assert asked == streamed
+            told[name] = (asked["body"], asked["body_bytes"])
+    assert told == {"reader": ("", 4), "boss": ("mine", 4)}
+
+
+def _sent() -> WireRequest:
+    request = WireRequest("HTTP", "POST", "/", (), "127.0.0.1")
+    request.body = b"mine"
+    return request
 
 
 async def test_the_stream_of_a_caller_that_is_known_no_more_ends_with_the_reason(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.support.all_kinds import write_all_kinds
+from tests.support.both_doors import triton_module
 from tests.support.served_in_thread import ServedInThread, serving_in_thread
 
 
@@ -127,6 +129,36 @@ def test_a_failed_request_names_the_node_where_it_failed(tmp_path: Path) -> None
     assert "<b>no</b>" in failed["message"]
     assert (tally["runs"], tally["failures"], tally["active"]) == (1, 1, 0)
     assert f'ovmstrio_node_failures_total{{name="graph",node="{failed["node"]}"}} 1.0' in metrics
+
+
+def test_what_failed_requests_have_sent_is_kept_where_that_was_asked_for_and_no_secret_of_it(tmp_path: Path) -> None:
+    """Its begin, over REST and gRPC, of calls that failed and no others."""
+    secret, config = "shown-in-the-head", write_all_kinds(tmp_path)
+    document = {"password": "very secret", "note": f"mine is {secret}", "inputs": "x" * 4000}
+    triton = triton_module("grpc")
+    with serving_in_thread(config_path=config, console_bodies=1000) as server:
+        assert _call(server, "model", _dense()) == 200
+        headers = {"authorization": f"Bearer {secret}"}
+        assert server.ask("POST", "/v2/models/model/infer", json=document, headers=headers).status_code == 400
+        with triton.InferenceServerClient(server.grpc) as client:
+            given = triton.InferInput("wrong_name", [1, 10], "FP32")
+            given.set_data_from_numpy(np.ones((1, 10), np.float32))
+            with pytest.raises(triton.InferenceServerException):
+                client.infer("model", [given])
+        rest, grpc = server.ask("GET", "/console/api/failures").json()["failures"]
+    assert rest["body"].startswith('{"password":"***","note":"mine is ***","inputs":"xxx')
+    assert (
+        len(rest["body"]) <= 1000 < rest["body_bytes"] == len(httpx.Request("POST", "http://a", json=document).content)
+    )
+    assert "wrong_name" in grpc["body"]
+    assert grpc["body_bytes"] > 0
+
+
+def test_nothing_of_what_failed_requests_have_sent_is_kept_unless_it_was_asked_for(server: ServedInThread) -> None:
+    """Though the words of the error may quote what was wrong."""
+    assert server.ask("POST", "/v2/models/model/infer", json={"inputs": "mine"}).status_code == 400
+    failed = server.ask("GET", "/console/api/failures").json()["failures"][-1]
+    assert (failed["name"], failed["body"], failed["body_bytes"]) == ("model", "", 0)
 
 
 def test_a_handler_that_raises_is_among_the_failed_requests(server: ServedInThread) -> None:

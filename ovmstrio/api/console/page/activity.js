@@ -8,6 +8,17 @@ import { reloadButton } from "./actions.js";
 
 const POINTS = 300;
 
+const opened = new Set();
+
+// What was sent, where the server keeps that.
+function sent(failure) {
+  if (!failure.body) return null;
+  const rest = failure.body_bytes > failure.body.length ? ", the begin of " + format.bytes(failure.body_bytes) : "";
+  const told = h("details.sent", { open: opened.has(failure.number) }, h("summary", {}, "What was sent" + rest), h("pre.answer", {}, failure.body));
+  told.addEventListener("toggle", () => (told.open ? opened.add(failure.number) : opened.delete(failure.number)));
+  return told;
+}
+
 export function activityView() {
   const charts = [
     chart("Requests a second", [{ title: "", kind: "one", value: (point) => point.rate }], format.rate),
@@ -35,7 +46,7 @@ export function activityView() {
       h("td", {}, h("a", { href: "#/services/" + encodeURIComponent(each.name) }, each.name), each.version && each.kind === "model" ? " v" + each.version : ""),
       h("td", {}, each.code), h("td", {}, each.node || "–"),
       h("td.quiet", {}, [each.api + " " + each.interface, each.method, each.caller && "by " + each.caller, each.request_id && "id " + each.request_id].filter(Boolean).join(" · ")),
-      h("td.number", {}, format.ms(each.milliseconds)), h("td.said-of", {}, each.message))));
+      h("td.number", {}, format.ms(each.milliseconds)), h("td.said-of", {}, each.message, sent(each)))));
   }
 
   return {
