@@ -45,6 +45,10 @@ SMALL_OPERATIONS: Final = 2_000
 
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
+_ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
+_UNBOUND: Final = {"ENABLE_CPU_PINNING": "NO"}
+"""OpenVINO binds the thread that infers, which is the event loop's here, to one core for the time of each inference:
+the loop would have to move there, and to wait where somebody else has that core, though another one is free."""
 _CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
 """What a stream keeps of shapes that it has seen, an entry for each operation and shape.  OpenVINO's own 5,000 are
 without end for requests of ever other shapes, and save nothing that can be measured (docs/memory.md)."""
@@ -151,7 +155,8 @@ def _compile_shaped(model: ov.Model, source: ModelFile) -> Compiled:
     config = _config(source)
     build = partial(_build, model, source, signature, variables)
     if _is_small(model) and not _USER_DECIDES & config.keys() and config.get("PERFORMANCE_HINT", LATENCY) == LATENCY:
-        compiled = build({**config, "PERFORMANCE_HINT": LATENCY, "INFERENCE_NUM_THREADS": "1"})
+        unbound = _UNBOUND if spec.target_device == "CPU" else {}
+        compiled = build({**unbound, **config, **_ON_LOOP})
         if compiled.placement.is_inline(0):
             return compiled
     return build(config)

@@ -213,6 +213,15 @@ def test_user_settings_win_over_ours(tmp_path: Path) -> None:
     assert made.streams == 2
 
 
+@pytest.mark.parametrize(("plugin_config", "is_bound"), [({}, False), ({"ENABLE_CPU_PINNING": "YES"}, True)])
+def test_the_event_loop_is_bound_to_no_core_while_it_infers(
+    plugin_config: dict[str, str], *, is_bound: bool, tmp_path: Path
+) -> None:
+    """It goes on where a core is free; who asks for bound threads has them."""
+    made = next(one for one in _several(ir.dummy(), tmp_path, plugin_config) if one.placement.is_inline(40))
+    assert made.model.get_property("ENABLE_CPU_PINNING") is is_bound
+
+
 def test_slow_models_go_through_the_pool(tmp_path: Path) -> None:
     """A model of many milliseconds is compiled for latency, without our limit of threads, and never runs inline."""
     made = compiled(ir.slow(256, 40), tmp_path)
