@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import trio
 
     from ovmstrio.config.config_file import ConfigFile
+    from ovmstrio.core.engine_sharing import EngineSharing
     from ovmstrio.core.errors import Problem
     from ovmstrio.core.hooks import Meters
     from ovmstrio.core.inspection import Inside
@@ -92,6 +93,7 @@ class LoadContext:
         names: what else is configured, for those that miss something by its name.
         remark: is told what is odd with what is loaded all the same, by the load that this is lent to.
         sequence_owners: has the sequences that are in other processes of the server; None if there are none.
+        engines: those that other processes of the server have, or share with this one; None if there are none.
     """
 
     lease: LeaseServable
@@ -108,6 +110,7 @@ class LoadContext:
     names: Collection[str] = ()
     remark: Callable[[Problem], None] = ignore_remark
     sequence_owners: SequenceOwners | None = None
+    engines: EngineSharing | None = None
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def shared(self, make: Callable[[], _T]) -> _T:

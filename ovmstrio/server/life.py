@@ -69,6 +69,7 @@ from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.traces import ServerTraces, open_traces
 from ovmstrio.server.worker_count import check_workers
+from ovmstrio.server.workers.engines import ASK_ENGINE, HEAR_ENGINE
 from ovmstrio.server.workers.peers import LEFT
 from ovmstrio.server.workers.steps import STEP, answer_step
 from ovmstrio.server.workers.stores import check_store
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from ovmstrio.core.servable import LeaseServable
     from ovmstrio.core.shared_counts import Ledger
     from ovmstrio.server.settings import ServerSettings
+    from ovmstrio.server.workers.engines import WorkerEngines
     from ovmstrio.server.workers.peers import Peers
     from ovmstrio.wire.listeners import Listener
 
@@ -136,6 +138,7 @@ class Hosting:
         peers: are the other processes, where there are any.
         leave: is called when all connections have ended, before sequences are kept.
         ledger: is where all processes count together.
+        engines: are those that processes share.
     """
 
     listeners: Mapping[str, Sequence[Listener]] | None = None
@@ -148,6 +151,7 @@ class Hosting:
     peers: Peers | None = None
     leave: Callable[[], Awaitable[None]] | None = None
     ledger: Ledger | None = None
+    engines: WorkerEngines | None = None
 
     @property
     def is_part(self) -> bool:
@@ -324,7 +328,7 @@ class _Server:
         """
         spec = parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
         if self._hosting.is_part:
-            check_workers(self._settings, spec, self._plan.processes)
+            check_workers(self._settings, self._plan.processes)
         return spec
 
     @property
@@ -519,6 +523,8 @@ class _Server:
         question, *arguments = asked
         if question == STEP:
             return await answer_step(self._registry, arguments)
+        if question in {ASK_ENGINE, HEAR_ENGINE} and self._hosting.engines is not None:
+            return await self._hosting.engines.answer(question, arguments)
         if question == LEFT and self._hosting.peers is not None:
             return self._hosting.peers.note_left(*arguments)
         return await (self._reload_here() if question == _RELOAD else answer_sibling(self._plane, question, arguments))

@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.config.specs import GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec
-from ovmstrio.config.text_models import TextModelSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.work.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ovmstrio.config.specs import ServableSpec, ServerSpec
+    from ovmstrio.config.specs import ServerSpec
     from ovmstrio.server.settings import ServerSettings
 
 __all__ = ["check_workers", "count_workers"]
 
-_WAY_OUT: Final = "serve it with --workers 1, or by a server of its own"
 _OF_PYTHON: Final = (GraphSpec, HandlerSpec, OpPipelineSpec, PipelineSpec)
 """What may run Python code of users, which needs a process to fill a core; OpenVINO fills all of them from one."""
 
@@ -32,32 +30,31 @@ def count_workers(settings: ServerSettings, spec: ServerSpec) -> int:
         ConfigError: it says a number, and something cannot be served by several.
     """
     if settings.workers:
-        check_workers(settings, spec)
+        check_workers(settings)
         return settings.workers
     runs_python = any(isinstance(service, _OF_PYTHON) for service in spec.services)
-    if not runs_python or any(_objections(settings, spec)):
+    if not runs_python or any(_objections(settings)):
         return 1
     return usable_cores()
 
 
-def check_workers(settings: ServerSettings, spec: ServerSpec, workers: int | None = None) -> None:
+def check_workers(settings: ServerSettings, workers: int | None = None) -> None:
     """See that a configuration can be served by as many processes.
 
     Args:
         settings: of the server.
-        spec: what it is to serve.
         workers: how many processes there are; as many as the settings say by default.
 
     Raises:
         ConfigError: it cannot; all that is in the way is told.
     """
     count = settings.workers if workers is None else workers
-    problems = list(_objections(settings, spec)) if count > 1 else []
+    problems = list(_objections(settings)) if count > 1 else []
     if problems:
         raise ConfigError(problems)
 
 
-def _objections(settings: ServerSettings, spec: ServerSpec) -> Iterator[Problem]:
+def _objections(settings: ServerSettings) -> Iterator[Problem]:
     """Tell what has to be in one process."""
     for option, what in (("allow_shared_memory", "regions of shared memory are registered with one process"),):
         if getattr(settings, option):
@@ -65,16 +62,3 @@ def _objections(settings: ServerSettings, spec: ServerSpec) -> Iterator[Problem]
     if settings.model_control == "explicit":
         text = "names are loaded by one process, and --workers asks for several"
         yield Problem(text, path="--model_control explicit", suggestion="use --workers 1")
-    for service in spec.services:
-        what = _only_one(service)
-        if what:
-            yield service.placed(
-                Problem(f'"{service.name}" {what}, and --workers asks for several', suggestion=_WAY_OUT)
-            )
-
-
-def _only_one(service: ServableSpec) -> str:
-    """Tell why a service has to be in one process; empty if it need not."""
-    if isinstance(service, TextModelSpec):
-        return "is a model of text, whose engine belongs to one process"
-    return ""

@@ -38,21 +38,8 @@ def test_auto_is_a_process_a_core_where_python_code_of_users_may_run() -> None:
     cores = usable_cores()
     assert _count(MODEL, workers="auto") == 1
     assert _count(MODEL, HANDLER, workers="auto") == cores
-    assert _count(TextModelSpec(name="t", base_path=HERE, path=HERE), HANDLER, workers="auto") == 1
-
-
-@pytest.mark.parametrize(
-    ("service", "said"),
-    [
-        (TextModelSpec(name="t", base_path=HERE, path=HERE), '"t" is a model of text'),
-    ],
-)
-def test_what_one_process_has_to_serve_is_refused_by_several(service: Any, said: str) -> None:
-    """With the way out; one process serves it."""
-    with pytest.raises(ConfigError, match=said) as caught:
-        _count(service, workers="2")
-    assert "--workers 1" in str(caught.value)
-    assert _count(service) == 1
+    assert _count(TextModelSpec(name="t", base_path=HERE, path=HERE), HANDLER, workers="auto") == cores
+    assert _count(MODEL, HANDLER, workers="auto", model_control="explicit") == 1
 
 
 @pytest.mark.parametrize(

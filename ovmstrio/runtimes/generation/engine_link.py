@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -15,12 +14,16 @@ from ovmstrio.openvino.engine.frames import ACCEPTED, TOKENS, decode_failure, en
 from ovmstrio.runtimes.generation.answers import TextAnswer
 from ovmstrio.runtimes.generation.generation_span import GenerationSpan
 from ovmstrio.runtimes.generation.text_metrics import CANCELLED, ERROR, TextMetrics
-from ovmstrio.work.processes import WorkerEnded, WorkerProcess
+from ovmstrio.work.processes import WorkerEnded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from ovmstrio.core.generation import Finish, GenerationRequest
+    from ovmstrio.runtimes.generation.sharing.remote_engine import RemoteEngine
+    from ovmstrio.work.processes import WorkerProcess
+
+    AskedEngine = WorkerProcess | RemoteEngine
 
 __all__ = ["EngineLink", "OpenAnswer"]
 
@@ -45,14 +48,15 @@ class EngineLink:
 
     Args:
         metrics: are told of what happens.
+        numbers: for requests; no two have the same.
 
     Attributes:
         last_asked: when somebody has asked last, or an answer has ended, on trio's clock.
     """
 
-    def __init__(self, metrics: TextMetrics) -> None:
+    def __init__(self, metrics: TextMetrics, numbers: Iterator[int]) -> None:
         self._metrics = metrics
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
         self._answers: dict[int, TextAnswer] = {}
         self._spans: dict[int, GenerationSpan] = {}
         self._emptied = trio.Event()
@@ -79,7 +83,8 @@ class EngineLink:
             ValueError, LookupError, TypeError: it is no frame.
         """
         rows, failures, figures = frame
-        self._metrics.stepped(figures)
+        if figures is not None:
+            self._metrics.stepped(figures)
         now = trio.current_time()
         for number, index, text, tokens, logprobs, finish in rows:
             answer = self._answers.get(number)
@@ -116,13 +121,17 @@ class EngineLink:
         return span
 
     def lose(self, why: str) -> None:
-        """Tell all requests that their process has ended."""
+        """Tell all requests that their process has ended, and count that."""
         self._metrics.lost()
+        self.fail_all(why)
+
+    def fail_all(self, why: str) -> None:
+        """Tell all requests that their process has ended."""
         for answer in self._answers.values():
             answer.fail(ModelFailure(why))
 
     @asynccontextmanager
-    async def ask(self, process: WorkerProcess, asked: GenerationRequest) -> AsyncIterator[OpenAnswer]:
+    async def ask(self, process: AskedEngine, asked: GenerationRequest) -> AsyncIterator[OpenAnswer]:
         """Have a request answered, once there is room for it.
 
         Raises:
@@ -163,11 +172,11 @@ class EngineLink:
             if not answer.is_over:
                 await self._cancel(process, number)
 
-    async def _cancel(self, process: WorkerProcess, number: int) -> None:
+    async def _cancel(self, process: AskedEngine, number: int) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _SECONDS_TO_TELL), suppress(WorkerEnded):
             await process.tell(["cancel", number])
 
-    async def tokenize(self, process: WorkerProcess, texts: Sequence[str], **options: Any) -> list[tuple[int, ...]]:
+    async def tokenize(self, process: AskedEngine, texts: Sequence[str], **options: Any) -> list[tuple[int, ...]]:
         """Give the tokens of texts.
 
         Raises:
@@ -182,7 +191,7 @@ class EngineLink:
             raise decode_failure(told)
         return [tuple(row) for row in told]
 
-    async def _call(self, process: WorkerProcess, value: Any) -> Any:
+    async def _call(self, process: AskedEngine, value: Any) -> Any:
         try:
             return await process.call(value)
         except WorkerEnded as ended:

@@ -24,11 +24,14 @@ from ovmstrio.work.processes import KeptProcess, WorkerProcess
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EngineProcess"]
+    from ovmstrio.runtimes.generation.idle_unload import KnowsRequests
+
+__all__ = ["PROGRAM", "EngineProcess"]
 
 log = structlog.get_logger(__name__)
 
 PROGRAM: Final = "ovmstrio.openvino.engine"
+"""Of models that make text."""
 _CALLS: Final = 1_000_000
 """Requests are counted by the engine, which knows how many it has room for."""
 
@@ -110,6 +113,15 @@ class EngineProcess:
     def pid(self) -> int | None:
         """The number of the process, if there is one."""
         return None if self._kept is None or self._kept.process is None else self._kept.process.pid
+
+    @property
+    def place(self) -> int | str:
+        """Where it lives, for those who look."""
+        return self.pid or "asleep"
+
+    def watched(self, requests: KnowsRequests) -> KnowsRequests:
+        """Give what knows of all requests, where this is what knows of those of this process."""
+        return requests
 
     async def _keep(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Have a process until :meth:`sleep`, or another one after it; started once the first one is ready.

@@ -9,7 +9,6 @@ import trio
 
 if TYPE_CHECKING:
     from ovmstrio.config.text_models import TextModelSpec
-    from ovmstrio.runtimes.generation.engine_process import EngineProcess
 
 __all__ = ["KnowsRequests", "sleep_when_idle"]
 
@@ -38,11 +37,34 @@ class KnowsRequests(Protocol):
         ...
 
 
-async def sleep_when_idle(process: EngineProcess, asked: KnowsRequests, spec: TextModelSpec) -> None:
+class Sleeper(Protocol):
+    """A process that can give its memory back."""
+
+    async def woken(self) -> None:
+        """Wait until there is a process that can be asked.
+
+        Cancellation: at once.
+        """
+        ...
+
+    async def sleep(self) -> None:
+        """End the process; the next one who asks has it started again.
+
+        Cancellation: bounded.
+        """
+        ...
+
+    def watched(self, requests: KnowsRequests) -> KnowsRequests:
+        """Give what knows of all requests, where the argument knows of those of this process of the server."""
+        ...
+
+
+async def sleep_when_idle(process: Sleeper, asked: KnowsRequests, spec: TextModelSpec) -> None:
     """Give back the memory of a model that nobody has asked for a while.
 
     Cancellation: at once.
     """
+    asked = process.watched(asked)
     while True:
         await process.woken()
         asked.last_asked = trio.current_time()

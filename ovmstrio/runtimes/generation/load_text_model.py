@@ -16,6 +16,8 @@ from ovmstrio.runtimes.generation.engine_process import EngineProcess
 from ovmstrio.runtimes.generation.idle_unload import sleep_when_idle
 from ovmstrio.runtimes.generation.model_folders import model_folder
 from ovmstrio.runtimes.generation.replacing import Handover, RunningModels, bytes_of_weights
+from ovmstrio.runtimes.generation.sharing.asking import numbers_of
+from ovmstrio.runtimes.generation.sharing.choosing_engine import engine_of
 from ovmstrio.runtimes.generation.text_metrics import TextMetrics
 from ovmstrio.runtimes.generation.text_model import TextModel
 from ovmstrio.runtimes.resident import host
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ovmstrio.config.text_models import TextModelSpec
-    from ovmstrio.core.hooks import Meters
     from ovmstrio.runtimes.kind import LoadContext
 
 __all__ = ["load_text_model"]
@@ -49,11 +50,13 @@ async def load_text_model(spec: TextModelSpec, context: LoadContext) -> TextMode
     Cancellation: at any checkpoint; nothing is left.
     """
     running: RunningModels[TextModel] = context.shared(RunningModels)
-    return await host(context.tasks, _open(spec, context.meters, running), kind=spec.kind, name=spec.name)
+    return await host(context.tasks, _open(spec, context, running), kind=spec.kind, name=spec.name)
 
 
 @asynccontextmanager
-async def _open(spec: TextModelSpec, meters: Meters, running: RunningModels[TextModel]) -> AsyncIterator[TextModel]:
+async def _open(
+    spec: TextModelSpec, context: LoadContext, running: RunningModels[TextModel]
+) -> AsyncIterator[TextModel]:
     """Have a model loaded while the block lasts.
 
     Raises:
@@ -65,14 +68,16 @@ async def _open(spec: TextModelSpec, meters: Meters, running: RunningModels[Text
     draft = None if spec.draft_path is None else await model_folder(spec.model_copy(update={"path": spec.draft_path}))
     options = _options(spec, folder, draft)
     metrics = TextMetrics(spec.name)
-    metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
-    link = EngineLink(metrics)
-    process = EngineProcess(options, spec.name, link.hear, link.lose)
+    link = EngineLink(metrics, numbers_of(context.engines))
+    process = engine_of(context.engines, spec, options, link.hear, link.lose, failed=link.fail_all)
+    is_own = isinstance(process, EngineProcess)
+    if is_own:
+        metrics.cache_bytes.set(options["pipeline"]["cache_bytes"])
     handover: Handover[TextModel] = Handover(process, spec.name)
     old = running.get(spec.name)
-    with meters.collecting((metrics,), ""):
+    with context.meters.collecting((metrics,), ""):
         async with trio.open_nursery() as nursery:
-            if old is not None and await _needs_room(spec, options, folder, draft):
+            if old is not None and is_own and await _needs_room(spec, options, folder, draft):
                 async with old.giving_way():
                     await nursery.start(process.run)
                     model = old.successor = TextModel(spec, process, link, handover)
@@ -80,7 +85,7 @@ async def _open(spec: TextModelSpec, meters: Meters, running: RunningModels[Text
                 await nursery.start(process.run)
                 model = TextModel(spec, process, link, handover)
             running.begins(spec.name, handover)
-            if spec.idle_unload_seconds:
+            if spec.idle_unload_seconds and is_own:
                 nursery.start_soon(sleep_when_idle, process, link, spec)
             try:
                 yield model

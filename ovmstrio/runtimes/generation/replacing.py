@@ -18,7 +18,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ovmstrio.runtimes.generation.engine_process import EngineProcess
+    from ovmstrio.runtimes.generation.sharing.choosing_engine import Engine
 
 __all__ = ["Handover", "RunningModels", "bytes_of_weights"]
 
@@ -42,7 +42,7 @@ class Handover(Generic[ModelT]):
         obstacle: why requests wait; empty if they do not.
     """
 
-    def __init__(self, process: EngineProcess, name: str) -> None:
+    def __init__(self, process: Engine, name: str) -> None:
         self.successor: ModelT | None = None
         self.obstacle = ""
         self._process = process

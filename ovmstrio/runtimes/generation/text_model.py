@@ -9,7 +9,6 @@ from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.generation import GenerationLimits, Task
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.generation.engine_link import EngineLink, OpenAnswer
-from ovmstrio.runtimes.generation.engine_process import EngineProcess
 from ovmstrio.runtimes.generation.output_reading import AnswerReading, OutputReading
 from ovmstrio.runtimes.generation.proposing import check_proposing
 from ovmstrio.runtimes.resident import ResidentService
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ovmstrio.config.text_models import TextModelSpec
     from ovmstrio.core.generation import GenerationRequest, Padding, Piece, TokenIds
     from ovmstrio.runtimes.generation.replacing import Handover
+    from ovmstrio.runtimes.generation.sharing.choosing_engine import Engine
 
 __all__ = ["RunningGeneration", "TextModel"]
 
@@ -62,9 +62,7 @@ class TextModel(ResidentService):
         handover: what comes after it.
     """
 
-    def __init__(
-        self, spec: TextModelSpec, process: EngineProcess, link: EngineLink, handover: Handover[TextModel]
-    ) -> None:
+    def __init__(self, spec: TextModelSpec, process: Engine, link: EngineLink, handover: Handover[TextModel]) -> None:
         super().__init__()
         self._handover = handover
         self._spec = spec
@@ -107,7 +105,7 @@ class TextModel(ResidentService):
     @property
     def facts(self) -> dict[str, Any]:
         """What its engine does now, for those who look."""
-        return {"engine process": self.pid or "asleep", **self._link.facts}
+        return {"engine process": self._process.place, **self._link.facts}
 
     @property
     def open_requests(self) -> int:

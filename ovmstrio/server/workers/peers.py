@@ -23,6 +23,7 @@ from weakref import WeakSet
 import structlog
 import trio
 
+from ovmstrio.core.engine_sharing import PartedAnswer
 from ovmstrio.core.errors import NotReady, ServerError
 from ovmstrio.wire.accepting import NO_ROOM, PAUSE_SECONDS
 from ovmstrio.work.messages.error_codec import decode_error, encode_error
@@ -43,7 +44,7 @@ _CANCEL: Final = 0
 
 _REACH_SECONDS: Final = 30.0
 """How long a question with an order waits for a process that is being started."""
-_ANSWERED, _FAILED, _NOT_BEGUN = range(3)
+_ANSWERED, _FAILED, _NOT_BEGUN, _PART = range(4)
 
 Answer = Callable[[Any], Awaitable[Any]]
 Order = Sequence[Any]
@@ -175,7 +176,7 @@ class Peers:
                 try:
                     if asked.turn is not None:
                         await asked.turn.wait()
-                    reply = [asked.number, _ANSWERED, await answer(asked.value)]
+                    reply = [asked.number, _ANSWERED, await self._whole(channel, asked, await answer(asked.value))]
                 except Exception as error:  # noqa: BLE001 - it is raised where the question came from
                     reply = [asked.number, _FAILED, encode_error(error)]
                 with suppress(trio.BrokenResourceError):
@@ -191,6 +192,23 @@ class Peers:
             if self._is_closed and not self._at_work:
                 self.announce()
 
+    async def _whole(self, channel: MessageChannel, asked: _Question, reply: Any) -> Any:
+        """Send an answer that comes in parts, and give what is left of it to be sent.
+
+        Raises:
+            Exception: as the answer.
+        """
+        if not isinstance(reply, PartedAnswer):
+            return reply
+        try:
+            async for part in reply:
+                await channel.send([asked.number, _PART, part])
+        except trio.BrokenResourceError:
+            pass
+        finally:
+            reply.close()
+        return None
+
     # Their beginning and their end
 
     def announce(self) -> None:
@@ -203,12 +221,18 @@ class Peers:
         self._left.add(row)
         self.announce()
 
-    async def leave(self, others: AbstractSet[int], seconds: float = _LEAVE_SECONDS) -> None:
+    async def leave(
+        self,
+        others: AbstractSet[int],
+        seconds: float = _LEAVE_SECONDS,
+        last: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> None:
         """Answer no more questions that have an order, when those that are being answered have been.
 
         Args:
             others: the processes that end as well.
             seconds: how long they may take to say that they need no more answers.
+            last: is called when they have said so.
 
         Cancellation: at once.
         """
@@ -218,6 +242,7 @@ class Peers:
                     await self.ask_all(LEFT, self.row)
             while not self._left.issuperset(others):
                 await self._changed.wait()
+        await last()
         self._is_closed = True
         self._door.cancel()
         with trio.move_on_after(_LEAVE_SECONDS):
@@ -269,6 +294,30 @@ class Peers:
             return link, await link.send(value, order)
         finally:
             turn.release()
+
+    async def listen(self, row: int, value: Any, heard: Callable[[Any], None]) -> Any:
+        """Ask one of the others for an answer that comes in parts, and give what comes after the last one.
+
+        Args:
+            row: its number.
+            value: the question.
+            heard: is called with each part, and must not wait.
+
+        Raises:
+            NotReady: it cannot be reached, or has ended before the end of the answer.
+            Exception: what it raised.
+
+        Cancellation: at once, and of its work.
+        """
+        link = await self._connect(row)
+        return await link.wait(await link.send(value, None, heard))
+
+    async def wait_change(self) -> None:
+        """Wait until another process has begun or ended, or is ready or not any more.
+
+        Cancellation: at once.
+        """
+        await self._changed.wait()
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Ask all others that can be reached; see :class:`ovmstrio.core.siblings.Siblings`.
@@ -397,10 +446,11 @@ class _Question:
 class _Waiting:
     """Who waits for an answer."""
 
-    __slots__ = ("is_answered", "is_parked", "number", "outcome", "task", "value")
+    __slots__ = ("heard", "is_answered", "is_parked", "number", "outcome", "task", "value")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, heard: Callable[[Any], None] | None = None) -> None:
         self.number = number
+        self.heard = heard
         self.task = trio.lowlevel.current_task()
         self.is_parked = False
         self.is_answered = False
@@ -431,6 +481,11 @@ class _Link:
         try:
             while (message := await self._channel.receive()) is not None:
                 number, outcome, value = message.value
+                if outcome == _PART:
+                    waiting = self._waiting.get(number)
+                    if waiting is not None and waiting.heard is not None:
+                        waiting.heard(value)
+                    continue
                 waiting = self._waiting.pop(number, None)
                 if waiting is not None:
                     waiting.is_answered, waiting.outcome, waiting.value = True, outcome, value
@@ -449,7 +504,7 @@ class _Link:
         """Ask; as :meth:`Peers.ask`."""
         return await self.wait(await self.send(value, None))
 
-    async def send(self, value: Any, order: Order | None) -> _Waiting:
+    async def send(self, value: Any, order: Order | None, heard: Callable[[Any], None] | None = None) -> _Waiting:
         """Send a question, whose answer is to be waited for.
 
         Raises:
@@ -459,7 +514,7 @@ class _Link:
         """
         if self.is_gone:
             raise _NotBegun(_BEING_STARTED)
-        waiting = _Waiting(next(self._numbers))
+        waiting = _Waiting(next(self._numbers), heard)
         self._waiting[waiting.number] = waiting
         try:
             await self._channel.send([waiting.number, value, order])

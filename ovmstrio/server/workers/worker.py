@@ -28,6 +28,7 @@ from ovmstrio.server.settings import ServerSettings
 from ovmstrio.server.start_failures import log_failures
 from ovmstrio.server.workers.bells import Bells
 from ovmstrio.server.workers.board import Board, SharedLimit
+from ovmstrio.server.workers.engines import WorkerEngines
 from ovmstrio.server.workers.passing import ConnectionInbox
 from ovmstrio.server.workers.peers import Peers
 from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
@@ -121,6 +122,7 @@ class _Worker:
         self._drains_until = 0.0
         self._plane: DataPlane | None = None
         self._peers = Peers(task.secret, task.rows, row)
+        self._engines = WorkerEngines(self._peers)
         self._bells = Bells(task.secret, row)
         self._ledger = SharedLedger(board, row, self._bells)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
@@ -145,6 +147,7 @@ class _Worker:
             peers=self._peers,
             leave=self._leave,
             ledger=self._ledger,
+            engines=self._engines,
         )
 
     def listening_to_bells(self) -> AbstractContextManager[None]:
@@ -159,7 +162,9 @@ class _Worker:
 
     def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
         owners = PeerOwners(self._peers)
-        context = LoadContext(lease, tasks, make_limit=self._limit, sequence_owners=owners, **lent)
+        context = LoadContext(
+            lease, tasks, make_limit=self._limit, sequence_owners=owners, engines=self._engines, **lent
+        )
         managers = context.shared(SequenceManagers)
         managers.processes, managers.is_own = self._board.rows, owners.is_own
         return context
@@ -172,7 +177,8 @@ class _Worker:
         others = {row for row in range(self._board.rows) if row != self._row and self._board.is_ready(row)}
         # What those still have may need answers until their grace ends.
         seconds = max(_FAREWELL_SECONDS, self._drains_until - trio.current_time())
-        await self._peers.leave(others if self._board.is_draining else set(), seconds)
+        last = partial(self._engines.leave, seconds)
+        await self._peers.leave(others if self._board.is_draining else set(), seconds, last)
 
     async def _serve_until_told(self, requests: WorkRequests) -> None:
         """Take what the parent gives until that is all.

@@ -13,7 +13,7 @@ from ovmstrio.runtimes.generation.speech.turn_model import TurnModel, check_fold
 from ovmstrio.runtimes.resident import host
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     import trio
@@ -65,12 +65,13 @@ async def load_transcription_model(spec: TextModelSpec, context: LoadContext) ->
         {"tells_words": spec.enable_word_timestamps},
         partial(_queue, spec.max_queue),
         TranscriptionModel,
+        engines=context.engines,
     )
     return await host(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery) -> Transcripts:
-    return Transcripts(RunningTranscript, most_waiting, tasks, "recordings are being written down")
+def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> Transcripts:
+    return Transcripts(RunningTranscript, most_waiting, tasks, "recordings are being written down", numbers)
 
 
 def _missing(folder: Path) -> str:

@@ -12,15 +12,18 @@ from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.runtimes.generation.engine_process import EngineProcess
 from ovmstrio.runtimes.generation.idle_unload import sleep_when_idle
+from ovmstrio.runtimes.generation.sharing.asking import PARTS, numbers_of
+from ovmstrio.runtimes.generation.sharing.choosing_engine import Engine, engine_of
 from ovmstrio.runtimes.generation.speech.turn_taking import TurnQueue
 from ovmstrio.runtimes.resident import ResidentService
 from ovmstrio.work.placement import run_load
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from pathlib import Path
 
     from ovmstrio.config.text_models import TextModelSpec
+    from ovmstrio.core.engine_sharing import EngineSharing
     from ovmstrio.core.generation import Task
 
 __all__ = ["TurnModel", "check_folder", "open_model"]
@@ -42,7 +45,7 @@ class TurnModel(ResidentService, Generic[_QueueT]):
 
     task: ClassVar[Task]
 
-    def __init__(self, spec: TextModelSpec, process: EngineProcess, queue: _QueueT) -> None:
+    def __init__(self, spec: TextModelSpec, process: Engine, queue: _QueueT) -> None:
         super().__init__()
         self.spec = spec
         self.process = process
@@ -106,8 +109,10 @@ async def open_model(
     spec: TextModelSpec,
     program: str,
     options: Mapping[str, Any],
-    make_queue: Callable[[trio.Nursery], _QueueT],
-    make_model: Callable[[TextModelSpec, EngineProcess, _QueueT], _ModelT],
+    make_queue: Callable[[trio.Nursery, Iterator[int]], _QueueT],
+    make_model: Callable[[TextModelSpec, Engine, _QueueT], _ModelT],
+    *,
+    engines: EngineSharing | None = None,
 ) -> AsyncIterator[_ModelT]:
     """Have a model loaded while the block lasts.
 
@@ -115,8 +120,9 @@ async def open_model(
         spec: how it is configured.
         program: the module that its process runs.
         options: what that is told first, besides folder, device and properties.
-        make_queue: makes what asks it.
+        make_queue: makes what asks it, with numbers for requests.
         make_model: makes the service.
+        engines: those of other processes of the server.
 
     Raises:
         ModelFailure: it cannot be loaded.
@@ -125,10 +131,11 @@ async def open_model(
     """
     told = {"folder": str(spec.path.absolute()), "device": spec.device, "properties": dict(spec.plugin_config)}
     async with trio.open_nursery() as nursery:
-        queue = make_queue(nursery)
-        process = EngineProcess({**told, **options}, spec.name, queue.hear, queue.lose, program)
+        queue = make_queue(nursery, numbers_of(engines))
+        told = {**told, **options}
+        process = engine_of(engines, spec, told, queue.hear, queue.lose, program=program, asking=PARTS)
         await nursery.start(process.run)
-        if spec.idle_unload_seconds:
+        if spec.idle_unload_seconds and isinstance(process, EngineProcess):
             nursery.start_soon(sleep_when_idle, process, queue, spec)
         try:
             yield make_model(spec, process, queue)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
 from collections import deque
@@ -13,13 +12,14 @@ import trio
 
 from ovmstrio.core.errors import ModelFailure, Overloaded, ServerError
 from ovmstrio.openvino.engine.frames import PART, REFUSED, decode_failure
-from ovmstrio.work.processes import WorkerEnded, WorkerProcess
+from ovmstrio.work.processes import WorkerEnded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from typing import Self
 
-    from ovmstrio.runtimes.generation.engine_process import EngineProcess
+    from ovmstrio.runtimes.generation.engine_link import AskedEngine
+    from ovmstrio.runtimes.generation.sharing.choosing_engine import Engine
 
 __all__ = ["TurnQueue", "TurnTaker"]
 
@@ -126,6 +126,7 @@ class TurnQueue(Generic[_TakerT]):
         most_waiting: how many may wait for a turn.
         tasks: hosts a task for each; as long as it is open, requests can be answered.
         noun: what several of them are called, for who is refused.
+        numbers: for requests; no two have the same.
 
     Attributes:
         open: how many requests there are.
@@ -133,13 +134,18 @@ class TurnQueue(Generic[_TakerT]):
     """
 
     def __init__(
-        self, make: Callable[[int, trio.Semaphore], _TakerT], most_waiting: int, tasks: trio.Nursery, noun: str
+        self,
+        make: Callable[[int, trio.Semaphore], _TakerT],
+        most_waiting: int,
+        tasks: trio.Nursery,
+        noun: str,
+        numbers: Iterator[int],
     ) -> None:
         self._make = make
         self._most = _TURNS + most_waiting
         self._tasks = tasks
         self._noun = noun
-        self._numbers = itertools.count(1)
+        self._numbers = numbers
         self._turns = trio.Semaphore(_TURNS, max_value=_TURNS)
         self._emptied = trio.Event()
         self.running: dict[int, _TakerT] = {}
@@ -169,7 +175,7 @@ class TurnQueue(Generic[_TakerT]):
             each.end(ModelFailure(why))
 
     @asynccontextmanager
-    async def ask(self, engine: EngineProcess, *opening: Any) -> AsyncIterator[_TakerT]:
+    async def ask(self, engine: Engine, *opening: Any) -> AsyncIterator[_TakerT]:
         """Have a request answered, once it is its turn.
 
         Args:
@@ -203,7 +209,7 @@ class TurnQueue(Generic[_TakerT]):
                 self._emptied.set()
 
     @asynccontextmanager
-    async def _opened(self, process: WorkerProcess, taker: _TakerT, opening: tuple[Any, ...]) -> AsyncIterator[None]:
+    async def _opened(self, process: AskedEngine, taker: _TakerT, opening: tuple[Any, ...]) -> AsyncIterator[None]:
         number = taker.number
         self.running[number] = taker
         scope = trio.CancelScope()
@@ -218,7 +224,7 @@ class TurnQueue(Generic[_TakerT]):
             await _close(process, number)
 
 
-async def _answer_all(process: WorkerProcess, taker: TurnTaker[Any], scope: trio.CancelScope) -> None:
+async def _answer_all(process: AskedEngine, taker: TurnTaker[Any], scope: trio.CancelScope) -> None:
     """Have one part after the other made, until a scope is cancelled.
 
     Cancellation: at once; a part that has been begun is abandoned.
@@ -232,12 +238,12 @@ async def _answer_all(process: WorkerProcess, taker: TurnTaker[Any], scope: trio
             taker.end(error)
 
 
-async def _close(process: WorkerProcess, number: int) -> None:
+async def _close(process: AskedEngine, number: int) -> None:
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _SECONDS_TO_TELL), suppress(WorkerEnded):
         await process.tell(["close", number])
 
 
-async def _call(process: WorkerProcess, value: list[Any]) -> Any:
+async def _call(process: AskedEngine, value: list[Any]) -> Any:
     try:
         kind, *told = await process.call(value)
     except WorkerEnded as ended:

@@ -1,0 +1,334 @@
+"""An engine that other processes of the server ask as well, as the one has it that owns its process."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from ovmstrio.core.engine_sharing import PartedAnswer
+from ovmstrio.core.errors import NotReady, ServerError
+from ovmstrio.openvino.engine.frames import REFUSED
+from ovmstrio.runtimes.generation.engine_process import EngineProcess
+from ovmstrio.work.processes import WorkerEnded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ovmstrio.core.engine_sharing import EngineSharing
+    from ovmstrio.runtimes.generation.idle_unload import KnowsRequests
+    from ovmstrio.runtimes.generation.sharing.asking import Asking
+
+__all__ = ["ANSWERED", "ENDED", "FRAMES", "LEAVING", "LOST", "READY", "ShownEngine"]
+
+READY: Final = "ready"
+FRAMES: Final = "frames"
+LOST: Final = "lost"
+"""What parts tell: facts of the model; what the engine has told of requests; why its process has ended."""
+
+ANSWERED: Final = 0
+ENDED: Final = 1
+LEAVING: Final = 2
+"""What becomes of a question: an answer; the engine's process has ended, and why; another process is to be asked."""
+
+_MOST_FRAMES: Final = 100_000
+_TELL_SECONDS: Final = 5.0
+_LEAVE_SECONDS: Final = 60.0
+
+
+class ShownEngine(EngineProcess):
+    """One model's process, whose requests are those of several processes of the server.
+
+    Args:
+        engines: the others.
+        key: by which they ask for it.
+        asking: how the program is asked.
+        options: as the other arguments, see :class:`EngineProcess`.
+
+    Attributes:
+        open: how many requests of others there are.
+        last_asked: when one of them has come last, or has ended, on trio's clock.
+    """
+
+    def __init__(
+        self,
+        engines: EngineSharing,
+        key: str,
+        asking: Asking,
+        *,
+        options: Any,
+        name: str,
+        heard: Callable[[Any], None],
+        lost: Callable[[str], None],
+        program: str,
+    ) -> None:
+        super().__init__(options, name, self._hear, self._lose, program)
+        self._engines = engines
+        self._key = key
+        self._own_heard = heard
+        self._own_lost = lost
+        self._asking = asking
+        self._sessions: dict[int, _Session] = {}
+        self._numbers: dict[int, dict[int, int]] = {}
+        self._emptied = trio.lowlevel.ParkingLot()
+        self._loaded = trio.Event()
+        self._failure: ServerError | None = None
+        self._dropped: trio.MemorySendChannel[int] | None = None
+        self._is_leaving = False
+        self.last_asked = -math.inf
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Be the engine, and answer others; as :meth:`EngineProcess.run`.
+
+        Raises:
+            ModelFailure: the model cannot be loaded, the first time.
+        """
+        self._dropped, dropped = trio.open_memory_channel[int](math.inf)
+        with self._engines.shown(self._key, self):
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(super().run)
+                    nursery.start_soon(self._drop_all, dropped)
+                    self._loaded.set()
+                    task_status.started()
+            except* ServerError as group:
+                self._failure = group.exceptions[0] if isinstance(group.exceptions[0], ServerError) else None
+                raise
+            finally:
+                self._failure = self._failure or NotReady("the engine is closed")
+                self._loaded.set()
+                for session in self._sessions.values():
+                    session.end()
+
+    async def sleep(self) -> None:
+        """End the process, when others have no request any more; see :meth:`EngineProcess.sleep`.
+
+        Cancellation: shielded once others have none.
+        """
+        with trio.move_on_after(_LEAVE_SECONDS):
+            await self.idle()
+        await super().sleep()
+
+    # What others ask
+
+    async def call(self, row: int, value: Any) -> Any:
+        """Answer what another process asks of the engine.
+
+        Raises:
+            NotReady: there is no process, and none is to come.
+
+        Cancellation: at once.
+        """
+        what, *rest = value
+        self.last_asked = trio.current_time()
+        if what == self._asking.ends:
+            try:
+                return await self._ask(value)
+            finally:
+                self._forget(row, rest[0])
+        if what != self._asking.begins:
+            return await self._ask(value)
+        if self._is_leaving or row not in self._sessions:
+            return [LEAVING, None]
+        number, asked, *_ = rest
+        self._numbers.setdefault(row, {})[number] = asked["n"] if isinstance(asked, dict) else 1
+        answer: Any = None
+        try:
+            answer = await self._ask(value)
+        finally:
+            if answer is None or _is_refusal(answer):
+                self._forget(row, number)
+        return answer
+
+    async def _ask(self, value: Any) -> Any:
+        try:
+            process = await self.ready()
+            if value[0] == self._asking.ends:
+                await process.tell(value)
+                return [ANSWERED, None]
+            return [ANSWERED, await process.call(value)]
+        except WorkerEnded as ended:
+            return [ENDED, ended.why]
+
+    async def listen(self, row: int) -> PartedAnswer:
+        """Give what the engine tells of another process's requests, once it has been loaded.
+
+        Raises:
+            ServerError: it cannot be loaded.
+
+        Cancellation: at once.
+        """
+        await self._loaded.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self._is_leaving:
+            raise NotReady("the engine is being closed")
+        session = _Session(self, row)
+        session.put(READY, self.facts)
+        old = self._sessions.get(row)
+        self._sessions[row] = session
+        if old is not None:
+            old.end()
+        return session
+
+    def left(self, session: _Session, row: int) -> None:
+        """Note that another process hears no more: what it has asked for ends."""
+        if self._sessions.get(row) is session:
+            del self._sessions[row]
+            if self._dropped is not None:
+                self._dropped.send_nowait(row)
+
+    async def _drop_all(self, rows: trio.MemoryReceiveChannel[int]) -> None:
+        """End the requests of processes that are gone.
+
+        Cancellation: at once.
+        """
+        async for row in rows:
+            for number in list(self._numbers.get(row, ())) if row not in self._sessions else ():
+                with trio.move_on_after(_TELL_SECONDS):
+                    await self._ask([self._asking.ends, number])
+                self._forget(row, number)
+
+    def _forget(self, row: int, number: int) -> None:
+        self._numbers.get(row, {}).pop(number, None)
+        self.last_asked = trio.current_time()
+        if not self.open:
+            self._emptied.unpark_all()
+
+    @property
+    def open(self) -> int:
+        """How many requests of others there are."""
+        return sum(map(len, self._numbers.values()))
+
+    async def idle(self) -> None:
+        """Wait until others have no request.
+
+        Cancellation: at once.
+        """
+        while self.open:
+            await self._emptied.park()
+
+    def watched(self, requests: KnowsRequests) -> KnowsRequests:
+        """Give what knows of all requests."""
+        return _AllRequests(requests, self)
+
+    async def leave(self, seconds: float) -> None:
+        """Take no more requests of others, who ask the next process then, and let those that there are end.
+
+        Cancellation: at once.
+        """
+        self._is_leaving = True
+        with trio.move_on_after(seconds):
+            await self.idle()
+        for session in list(self._sessions.values()):
+            session.end()
+
+    # What the engine tells
+
+    def _hear(self, frame: Any) -> None:
+        """Hand out what a step has brought.
+
+        Raises:
+            ValueError, LookupError, TypeError: it is no frame.
+        """
+        if not self._sessions:
+            self._own_heard(frame)
+            return
+        for row, part in self._asking.split(self._engines.row, frame, self._engines.rows).items():
+            session = self._sessions.get(row)
+            if row == self._engines.row:
+                self._own_heard(part)
+            elif session is not None:
+                session.put_frame(part)
+                for number in self._asking.ended(part):
+                    self._note_ended(row, number)
+
+    def _note_ended(self, row: int, number: int) -> None:
+        """Note that one of the texts of a request has ended."""
+        left = self._numbers.get(row, {}).get(number)
+        if left is not None:
+            if left > 1:
+                self._numbers[row][number] = left - 1
+            else:
+                self._forget(row, number)
+
+    def _lose(self, why: str) -> None:
+        self._own_lost(why)
+        for row, session in self._sessions.items():
+            session.put(LOST, why)
+            self._numbers.pop(row, None)
+        self._emptied.unpark_all()
+
+
+class _AllRequests:
+    """The requests of this process and of others; see :class:`KnowsRequests`."""
+
+    def __init__(self, own: KnowsRequests, others: ShownEngine) -> None:
+        self._own = own
+        self._others = others
+
+    @property
+    def open(self) -> int:
+        return self._own.open + self._others.open
+
+    @property
+    def last_asked(self) -> float:
+        return max(self._own.last_asked, self._others.last_asked)
+
+    @last_asked.setter
+    def last_asked(self, when: float) -> None:
+        self._own.last_asked = when
+
+    async def idle(self) -> None:
+        while self.open:
+            await self._own.idle()
+            await self._others.idle()
+
+
+class _Session(PartedAnswer):
+    """What is told another process."""
+
+    def __init__(self, engine: ShownEngine, row: int) -> None:
+        self._engine = engine
+        self._row = row
+        self._parts: deque[list[Any]] = deque()
+        self._is_over = False
+        self._news = trio.lowlevel.ParkingLot()
+
+    def put(self, kind: str, told: Any) -> None:
+        """Tell something."""
+        self._parts.append([kind, told])
+        self._news.unpark_all()
+
+    def put_frame(self, frame: Any) -> None:
+        """Tell of a step, together with those before it that wait; one that does not listen is let go."""
+        if self._parts and self._parts[-1][0] == FRAMES:
+            frames = self._parts[-1][1]
+            frames.append(frame)
+            if len(frames) > _MOST_FRAMES:
+                self.end()
+        else:
+            self.put(FRAMES, [frame])
+
+    def end(self) -> None:
+        """Tell no more."""
+        self._is_over = True
+        self._news.unpark_all()
+
+    async def __anext__(self) -> Any:
+        while not self._parts:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._news.park()
+        return self._parts.popleft()
+
+    def close(self) -> None:
+        """Note that the other process hears no more."""
+        self._engine.left(self, self._row)
+
+
+def _is_refusal(answer: Any) -> bool:
+    outcome, told = answer
+    return outcome != ANSWERED or bool(told and told[0] == REFUSED)
