@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ovmstrio.core.errors import InvalidField, InvalidRequest, ModelFailure, ServerError
-from ovmstrio.openvino.engine.cached_prefixes import CachedPrefixes
 from ovmstrio.openvino.engine.library_errors import reason_of
+from ovmstrio.openvino.engine.prompt_starts import PromptStarts
 from ovmstrio.openvino.engine.texts import AskedTexts, DifferentTextError, NewTokens, NoRoomError, RunningText
 
 if TYPE_CHECKING:
@@ -22,11 +22,19 @@ __all__ = ["Batch", "StepOutcome"]
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step has brought: tokens, requests that failed, and requests of which it is now known that they run."""
+    """What a step has brought.
+
+    Attributes:
+        news: tokens.
+        failed: requests that failed.
+        proven: requests of which it is now known that they run.
+        left: requests that were cancelled while they read their prompts, and are out of the batch now.
+    """
 
     news: list[NewTokens] = field(default_factory=list)
     failed: list[tuple[AskedTexts, ServerError]] = field(default_factory=list)
     proven: list[AskedTexts] = field(default_factory=list)
+    left: list[AskedTexts] = field(default_factory=list)
 
 
 class Batch:
@@ -34,18 +42,15 @@ class Batch:
 
     Args:
         pipeline: makes them.
-        starts_singly: whether one text a step is started: with prefixes cached, the library mixes up those of several
-            that begin alike and join in one step.
 
     Attributes:
         rebuilds: how often the pipeline had to be made again.
         suspensions: how often a text was left out of a step, for lack of room in the cache.
     """
 
-    def __init__(self, pipeline: Pipeline, *, starts_singly: bool = False) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._starts_singly = starts_singly
-        self._prefixes = CachedPrefixes(pipeline.blocks if pipeline.caches_prefixes else 0, pipeline.block_tokens)
+        self._starts = PromptStarts(pipeline)
         self._numbers = itertools.count(1)
         self._texts: dict[int, RunningText] = {}
         self.rebuilds = 0
@@ -66,10 +71,10 @@ class Batch:
         """Whether there is a text in it whose form the library may not take."""
         return any(not text.asked.is_proven for text in self._texts.values())
 
-    @property
-    def takes_more(self) -> bool:
-        """Whether a text that begins now is in the next step; otherwise it waits for those before it."""
-        return not self._starts_singly or not any(text.is_new or text.handle is None for text in self._texts.values())
+    def takes(self, asked: AskedTexts) -> bool:
+        """Tell whether a request that begins now is in the next step; otherwise it waits for those before it."""
+        texts = self._texts.values()
+        return all(text.handle is not None for text in texts) and self._starts.may_start(asked.prompt, texts)
 
     @property
     def used(self) -> float:
@@ -95,30 +100,40 @@ class Batch:
 
     def _start(self, text: RunningText) -> None:
         number = next(self._numbers)
-        if self.takes_more:
+        texts = self._texts.values()
+        if all(each.handle is not None for each in texts) and self._starts.may_start(text.read_first, texts):
             self._start_now(text, number)
         self._texts[number] = text
 
     def _start_now(self, text: RunningText, number: int) -> None:
         text.start(self._pipeline, number)
-        cached = self._prefixes.find(text.read_first)
+        cached = self._starts.begin(text.read_first)
         if text.index == 0 and not text.was_restarted:
             text.asked.cached = cached
 
-    def _start_next(self, outcome: StepOutcome) -> None:
-        """Start the first of the texts that wait for their turn."""
-        number, text = next((each for each in self._texts.items() if each[1].handle is None), (0, None))
-        if text is None or any(each.is_new for each in self._texts.values()):
-            return
-        try:
-            self._start_now(text, number)
-        except (RuntimeError, TypeError, ValueError) as error:
-            self._fail(text.asked, InvalidRequest(f"the model cannot make such a text: {reason_of(error)}"), outcome)
-            self.cancel(text.asked)
+    def _start_waiting(self, outcome: StepOutcome) -> None:
+        """Start the texts that wait for their turn, as far as it has come."""
+        for number, text in list(self._texts.items()):
+            if text.handle is not None or number not in self._texts:
+                continue
+            if not self._starts.may_start(text.read_first, self._texts.values()):
+                return
+            try:
+                self._start_now(text, number)
+            except (RuntimeError, TypeError, ValueError) as error:
+                self._fail(
+                    text.asked, InvalidRequest(f"the model cannot make such a text: {reason_of(error)}"), outcome
+                )
+                self.cancel(text.asked)
 
-    def cancel(self, asked: AskedTexts) -> None:
-        """Have the texts of a request leave the batch at the next step."""
+    def cancel(self, asked: AskedTexts) -> bool:
+        """Have the texts of a request leave the batch at the next step, or when they have read their prompts.
+
+        Returns:
+            Whether some of them read on; :attr:`StepOutcome.left` tells when they have left.
+        """
         self._drop(number for number, text in self._texts.items() if text.asked is asked)
+        return any(text.asked is asked for text in self._texts.values())
 
     def end(self, asked: AskedTexts, index: int) -> None:
         """Have one text leave the batch at the next step, if it has not ended by itself."""
@@ -126,9 +141,16 @@ class Batch:
 
     def _drop(self, numbers: Iterable[int]) -> None:
         for number in list(numbers):
-            text = self._texts.pop(number)
-            self._prefixes.keep(text.computed)
-            text.cancel()
+            text = self._texts[number]
+            # The library takes a block that has been computed in part for a full one, for whoever has the same prompt.
+            text.is_leaving = self._starts.caches and text.is_reading and not text.is_new
+            if not text.is_leaving:
+                self._remove(number).cancel()
+
+    def _remove(self, number: int) -> RunningText:
+        text = self._texts.pop(number)
+        self._starts.end(text.computed)
+        return text
 
     def step(self) -> StepOutcome:
         """Make the next token of each text.
@@ -138,7 +160,7 @@ class Batch:
         """
         outcome = StepOutcome()
         reason = ""
-        self._start_next(outcome)
+        self._start_waiting(outcome)
         try:
             self._pipeline.step()
         except RuntimeError as error:
@@ -151,36 +173,38 @@ class Batch:
         failed = {id(asked) for asked, _ in outcome.failed}
         for text in stepped:
             text.is_new = False
+            text.is_reading = text.is_reading and text.asked.request.sampling.best_of == 1
             if not text.asked.is_proven and id(text.asked) not in failed:
                 text.asked.is_proven = True
                 outcome.proven.append(text.asked)
         return outcome
 
     def _read(self, outcome: StepOutcome) -> None:
-        ended = []
-        for number, text in self._texts.items():
-            if text.handle is None:
-                continue
-            try:
-                news = text.read()
-            except DifferentTextError:
-                self._fail(
-                    text.asked, ModelFailure("the model failed, and could not go on with the same text"), outcome
-                )
-                continue
-            except NoRoomError:
-                self._fail(text.asked, ModelFailure("the cache of keys and values has no room for this text"), outcome)
-                continue
-            outcome.news += news
-            self.suspensions += text.was_suspended
-            if text.is_first:
-                self._prefixes.keep(text.computed, is_whole=False)
-            if news and news[-1].finish is not None:
-                ended.append(number)
-        for number in ended:
-            self._prefixes.keep(self._texts.pop(number).computed)
+        over = [
+            number for number, text in self._texts.items() if text.handle is not None and self._read_text(text, outcome)
+        ]
+        for text in [self._remove(number) for number in over]:
+            if text.is_leaving:
+                text.cancel()
+                outcome.left.append(text.asked)
         for asked, _ in outcome.failed:
             self.cancel(asked)
+
+    def _read_text(self, text: RunningText, outcome: StepOutcome) -> bool:
+        """Take what has come of a text; tells whether nothing more will."""
+        try:
+            news = text.read()
+        except (DifferentTextError, NoRoomError) as error:
+            if not text.is_leaving:
+                self._fail(text.asked, ModelFailure(str(error)), outcome)
+            return text.is_leaving
+        self.suspensions += text.was_suspended
+        if text.is_first:
+            self._starts.go_on(text.computed)
+        if text.is_leaving:
+            return not text.is_reading
+        outcome.news += news
+        return bool(news) and news[-1].finish is not None
 
     def _fail(self, asked: AskedTexts, error: ServerError, outcome: StepOutcome) -> None:
         if all(each is not asked for each, _ in outcome.failed):
@@ -204,9 +228,11 @@ class Batch:
             text.cancel()
         self._texts.clear()
         self._pipeline.rebuild()
-        self._prefixes.clear()
+        self._starts.clear()
         for text in texts:
-            if all(asked is not text.asked for asked in blamed):
+            if text.is_leaving:
+                outcome.left.append(text.asked)
+            elif all(asked is not text.asked for asked in blamed):
                 text.was_restarted = True
                 self._start(text)
 

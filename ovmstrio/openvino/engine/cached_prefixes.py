@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CachedPrefixes"]
+__all__ = ["CachedPrefixes", "block_keys"]
+
+
+def block_keys(tokens: Sequence[int], block_tokens: int) -> Iterator[tuple[int, int]]:
+    """Give the end of each block of a text, the last of which may not be full, and what it is known by."""
+    key = 0
+    for start in range(0, len(tokens), block_tokens):
+        block = tokens[start : start + block_tokens]
+        key = hash((key, *block))
+        yield start + len(block), key
 
 
 class CachedPrefixes:
@@ -33,13 +42,17 @@ class CachedPrefixes:
         if not self._most:
             return 0
         found, before = 0, 0
-        for end, key in self._keys(tokens):
+        for end, key in block_keys(tokens, self._block):
             if key not in self._known:
                 found += self._find_part(before, tokens[found : found + self._block])
                 break
             self._known.move_to_end(key)
             found, before = end, key
         return min(found, len(tokens) - 1)
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Tell whether all blocks of a text are there, the last one included."""
+        return all(key in self._known for _, key in block_keys(tokens, self._block))
 
     def _find_part(self, before: int, tokens: Sequence[int]) -> int:
         """Find a block that is not full, which is the new text's own from now on."""
@@ -54,7 +67,7 @@ class CachedPrefixes:
         """Note that these have been computed; of a text that goes on (``is_whole`` is false) the full blocks."""
         if not self._most:
             return
-        for end, key in self._keys(tokens):
+        for end, key in block_keys(tokens, self._block):
             if (is_whole or not end % self._block) and key not in self._known:
                 self._known[key] = None
                 if len(self._known) > self._most:
@@ -63,11 +76,3 @@ class CachedPrefixes:
     def clear(self) -> None:
         """Forget everything, as the batch was made again."""
         self._known.clear()
-
-    def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Give the end of each block, and what it is known by."""
-        key = 0
-        for start in range(0, len(tokens), self._block):
-            block = tokens[start : start + self._block]
-            key = hash((key, *block))
-            yield start + len(block), key

@@ -73,7 +73,7 @@ class Engine:
         self._answer = answer
         room = BlockRoom(pipeline.blocks, pipeline.block_tokens, limits.texts, limits.overcommit, caches_prefixes)
         self._admission: BlockAdmission[AskedTexts] = BlockAdmission(room, limits.waiting)
-        self._batch = Batch(pipeline, starts_singly=caches_prefixes)
+        self._batch = Batch(pipeline)
         self._scores = PromptScores(pipeline, limits.tokens)
         self._rows = TextRows(self._decode)
         self._asked: dict[int, AskedTexts] = {}
@@ -154,7 +154,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Let in those whose turn it is; of forms that the library may not take only one at a time."""
-        while self._batch.takes_more and (asked := self._admission.head()) is not None:
+        while (asked := self._admission.head()) is not None and self._batch.takes(asked):
             if not asked.is_proven and self._batch.has_unproven:
                 return
             self._admission.enter(asked.id)
@@ -198,14 +198,16 @@ class Engine:
         if asked is None:
             return
         self._admission.withdraw(asked)
-        self._batch.cancel(asked)
+        reads_on = self._batch.cancel(asked)
         self._scores.cancel(asked)
-        self._forget(asked)
+        self._forget(asked, keeps_room=reads_on)
         self._admit()
 
-    def _forget(self, asked: AskedTexts, *, has_ended: bool = False) -> None:
+    def _forget(self, asked: AskedTexts, *, has_ended: bool = False, keeps_room: bool = False) -> None:
         self._asked.pop(asked.id, None)
         self._rows.forget(asked)
+        if keeps_room:
+            return
         self._admission.leave(asked.id, asked.generated // asked.request.n if has_ended else None)
         if has_ended:
             now = time.monotonic()
@@ -251,6 +253,8 @@ class Engine:
         for asked, error in outcome.failed:
             self._forget(asked)
             self._fail(asked, error)
+        for asked in outcome.left:
+            self._admission.leave(asked.id)
         for asked in outcome.proven:
             self._accept(asked)
         self._tell([new for new in outcome.news if new.asked.id in self._asked])

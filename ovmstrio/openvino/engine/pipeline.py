@@ -24,6 +24,8 @@ _PROPOSED: Final = 5
 """How many tokens are proposed at a time, unless the model or the request says otherwise."""
 _LOOKED_UP: Final = 3
 """How many tokens are looked for in the prompt, likewise."""
+_TOKENIZER: Final = {"INFERENCE_NUM_THREADS": 1}
+"""What it does takes less time than handing it to other threads."""
 _WARMING: Final = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "boolean"}')
 _WARMING_STEPS: Final = 8
 
@@ -133,7 +135,7 @@ class Pipeline:
             properties[_LOOKUP] = True
         if options.draft_folder:
             properties[_DRAFT] = genai.draft_model(options.draft_folder, options.draft_device or options.device)
-        return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties)
+        return genai.ContinuousBatchingPipeline(options.folder, scheduler, options.device, properties, _TOKENIZER)
 
     def _count_blocks(self) -> int:
         """Tell how many blocks there are, of which the library only gives the part that is used."""

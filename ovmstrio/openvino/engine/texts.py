@@ -11,6 +11,8 @@ from ovmstrio.core.generation import Finish
 from ovmstrio.openvino.engine.sampling import configure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ovmstrio.core.generation import GenerationRequest
     from ovmstrio.openvino.engine.pipeline import Pipeline
 
@@ -27,9 +29,15 @@ _SEEDS: Final = 2**32
 class DifferentTextError(Exception):
     """A text that was begun again came out differently."""
 
+    def __init__(self) -> None:
+        super().__init__("the model failed, and could not go on with the same text")
+
 
 class NoRoomError(Exception):
     """The cache of keys and values had no room for a text, even alone."""
+
+    def __init__(self) -> None:
+        super().__init__("the cache of keys and values has no room for this text")
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +94,9 @@ class RunningText:
     Attributes:
         handle: the library's, None before it is started; whoever drops it ends the text.
         is_new: whether it was started, and no step has been made since.
+        is_reading: whether it was started, and has had no token since.
+        is_settled: whether it has had two since, so that the library knows its last block by all that is in it.
+        is_leaving: whether nobody wants it any more, and it only reads its prompt to the end.
         was_restarted: whether it has been begun again, after a step that failed.
         is_first: whether the last step has brought its first token.
         was_suspended: whether the last step has left it out, and the one before it had not.
@@ -96,6 +107,9 @@ class RunningText:
         self.index = index
         self.handle: Any = None
         self.is_new = False
+        self.is_reading = False
+        self.is_settled = False
+        self.is_leaving = False
         self.was_restarted = False
         self.is_first = False
         self.was_suspended = False
@@ -118,6 +132,16 @@ class RunningText:
         """The tokens whose keys and values have been computed for sure: all but the last one, once there is any."""
         return self.asked.prompt + self._tokens[:-1] if self._tokens else []
 
+    def ends_within(self, tokens: Sequence[int], block_tokens: int) -> bool:
+        """Tell whether tokens begin with all that the library has of it, the last block of which is not full."""
+        if self.handle is None:
+            return False
+        prompt = self.asked.prompt
+        length = max(len(prompt), self.length - 1)
+        if not length % block_tokens or length > len(tokens) or prompt != tokens[: len(prompt)]:
+            return False
+        return self._tokens[: length - len(prompt)] == tokens[len(prompt) : length]
+
     def start(self, pipeline: Pipeline, number: int) -> None:
         """Have it made, from where it is.
 
@@ -134,7 +158,8 @@ class RunningText:
         config.max_new_tokens = asked.most - made
         config.min_new_tokens = min(max((sampling.min_tokens or 0) - made, 0), asked.most - made)
         config.logprobs = int(request.logprobs)
-        self.is_new = True
+        self.is_new = self.is_reading = True
+        self.is_settled = False
         self.handle = pipeline.add(number, self.read_first, config)
 
     def _must_repeat(self) -> bool:
@@ -180,6 +205,8 @@ class RunningText:
         """Note whether the step has made a token; texts that go on get one each, unless there is no room for it."""
         has_begun = bool(self._tokens) and not self.is_new
         self.is_first = has_come and not self._tokens
+        self.is_settled = self.is_settled or (has_come and not self.is_reading)
+        self.is_reading = self.is_reading and not has_come
         self.was_suspended = has_begun and not has_come and not self._is_suspended
         self._is_suspended = has_begun and not has_come
 

@@ -1,0 +1,184 @@
+"""Texts in one batch with prefixes cached, against what they are alone without; prints what each case finds."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+from unittest import mock
+
+from ovmstrio.core.generation import GenerationRequest, Sampling
+from ovmstrio.openvino.engine.batch import Batch
+from ovmstrio.openvino.engine.pipeline import Pipeline, PipelineOptions
+from ovmstrio.openvino.engine.prompt_starts import PromptStarts
+from ovmstrio.openvino.engine.texts import AskedTexts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REQUEST: Final = GenerationRequest("", Sampling(temperature=0, ignore_eos=True), logprobs=True)
+_TOKENS: Final = 40
+_FIRST_WORD: Final = 3
+_WORDS: Final = 250
+
+
+class Texts:
+    """Texts of one batch, and what has come of each.
+
+    Args:
+        options: of its pipeline.
+    """
+
+    def __init__(self, options: PipelineOptions) -> None:
+        self.batch = Batch(Pipeline(options))
+        self._alone = Batch(Pipeline(replace(options, caches_prefixes=False)))
+        self._dice = random.Random(1)
+        self._told: dict[int, list[float]] = {}
+
+    def words(self, count: int) -> list[int]:
+        """Give tokens that nobody else has."""
+        return [self._dice.randrange(_FIRST_WORD, _WORDS) for _ in range(count)]
+
+    def begin(self, prompt: list[int], tokens: int = _TOKENS) -> AskedTexts:
+        """Ask for a text."""
+        asked = AskedTexts(len(self._told), 0, _REQUEST, prompt, tokens, 1)
+        self._told[asked.id] = []
+        self.batch.begin(asked)
+        return asked
+
+    def step(self, steps: int = 1) -> None:
+        """Make tokens."""
+        for _ in range(steps):
+            for new in self.batch.step().news:
+                self._told[new.asked.id] += new.logprobs
+
+    def finish(self) -> None:
+        """Make all texts to their ends."""
+        while self.batch.is_busy:
+            self.step()
+
+    def come(self, asked: AskedTexts) -> int:
+        """Tell how many tokens of a text have come."""
+        return len(self._told[asked.id])
+
+    def wrong(self, *texts: AskedTexts) -> int:
+        """Count the texts that are not what they are alone."""
+        return sum(self._differs(self._told[asked.id], self._made_alone(asked)) for asked in texts)
+
+    def _differs(self, found: list[float], alone: list[float]) -> bool:
+        return len(found) != len(alone) or any(abs(a - b) > 0.02 for a, b in zip(found, alone, strict=True))
+
+    def _made_alone(self, asked: AskedTexts) -> list[float]:
+        told: list[float] = []
+        self._alone.begin(replace(asked, left=0, generated=0))
+        while self._alone.is_busy:
+            for new in self._alone.step().news:
+                told += new.logprobs
+        return told
+
+
+def that_begin_alike(texts: Texts) -> int:
+    """Ask for up to eight before each step, whose prompts are beginnings of each other."""
+    dice, wrong = random.Random(1), 0
+    base = texts.words(90)
+    for _ in range(10):
+        texts.begin(base[: dice.randrange(1, 60)], tokens=1)
+        texts.finish()
+        asked = []
+        for _ in range(10):
+            prompts = [
+                base[: dice.randrange(1, 90)] + texts.words(dice.randrange(20)) for _ in range(dice.randrange(8))
+            ]
+            asked += [texts.begin(prompt) for prompt in prompts]
+            texts.step()
+        texts.finish()
+        wrong += texts.wrong(*asked)
+    return wrong
+
+
+def mixed_up(texts: Texts) -> int:
+    """Do the same, and start each text at once."""
+    with mock.patch.object(PromptStarts, "may_start", return_value=True):
+        return that_begin_alike(texts)
+
+
+def behind_a_long_prompt(texts: Texts) -> int:
+    """Have two go on from where a text has ended, one a step, while another prompt takes all that a step reads."""
+    wrong = 0
+    for _ in range(5):
+        base = texts.words(40)
+        texts.begin(base, tokens=1)
+        texts.finish()
+        asked = [texts.begin(texts.words(900))]
+        for _ in range(2):
+            texts.step()
+            asked.append(texts.begin(base + texts.words(6)))
+        texts.finish()
+        wrong += texts.wrong(*asked)
+    return wrong
+
+
+def of_a_prompt_given_up(texts: Texts) -> int:
+    """Give a prompt up that has been read in part, beside others that run, and ask for it again."""
+    wrong = 0
+    for _ in range(5):
+        asked = [texts.begin(texts.words(10), tokens=60) for _ in range(16)]
+        texts.step(2)
+        prompt = texts.words(600)
+        left = texts.begin(prompt)
+        texts.step()
+        texts.batch.cancel(left)
+        texts.step()
+        asked.append(texts.begin(prompt))
+        texts.finish()
+        wrong += texts.wrong(*asked)
+    return wrong
+
+
+def given_up(texts: Texts) -> list[int]:
+    """Give up one that reads and one that writes; count who is in the batch then, after a step, and at the end."""
+    writes = texts.begin(texts.words(10))
+    texts.step(2)
+    reads = texts.begin(texts.words(600))
+    texts.step()
+    texts.batch.cancel(writes)
+    texts.batch.cancel(reads)
+    counts = [texts.batch.running]
+    texts.finish()
+    return [*counts, texts.batch.running, texts.come(reads)]
+
+
+def that_start_together(texts: Texts) -> list[int]:
+    """Count the tokens after a step: of strangers, of those with a beginning that is not cached, and once it is."""
+    strangers = [texts.begin(texts.words(20)) for _ in range(4)]
+    texts.step()
+    counts = [sum(map(texts.come, strangers))]
+    texts.finish()
+    base = texts.words(64)
+    for _ in range(2):
+        alike = [texts.begin(base + texts.words(5)) for _ in range(4)]
+        texts.step()
+        counts.append(sum(map(texts.come, alike)))
+        texts.finish()
+    return counts
+
+
+_CASES: Final[dict[str, Callable[[Texts], object]]] = {
+    case.__name__: case
+    for case in (
+        that_begin_alike,
+        mixed_up,
+        behind_a_long_prompt,
+        of_a_prompt_given_up,
+        given_up,
+        that_start_together,
+    )
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    folder, name = sys.argv[1:]
+    options = PipelineOptions(folder, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}, cache_bytes=50 * 2**20)
+    sys.stdout.write(json.dumps(_CASES[name](Texts(options))))
