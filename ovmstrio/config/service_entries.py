@@ -1,4 +1,4 @@
-"""What an entry of any list may say, whatever kind of service it configures: how many calls it takes at once."""
+"""What an entry of any list may say, whatever kind of service it configures: how many calls it takes, where it runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from pydantic import Field
 
 from ovmstrio.config.documents import OPTIONAL, Schema
+from ovmstrio.config.placement import read_placement
 from ovmstrio.core.errors import Problem
 
 if TYPE_CHECKING:
     from ovmstrio.config.findings import Findings
     from ovmstrio.config.specs import ServableSpec
 
-__all__ = ["LIMITS", "ServiceEntry", "with_limits"]
+__all__ = ["ServiceEntry", "with_limits"]
 
 SpecT = TypeVar("SpecT", bound="ServableSpec")
 
@@ -23,17 +24,19 @@ class ServiceEntry(Schema):
 
     max_concurrency: Annotated[int, Field(ge=0)] = OPTIONAL
     max_queue: Annotated[int, Field(ge=0)] = OPTIONAL
+    placement: str | dict[str, Any] = OPTIONAL
 
 
-LIMITS: Final = tuple(ServiceEntry.model_fields)
+_LIMITS: Final = ("max_concurrency", "max_queue")
+_PLACEMENT: Final = "placement"
 
 
 def with_limits(spec: SpecT, findings: Findings) -> SpecT:
-    """Give a spec the limits that its entry says, which has been checked."""
+    """Give a spec the limits and the place that its entry says, which has been checked."""
     if spec.place is None or not isinstance(spec.place.settings.value, dict):
         return spec
     entry = spec.place.settings.value
-    given: dict[str, Any] = {key: entry[key].value for key in LIMITS if key in entry and type(entry[key].value) is int}
+    given: dict[str, Any] = {key: entry[key].value for key in _LIMITS if key in entry and type(entry[key].value) is int}
     if "max_queue" in given and not given.get("max_concurrency") and not spec.queues_itself:
         problem = Problem(
             "the limit has no effect: any number of calls may be under way, so that none waits",
@@ -42,4 +45,8 @@ def with_limits(spec: SpecT, findings: Findings) -> SpecT:
             severity="warning",
         )
         findings.problems.append(spec.place.of(problem))
+    if _PLACEMENT in entry:
+        given["placement"], problems = read_placement(entry[_PLACEMENT].plain())
+        if problems:
+            given["problems"] = (*spec.problems, *map(spec.place.of, problems))
     return spec.model_copy(update=given) if given else spec

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ovmstrio.config.located import Place
+from ovmstrio.config.placement import PlacementSpec
 from ovmstrio.core.errors import Problem
 from ovmstrio.core.tensor import Dim
 
@@ -153,7 +154,8 @@ class ServableSpec(_Spec):
     ``origin`` says where it was configured, for messages.  ``problems`` are faults of the settings: a servable that
     has any is known by name and fails to load with them, while everything else is served.  ``place`` is where it is
     written, if that is a file.  ``max_concurrency`` calls of it may be under way, 0 for any number, and ``max_queue``
-    more wait.  ``load_number`` grows when it is to be loaded again from the same settings.
+    more wait.  ``placement`` is for clusters.  ``load_number`` grows when it is to be loaded again from the same
+    settings.
     """
 
     kind: ClassVar[str]
@@ -168,6 +170,7 @@ class ServableSpec(_Spec):
     problems: tuple[Problem, ...] = ()
     max_concurrency: Annotated[int, Field(ge=0)] = 0
     max_queue: Annotated[int, Field(ge=0)] = 100
+    placement: PlacementSpec = PlacementSpec()
     load_number: int = 0
     place: Place | None = Field(default=None, exclude=True, repr=False)
 
@@ -184,7 +187,7 @@ class ServableSpec(_Spec):
 
     def needs_reload(self, other: ServableSpec) -> bool:
         """Tell whether loaded versions must be loaded again for ``other``, not for its policy, problems or limits."""
-        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue")
+        not_loaded = ("version_policy", "origin", "problems", "max_concurrency", "max_queue", "placement")
         left_out: dict[str, Any] = dict.fromkeys(not_loaded, True)
         left_out["nodes"] = {"__all__": {"origin"}}
         return type(self) is not type(other) or self.model_dump(exclude=left_out) != other.model_dump(exclude=left_out)

@@ -31,6 +31,7 @@ class Extra(StrEnum):
     OTEL = "otel"
     PADDLE = "paddle"
     QUANTIZE = "quantize"
+    RAY = "ray"
     S3 = "s3"
     SAMPLES = "samples"
     TOKENS = "tokens"

@@ -57,6 +57,11 @@ class TrailedError(GRPCError):
         super().__init__(status, message)
         self._pairs = pairs
 
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """Give names and values of the trailers."""
+        return self._pairs
+
     def trailers(self) -> bytes:
         """Encode what is said in trailers."""
         return metadata_block(self._pairs)

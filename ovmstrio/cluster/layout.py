@@ -1,0 +1,154 @@
+"""Which services of a configuration run together, and which groups call each other.
+
+::
+
+    entries ── placement ──> groups ── what they call ──> order, the callee before its caller
+                                └── several? a group in front of them, which has the doors: the ingress
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.config.placement import PlacementSpec
+from ovmstrio.config.specs import ModelSpec
+from ovmstrio.core.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ovmstrio.config.specs import ServableSpec, ServerSpec
+    from ovmstrio.runtimes.table import Kinds
+
+__all__ = ["INGRESS", "ClusterLayout", "ServiceGroup", "lay_out"]
+
+INGRESS: Final = "ingress"
+"""The group that has the doors, where there are several; services may be placed there, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceGroup:
+    """Services that run in the same processes.
+
+    Attributes:
+        name: of the group.
+        services: that are in it.
+        placement: what its entries say of it together.
+        called: services of other groups that it calls, with the names of their groups.
+    """
+
+    name: str
+    services: tuple[ServableSpec, ...]
+    placement: PlacementSpec
+    called: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLayout:
+    """A configuration as groups, each behind those that it calls; the last one has the doors."""
+
+    groups: tuple[ServiceGroup, ...]
+
+    @property
+    def ingress(self) -> ServiceGroup:
+        """The group that has the doors: the only one, or the one in front of all others."""
+        return self.groups[-1]
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """The group of each service, by its name."""
+        return {service.name: group.name for group in self.groups for service in group.services}
+
+
+def lay_out(spec: ServerSpec, kinds: Kinds) -> ClusterLayout:
+    """Make groups of a configuration; blocking, for it reads what services call.
+
+    Raises:
+        ConfigError: it cannot be served by a cluster; all that is in the way is told.
+    """
+    problems = [problem for service in spec.services for problem in service.errors]
+    if not spec.services:
+        problems.append(Problem("nothing is configured", suggestion="a cluster needs at least one service"))
+    members: dict[str, list[ServableSpec]] = {}
+    for service in spec.services:
+        members.setdefault(service.placement.group or service.name, []).append(service)
+    owners = {service.name: name for name, services in members.items() for service in services}
+    placements = {name: _merged(name, services, problems) for name, services in members.items()}
+    calls = {name: _called(name, services, owners, kinds, problems) for name, services in members.items()}
+    for name, services in members.items():
+        problems += _objections(services, placements[name])
+    order = _ordered(calls, problems)
+    if problems:
+        raise ConfigError(problems)
+    groups = {name: ServiceGroup(name, tuple(members[name]), placements[name], calls[name]) for name in order}
+    if len(groups) > 1:
+        own = groups.pop(INGRESS, ServiceGroup(INGRESS, (), PlacementSpec(), {}))
+        groups[INGRESS] = own
+    return ClusterLayout(tuple(groups.values()))
+
+
+def _merged(name: str, services: Sequence[ServableSpec], problems: list[Problem]) -> PlacementSpec:
+    """Put together what the entries of a group say of it, which may not differ."""
+    said: dict[str, Any] = {}
+    for service in services:
+        for key in service.placement.model_fields_set - {"group"}:
+            value = getattr(service.placement, key)
+            if said.setdefault(key, value) != value:
+                text = f'the group "{name}" is given another {key} by another of its entries'
+                problems.append(service.placed(Problem(text, path=f"placement.{key}", suggestion="say it once")))
+    if said.get("replicas") is not None and said.get("autoscaling") is not None:
+        text = f'the group "{name}" is given both a number of replicas and autoscaling'
+        problems.append(services[0].placed(Problem(text, path="placement", suggestion="remove one of them")))
+        del said["autoscaling"]
+    return PlacementSpec(**said)
+
+
+def _called(
+    name: str, services: Sequence[ServableSpec], owners: dict[str, str], kinds: Kinds, problems: list[Problem]
+) -> dict[str, str]:
+    """Tell what a group calls of others, which have to take tensors: that is what goes from group to group."""
+    called: dict[str, str] = {}
+    for service in services:
+        for dependency in kinds[service.kind].depends_on(service):
+            owner = owners.get(dependency.name)
+            if owner is None or owner == name:
+                continue
+            if owner == INGRESS:
+                text = f'"{service.name}" calls "{dependency.name}", which is in the group that has the doors'
+                suggestion = "put both there, or both into others"
+                problems.append(service.placed(Problem(text, path="placement", suggestion=suggestion)))
+            called[dependency.name] = owner
+    return called
+
+
+def _objections(services: Sequence[ServableSpec], placement: PlacementSpec) -> Iterator[Problem]:
+    """Tell what cannot run in several processes."""
+    is_several = (placement.replicas or 1) > 1 or placement.autoscaling is not None
+    for service in services:
+        if is_several and isinstance(service, ModelSpec) and service.stateful:
+            text = f'"{service.name}" has sequences, which are in one process, and its group has several replicas'
+            yield service.placed(
+                Problem(text, path="placement", suggestion="give it a group of its own, of one replica")
+            )
+        if is_several and service.max_concurrency:
+            text = f'"{service.name}" has a max_concurrency, which one process counts, and its group several replicas'
+            suggestion = "say max_ongoing_requests in its placement, which is counted for each replica"
+            yield service.placed(Problem(text, path="max_concurrency", suggestion=suggestion))
+
+
+def _ordered(calls: dict[str, dict[str, str]], problems: list[Problem]) -> list[str]:
+    """Order groups so that each comes behind those that it calls; circles are problems."""
+    ordered: list[str] = []
+    left = dict(calls)
+    while left:
+        ready = [name for name, called in left.items() if not set(called.values()) & left.keys()]
+        if not ready:
+            names = ", ".join(sorted(left))
+            suggestion = "put what calls each other into one group, by placement"
+            problems.append(Problem(f"groups call each other in a circle: {names}", suggestion=suggestion))
+            return ordered
+        for name in ready:
+            ordered.append(name)
+            del left[name]
+    return ordered

@@ -1,0 +1,128 @@
+"""A configuration as an application of Ray Serve: a deployment for each group, bound to those that it calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+
+from ovmstrio.cluster.layout import lay_out
+from ovmstrio.cluster.ray.group_server import ReplicaPlan
+from ovmstrio.cluster.ray.ingress import ClusterIngress
+from ovmstrio.cluster.ray.replica import GroupReplica
+from ovmstrio.config.ovms_json import parse_config
+from ovmstrio.config.placement import PlacementSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.table import KINDS
+from ovmstrio.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ray.serve import Application
+
+    from ovmstrio.cluster.layout import ServiceGroup
+
+__all__ = ["GRPC_SERVICERS", "SETTINGS", "ClusterSettings", "application"]
+
+GRPC_SERVICERS: Final = ["ovmstrio.cluster.ray.grpc_services.add_services"]
+"""What Ray's gRPC proxies have to be started with."""
+
+_ONGOING: Final = 100
+_DRAIN_SECONDS: Final = 30
+SETTINGS: Final = frozenset(
+    {
+        "cache_dir",
+        "custom_node_isolation",
+        "file_system_poll_wait_seconds",
+        "hide_errors",
+        "max_message_size",
+        "openai_errors",
+        "python_isolation",
+        "python_memory_limit",
+        "queue_timeout",
+        "server_name",
+        "trial_load",
+    }
+)
+"""The settings of a server that have a meaning in a replica: no ports, no TLS, no callers, no logs of its own."""
+
+
+class ClusterSettings(BaseModel):
+    """What an application is made of.
+
+    Attributes:
+        config: the configuration file, which has to be at the same path on each machine, as has all that it names.
+        settings: of the replicas' servers, by the names of ``ovms serve``'s options.
+        ingress: the placement of the group with the doors, where no entry is placed there that says it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: Path
+    settings: dict[str, Any] = {}
+    ingress: PlacementSpec = PlacementSpec()
+
+
+def application(args: Mapping[str, Any]) -> Application:
+    """Make the application of a configuration, by the members of :class:`ClusterSettings`; blocking.
+
+    It is what ``import_path`` of Ray Serve's own files names.
+
+    Raises:
+        ConfigError: it cannot be served by a cluster; all that is in the way is told.
+        ValueError: the arguments are others.
+    """
+    given = ClusterSettings.model_validate(args)
+    _check_settings(given.settings)
+    path = given.config.resolve()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError([Problem(f"the file cannot be read: {error.strerror}", str(path))]) from None
+    cache_dir = ServerSettings(**given.settings).cache_dir
+    layout = lay_out(parse_config(KINDS.values(), content, path, cache_dir=cache_dir), KINDS)
+    repeatable = [group.name for group in layout.groups if not _runs_user_code(group)]
+    bound: dict[str, Application] = {}
+    for group in layout.groups:
+        is_ingress = group is layout.ingress
+        needed = [other for other in bound if is_ingress or other in group.called.values()]
+        owners = layout.owners if is_ingress and len(layout.groups) > 1 else {}
+        plan = ReplicaPlan(group.name, group.services, group.called, owners, given.settings)
+        deployment = _deployment(
+            group.name,
+            given.ingress if is_ingress and not group.services else group.placement,
+            ClusterIngress if is_ingress else GroupReplica,
+        )
+        bound[group.name] = deployment.bind(plan, {name: bound[name] for name in needed}, repeatable)
+    return bound[layout.ingress.name]
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    unknown = sorted(settings.keys() - SETTINGS)
+    if unknown:
+        text = f"settings that have no meaning in a replica: {', '.join(unknown)}"
+        raise ConfigError([Problem(text, path="settings", expected=f"some of {', '.join(sorted(SETTINGS))}")])
+
+
+def _runs_user_code(group: ServiceGroup) -> bool:
+    return any(KINDS[service.kind].runs_user_code for service in group.services)
+
+
+def _deployment(name: str, placement: PlacementSpec, replica: type[GroupReplica]) -> Any:
+    options: dict[str, Any] = {
+        "name": name,
+        "max_ongoing_requests": placement.max_ongoing_requests or _ONGOING,
+        "graceful_shutdown_timeout_s": _DRAIN_SECONDS,
+        "ray_actor_options": {
+            "num_cpus": 1 if placement.num_cpus is None else placement.num_cpus,
+            "resources": placement.resources or {},
+        },
+    }
+    if placement.autoscaling is None:
+        options["num_replicas"] = placement.replicas or 1
+    else:
+        options["autoscaling_config"] = placement.autoscaling.model_dump()
+    return serve.deployment(**options)(replica)

@@ -1,0 +1,116 @@
+"""The server of one replica: a registry, a data plane and the tables of its doors, without anything that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ovmstrio.cluster.ray.grpc_door import GrpcDoor
+from ovmstrio.cluster.ray.http_door import HttpDoor
+from ovmstrio.cluster.ray.linked_services import LinkedKind, LinkedSpec
+from ovmstrio.config.specs import ServableSpec, ServerSpec
+from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.table import KINDS, table_of
+from ovmstrio.server.life import Hosting, serve_plan
+from ovmstrio.server.plan import Plan
+from ovmstrio.server.rest_front_end import make_router
+from ovmstrio.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from ovmstrio.cluster.ray.linked_services import AskGroup
+    from ovmstrio.dataplane.plane import DataPlane
+
+__all__ = ["GroupServer", "ReplicaPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """What a replica is to do; plain enough to be sent to another machine that has the same files.
+
+    Attributes:
+        group: whose replica it is.
+        services: that it runs.
+        called: services of other groups that those call, with the names of their groups.
+        owners: the group of each service of the configuration, for the group that has the doors; empty for others.
+        settings: of the server, by their names.
+    """
+
+    group: str
+    services: tuple[ServableSpec, ...]
+    called: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def server(self) -> ServerSpec:
+        """What the replica's server serves: its services, and those that they call elsewhere."""
+        linked = (LinkedSpec(name=name, base_path=Path(), group=group) for name, group in self.called.items())
+        return ServerSpec(services=(*self.services, *linked))
+
+
+class GroupServer:
+    """Runs on the trio side of a replica.
+
+    Args:
+        plan: what it does.
+        ask: the other groups.
+
+    Attributes:
+        plane: every call of a service; once it has started.
+        http: its door.
+        grpc: its door.
+        tasks: owns what calls leave running; once it has started.
+    """
+
+    plane: DataPlane
+    http: HttpDoor
+    grpc: GrpcDoor
+    tasks: trio.Nursery
+
+    def __init__(self, plan: ReplicaPlan, ask: AskGroup) -> None:
+        self._plan = plan
+        self._kinds = {**KINDS, **table_of(LinkedKind(ask))}
+
+    async def run(
+        self, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until ``until`` returns, and then drain; reports once everything is loaded.
+
+        Raises:
+            ConfigError: something cannot be loaded; all that is wrong is told.
+
+        Ownership: services, and what calls leave running.
+        Cancellation: ends everything at once.
+        """
+        settings = ServerSettings(allow_empty=True, console="off", **self._plan.settings)
+        plan = Plan(settings=settings, spec=self._plan.server, kinds=self._kinds)
+        async with trio.open_nursery() as self.tasks:
+            running = await self.tasks.start(self._serve, plan, until)
+            await running.wait_loaded()
+            self._check()
+            task_status.started()
+
+    async def _serve(
+        self, plan: Plan, until: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[Any]
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            serve = partial(serve_plan, plan, Hosting(until=until), handle_signals=False)
+            running = await nursery.start(serve)
+            self.plane = running.plane
+            size = plan.settings.max_message_size
+            self.http = HttpDoor(make_router(running.plane, size), self.tasks, size)
+            self.grpc = GrpcDoor(running.plane)
+            task_status.started(running)
+        self.tasks.cancel_scope.cancel()
+
+    def _check(self) -> None:
+        readiness = self.plane.readiness()
+        if readiness.ready:
+            return
+        errors = [each for each in self.plane.registry.findings() if each.severity == "error"]
+        raise ConfigError(errors or [Problem(f'the group "{self._plan.group}" is not ready: {readiness.reason}')])

@@ -1,0 +1,32 @@
+"""The calls of gRPC that a cluster answers, and where their messages name a service; proxies import nothing else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["CALLS", "INDEX", "INFER", "MODEL_SPEC", "NAME", "NOWHERE", "READY", "STREAM"]
+
+NAME, MODEL_SPEC, NOWHERE = "name", "model spec", ""
+"""A message names a service at first, in a ``ModelSpec`` at first, or not at all."""
+
+_KSERVE: Final = "/inference.GRPCInferenceService"
+_TENSORFLOW: Final = "/tensorflow.serving"
+INFER: Final = f"{_KSERVE}/ModelInfer"
+READY: Final = f"{_KSERVE}/ServerReady"
+INDEX: Final = f"{_KSERVE}/RepositoryIndex"
+STREAM: Final = f"{_KSERVE}/ModelStreamInfer"
+
+CALLS: Final = {
+    INFER: NAME,
+    f"{_KSERVE}/ModelReady": NAME,
+    f"{_KSERVE}/ModelMetadata": NAME,
+    f"{_KSERVE}/ModelConfig": NAME,
+    f"{_TENSORFLOW}.PredictionService/Predict": MODEL_SPEC,
+    f"{_TENSORFLOW}.PredictionService/GetModelMetadata": MODEL_SPEC,
+    f"{_TENSORFLOW}.ModelService/GetModelStatus": MODEL_SPEC,
+    f"{_KSERVE}/ServerLive": NOWHERE,
+    READY: NOWHERE,
+    f"{_KSERVE}/ServerMetadata": NOWHERE,
+    INDEX: NOWHERE,
+}
+"""The calls of one message.  What changes a server, or tells what one process counts, is not among them."""

@@ -1,0 +1,280 @@
+"""The group that Ray's proxies ask: answers what is its own, and passes on what is about services of other groups.
+
+::
+
+    proxy ── HTTP, gRPC ──> which service? ──> of this group: its server
+                                          └──> of another: its link, with the request as it came
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import orjson
+import trio
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ovmstrio.api.admitted_calls import first_text
+from ovmstrio.cluster.layout import INGRESS
+from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
+from ovmstrio.cluster.ray.grpc_paths import CALLS, INDEX, READY
+from ovmstrio.cluster.ray.replica import GroupReplica, HttpParts
+from ovmstrio.cluster.ray.targets import grpc_target, http_target
+from ovmstrio.core.errors import NotReady, NotSupported, ServerError
+from ovmstrio.core.http import BODILESS, HttpRequest
+from ovmstrio.wire.http.answers import error_answer
+from ovmstrio.wire.statuses import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
+
+    from ovmstrio.core.http import Headers
+
+__all__ = ["ClusterIngress"]
+
+_READY_SECONDS: Final = 2.0
+_LISTS: Final = frozenset({"/v1/config", "/v2/models", "/v2/repository/index"})
+_READY_PATH: Final = "/v2/health/ready"
+_LENGTH: Final = b"content-length"
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class ClusterIngress(GroupReplica):
+    """A replica that has the doors; see :class:`GroupReplica`."""
+
+    # HTTP
+
+    async def __call__(self, asked: Request) -> Response:
+        """Answer a request that Ray's proxy passes on.
+
+        Cancellation: by Ray, when the client leaves; of everything that works on it.
+        """
+        request = await _request_of(asked)
+        try:
+            return await self._answer(request)
+        except ServerError as error:
+            answer = error_answer(error)
+            return _response(answer.status, answer.headers, answer.content)
+
+    async def _answer(self, request: HttpRequest) -> Response:
+        owners = self.plan.owners
+        if not owners:
+            return await self._answer_here(request)
+        path = request.target.partition("?")[0]
+        if path in _LISTS:
+            return _response(*await self._listed(path, request))
+        if path == _READY_PATH:
+            await self._check_groups()
+        target = http_target(request, owners)
+        group = owners.get(target.name, self.plan.group)
+        if group == self.plan.group:
+            return await self._answer_here(request)
+        if target.may_stream:
+            return await self._stream_from(group, request)
+        return _response(*await self.links[group].call("answer_http", request))
+
+    async def _answer_here(self, request: HttpRequest) -> Response:
+        head = await self.trio.call(self.server.http.answer, request)
+        if head.pieces is None:
+            return _response(*head[:3])
+        return _streamed(head.status, head.headers, self.pieces(head))
+
+    async def _stream_from(self, group: str, request: HttpRequest) -> Response:
+        pieces = self.links[group].stream("stream_http", request)
+        status, headers = await anext(pieces)
+        return _streamed(status, headers, pieces)
+
+    async def _listed(self, path: str, request: HttpRequest) -> HttpParts:
+        """Put together what the groups list, each of its own services."""
+        groups = {group: self.links[group].call("answer_http", request) for group in self.links}
+        parts = dict(zip(groups, await asyncio.gather(*groups.values()), strict=True))
+        parts[self.plan.group] = (await self.trio.call(self.server.http.answer, request))[:3]
+        failed: HttpParts | None = next((part for part in parts.values() if part[0] != 200), None)  # noqa: PLR2004 - that of HTTP
+        if failed is not None:
+            return failed
+        documents = {group: orjson.loads(body) for group, (_, _, body) in parts.items()}
+        status, headers, _ = next(iter(parts.values()))
+        return status, headers, orjson.dumps(_joined(path, documents, self.plan.owners))
+
+    async def _check_groups(self) -> None:
+        """See that every group can be called.
+
+        Raises:
+            NotReady: one cannot; the message names it.
+        """
+        for group, link in self.links.items():
+            try:
+                async with asyncio.timeout(_READY_SECONDS):
+                    reason = await link.call("obstacle")
+            except TimeoutError:
+                reason = f"no replica answered within {_READY_SECONDS:g} s"
+            if reason:
+                raise NotReady(f'Server is not ready - group "{group}": {reason}')
+
+    # gRPC, whose methods Ray calls by their names
+
+    async def answer_call(self, path: str, data: bytes, context: RayServegRPCContext) -> GrpcAnswer:
+        """Answer a call of one message."""
+        try:
+            answer = await self._answer_call(path, data)
+        except ServerError as error:
+            answer = GrpcAnswer(b"", status_of(error).grpc.value, error.message)
+        _tell(answer, context)
+        return answer
+
+    async def _answer_call(self, path: str, data: bytes) -> GrpcAnswer:
+        owners = self.plan.owners
+        group = owners.get(grpc_target(path, data), self.plan.group) if owners else self.plan.group
+        if group != self.plan.group:
+            answer = await self.links[group].call("answer_grpc", path, data, math.inf)
+            return GrpcAnswer(*answer)
+        if owners and path == INDEX:
+            raise NotSupported("the index of several groups is told over HTTP, at /v2/repository/index")
+        if owners and path == READY:
+            await self._check_groups()
+        return await self.answer_grpc(path, data)
+
+    async def ModelStreamInfer(  # noqa: N802 - the call's name
+        self, requests: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
+    ) -> AsyncIterator[GrpcAnswer]:
+        """Answer a stream of inferences, of services of this group.
+
+        Raises:
+            StreamFailure: it ended with another status than OK, which Ray takes from the context then.
+        """
+        first = await anext(requests, None)
+        name = "" if first is None else first_text(first).decode(errors="replace")
+        if self.plan.owners.get(name, self.plan.group) != self.plan.group:
+            failure: GrpcAnswer | None = _elsewhere(name)
+        else:
+            async with aclosing(self._stream(first, requests)) as replies:
+                failure = None
+                async for reply in replies:
+                    if isinstance(reply, GrpcAnswer):
+                        failure = reply
+                    else:
+                        yield GrpcAnswer(reply)
+        if failure is not None:
+            _tell(failure, grpc_context)
+            raise StreamFailure(failure.text)
+
+    async def _stream(
+        self, first: bytes | None, requests: gRPCInputStream[bytes]
+    ) -> AsyncGenerator[bytes | GrpcAnswer]:
+        """Give the replies of a stream, and in the end the status that it failed with."""
+        send_request, receive_request = trio.open_memory_channel[bytes](0)
+        send_reply, receive_reply = trio.open_memory_channel[bytes](0)
+
+        async def pass_on() -> None:
+            message = first
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                while message is not None:
+                    await self.trio.call(send_request.send, message)
+                    message = await anext(requests, None)
+            await self.trio.call(send_request.aclose)
+
+        answering = asyncio.ensure_future(self.trio.call(self.server.grpc.stream, receive_request, send_reply))
+        passing = asyncio.ensure_future(pass_on())
+        try:
+            with suppress(trio.EndOfChannel):
+                while True:
+                    yield await self.trio.call(receive_reply.receive)
+            failure = await answering
+            if failure is not None:
+                yield failure
+        finally:
+            answering.cancel()
+            passing.cancel()
+            await asyncio.gather(answering, passing, return_exceptions=True)
+
+
+class StreamFailure(Exception):
+    """A stream has ended with a status of its own."""
+
+
+Answering = Callable[[ClusterIngress, bytes, "RayServegRPCContext"], Awaitable[GrpcAnswer]]
+
+
+def _answering(path: str) -> Answering:
+    """Make the method that Ray calls for a path; it finds it by the last part of the path."""
+
+    async def answer(self: ClusterIngress, data: bytes, grpc_context: RayServegRPCContext) -> GrpcAnswer:
+        return await self.answer_call(path, data, grpc_context)
+
+    answer.__name__ = path.rpartition("/")[2]
+    answer.__doc__ = f"Answer {path}."
+    return answer
+
+
+for _path in CALLS:
+    setattr(ClusterIngress, _path.rpartition("/")[2], _answering(_path))
+
+
+def _elsewhere(name: str) -> GrpcAnswer:
+    text = (
+        f'"{name[:80]}" is in another group than the one with the doors, and streams of requests are not passed on: '
+        f'place it in the group "{INGRESS}", or call ModelInfer'
+    )
+    return GrpcAnswer(b"", grpc.StatusCode.UNIMPLEMENTED.value[0], text)
+
+
+def _tell(answer: GrpcAnswer, context: RayServegRPCContext) -> None:
+    """Have Ray's proxy tell the status of an answer."""
+    if answer.status:
+        context.set_code(_CODES[answer.status])
+        context.set_details(answer.text)
+        context.set_trailing_metadata([*context.trailing_metadata(), *answer.trailers])
+
+
+async def _request_of(asked: Request) -> HttpRequest:
+    scope = asked.scope
+    target = scope.get("raw_path") or scope["path"].encode()
+    root = scope.get("root_path", "").encode()
+    path = target.removeprefix(root).decode("latin-1") or "/"
+    query = scope["query_string"].decode("latin-1")
+    headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    client = scope["client"][0] if scope.get("client") else ""
+    target = f"{path}?{query}" if query else path
+    return HttpRequest(scope["method"], "", query, headers, await asked.body(), client, target)
+
+
+def _response(status: int, headers: Headers, body: bytes) -> Response:
+    response = Response(b"" if status in BODILESS else body, status)
+    response.raw_headers[:] = [*_encoded(headers), *(each for each in response.raw_headers if each[0] == _LENGTH)]
+    return response
+
+
+def _streamed(status: int, headers: Headers, pieces: AsyncIterator[bytes]) -> Response:
+    response = StreamingResponse(pieces, status)
+    response.raw_headers[:] = _encoded(headers)
+    return response
+
+
+def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def _joined(path: str, documents: dict[str, Any], owners: dict[str, str]) -> Any:
+    """Put lists of groups together, without what they list of others."""
+    if path == "/v1/config":
+        return {
+            name: told
+            for group, document in documents.items()
+            for name, told in document.items()
+            if owners.get(name) == group
+        }
+    rows = [
+        row
+        for group, document in documents.items()
+        for row in (document["models"] if path == "/v2/models" else document)
+        if owners.get(row["name"]) == group
+    ]
+    return {"models": rows} if path == "/v2/models" else rows

@@ -1,0 +1,94 @@
+"""One RPC whose messages come as bytes and go as bytes: what handlers of gRPC see where another server has the wire."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from ovmstrio.api.grpc_codec import Codec
+from ovmstrio.core.pieced_message import PiecedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from grpclib.const import Handler
+
+__all__ = ["MessageCall"]
+
+_CODEC: Final = Codec()
+
+
+class MessageCall:
+    """What a handler gets in place of the wire's call.
+
+    Args:
+        path: what is called.
+        handler: answers it.
+        receive: gives the next message; None behind the last one.
+        send: takes a message of the answer.
+        deadline: on trio's clock.
+
+    Attributes:
+        arrival: None, as nothing is known of an order.
+        half_closed: whether the last message has been received.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        handler: Handler,
+        receive: Callable[[], Awaitable[bytes | None]],
+        send: Callable[[bytes], Awaitable[None]],
+        deadline: float,
+    ) -> None:
+        self.path = path
+        self.handler = handler
+        self.deadline = deadline
+        self.arrival = None
+        self.half_closed = False
+        self._receive = receive
+        self._send = send
+
+    async def recv_message(self, *, is_decoded: bool = True) -> Any:
+        """Receive the next message; None behind the last one.
+
+        Raises:
+            GRPCError: it cannot be decoded.
+
+        Cancellation: while there is none.
+        """
+        data = await self._receive()
+        if data is None:
+            self.half_closed = True
+            return None
+        return self.decode(data) if is_decoded else data
+
+    def decode(self, data: bytes) -> Any:
+        """Read a message.
+
+        Raises:
+            GRPCError: it cannot be decoded.
+        """
+        return _CODEC.decode(data, self.handler.request_type)
+
+    async def send_message(self, message: Any) -> None:
+        """Send a message of the answer.
+
+        Cancellation: while nobody takes it.
+        """
+        if isinstance(message, PiecedMessage):
+            await self._send(message.joined())
+        elif self.handler.reply_type is bytes and isinstance(message, bytes | memoryview):
+            await self._send(bytes(message))
+        else:
+            await self._send(_CODEC.encode(message, self.handler.reply_type))
+
+    def __aiter__(self) -> Self:
+        """Iterate over the messages."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Receive the next message."""
+        message = await self.recv_message()
+        if message is None:
+            raise StopAsyncIteration
+        return message

@@ -1,0 +1,77 @@
+"""Which service a request is about, as far as its first bytes tell: what the group with the doors goes by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from ovmstrio.api.admitted_calls import first_text
+from ovmstrio.cluster.ray.grpc_paths import CALLS, NAME
+from ovmstrio.core.errors import NotSupported
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ovmstrio.core.http import HttpRequest
+
+__all__ = ["HttpTarget", "grpc_target", "http_target"]
+
+_BY_NAME: Final = ("/v1/models/", "/v2/models/")
+_STREAMED: Final = "/generate_stream"
+_OPENAI: Final = (
+    "/v3/",
+    "/v1/chat/",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/audio/",
+    "/v1/rerank",
+    "/v1/tokenize",
+)
+_WAY_OUT: Final = 'place all models of text in the group "ingress"'
+
+
+class HttpTarget(NamedTuple):
+    """What a request is about: a service, none if it is about the server, and whether its answer may be a stream."""
+
+    name: str
+    may_stream: bool
+
+
+def http_target(request: HttpRequest, names: Collection[str]) -> HttpTarget:
+    """Tell which of these services a request is about.
+
+    Raises:
+        NotSupported: it is one of OpenAI's that does not say so where this looks.
+    """
+    path = unquote(request.target.partition("?")[0])
+    if path.startswith(_OPENAI):
+        return HttpTarget(_openai_name(request, path), may_stream=True)
+    for prefix in _BY_NAME:
+        if path.startswith(prefix):
+            name = path.removeprefix(prefix).partition("/")[0]
+            return HttpTarget(name if name in names else name.partition(":")[0], path.endswith(_STREAMED))
+    first = path.removeprefix("/").partition("/")[0]
+    return HttpTarget(first, may_stream=True) if first in names else HttpTarget("", may_stream=False)
+
+
+def _openai_name(request: HttpRequest, path: str) -> str:
+    try:
+        document = orjson.loads(request.body)
+    except orjson.JSONDecodeError:
+        document = None
+    name = document.get("model") if isinstance(document, dict) else None
+    if not isinstance(name, str):
+        raise NotSupported(f"{path}: only requests whose JSON has a model are passed on to other groups; {_WAY_OUT}")
+    return name
+
+
+def grpc_target(path: str, data: bytes) -> str:
+    """Tell which service a call is about; empty if it is about the server."""
+    where = CALLS[path]
+    if not where:
+        return ""
+    first = first_text(data)
+    return (first if where == NAME else first_text(first)).decode(errors="replace")

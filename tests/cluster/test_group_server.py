@@ -1,0 +1,180 @@
+"""Servers of groups that call each other without Ray between them, and their doors: answers, statuses, streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import trio
+
+from ovmstrio.cluster.ray.group_server import GroupServer, ReplicaPlan
+from ovmstrio.cluster.ray.grpc_door import GrpcAnswer
+from ovmstrio.cluster.ray.grpc_paths import INFER
+from ovmstrio.cluster.ray.http_door import HttpHead
+from ovmstrio.cluster.ray.linked_services import answer_linked, describe_linked
+from ovmstrio.config.specs import ModelSpec, NodeInput, NodeOutput, PipelineNode, PipelineSpec
+from ovmstrio.core.errors import ConfigError, NotReady, ServerError
+from ovmstrio.core.http import HttpRequest
+from ovmstrio.protocol.descriptors import message_class
+from ovmstrio.work.messages.error_codec import decode_error, encode_error
+from tests.support import ir
+
+Request = message_class("inference.ModelInferRequest")
+Response = message_class("inference.ModelInferResponse")
+
+
+def _pipeline(called: str) -> PipelineSpec:
+    node = PipelineNode(
+        name="n",
+        model_name=called,
+        inputs=(NodeInput(name="b", node="request", data_item="x"),),
+        outputs=(NodeOutput(data_item="a", alias="a"),),
+    )
+    outputs = (NodeInput(name="y", node="n", data_item="a"),)
+    return PipelineSpec(name="dag", base_path=Path(), inputs=("x",), outputs=outputs, nodes=(node,))
+
+
+@asynccontextmanager
+async def _serving(server: GroupServer) -> AsyncIterator[GroupServer]:
+    ending = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run, ending.wait)
+        yield server
+        ending.set()
+
+
+async def _nobody(group: str, method: str, *arguments: Any) -> Any:
+    raise NotReady(f'the group "{group}" has no replica')
+
+
+@asynccontextmanager
+async def _two_groups(root: Path) -> AsyncIterator[tuple[GroupServer, GroupServer]]:
+    """Give a group with a model, and one with a pipeline that calls it; errors pass between them as plain data."""
+    ir.save(ir.dummy(), root, "m")
+    settings = {"trial_load": "off", "file_system_poll_wait_seconds": 0}
+    far = GroupServer(ReplicaPlan("far", (ModelSpec(name="m", base_path=root / "m"),), settings=settings), _nobody)
+
+    answers: dict[str, Any] = {"infer_linked": answer_linked, "describe_linked": describe_linked}
+
+    async def ask(group: str, method: str, *arguments: Any) -> Any:
+        assert group == "far"
+        try:
+            return await answers[method](far.plane, *arguments)
+        except ServerError as error:
+            raise decode_error(orjson.loads(orjson.dumps(encode_error(error)))) from None
+
+    plan = ReplicaPlan("near", (_pipeline("m"),), called={"m": "far"}, settings=settings)
+    async with _serving(far), _serving(GroupServer(plan, ask)) as near:
+        yield far, near
+
+
+def _infer(name: str, tensor: str, shape: tuple[int, ...] = (1, 10)) -> bytes:
+    message = Request(model_name=name, id="7")
+    message.inputs.add(name=tensor, datatype="FP32", shape=shape)
+    message.raw_input_contents.append(np.ones(shape, np.float32).tobytes())
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _values(answer: GrpcAnswer) -> list[float]:
+    assert answer.status == 0, answer.text
+    found: list[float] = np.frombuffer(Response.FromString(answer.data).raw_output_contents[0], np.float32).tolist()
+    return found
+
+
+async def _get(server: GroupServer, target: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+    data = b"" if body is None else orjson.dumps(body)
+    head: HttpHead = await server.http.answer(HttpRequest(method, "", "", (), data, "127.0.0.1", target))
+    return head.status, orjson.loads(head.body) if head.body else None
+
+
+async def test_a_pipeline_calls_a_model_of_another_group(tmp_path: Path) -> None:
+    """Its inputs are checked by what that group tells of them, and its answer is the model's."""
+    async with _two_groups(tmp_path) as (far, near):
+        assert _values(await far.grpc.answer(INFER, _infer("m", "b"))) == [2.0] * 10
+        assert _values(await near.grpc.answer(INFER, _infer("dag", "x"))) == [2.0] * 10
+        status, told = await _get(near, "/v2/models/dag")
+        assert status == 200
+        assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [1, 10]}]
+
+
+async def test_errors_keep_their_statuses_on_both_doors_from_group_to_group(tmp_path: Path) -> None:
+    """A wrong shape is the caller's mistake, wherever the model is."""
+    async with _two_groups(tmp_path) as (far, near):
+        here = await far.grpc.answer(INFER, _infer("m", "b", (1, 9)))
+        there = await near.grpc.answer(INFER, _infer("dag", "x", (1, 9)))
+        assert (here.status, there.status) == (3, 3)
+        assert "Invalid input shape" in here.text
+        assert "Invalid input shape" in there.text
+        assert (await far.grpc.answer(INFER, _infer("none", "b"))).status == 5
+        body = {"inputs": [{"name": "x", "shape": [1, 9], "datatype": "FP32", "data": [1.0] * 9}]}
+        assert (await _get(near, "/v2/models/dag/infer", "POST", body))[0] == 400
+        assert (await _get(near, "/v2/models/none"))[0] == 404
+
+
+async def test_the_deadline_of_a_call_goes_along(tmp_path: Path) -> None:
+    """A group that does not answer in time is given up."""
+    ir.save(ir.dummy(), tmp_path, "m")
+
+    async def ask(group: str, method: str, *arguments: Any) -> Any:
+        if method == "infer_linked":
+            assert arguments[-1] < math.inf
+            await trio.sleep_forever()
+        return [
+            "m",
+            "OpenVINO",
+            [["b", "FP32", [[1, 1], [10, 10]], 0, ""]],
+            [["a", "FP32", [[1, 1], [10, 10]], 0, ""]],
+            [],
+        ]
+
+    plan = ReplicaPlan("near", (_pipeline("m"),), called={"m": "far"}, settings={"file_system_poll_wait_seconds": 0})
+    async with _serving(GroupServer(plan, ask)) as near:
+        assert (await near.grpc.answer(INFER, _infer("dag", "x"), 0.2)).status == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("GET", "/metrics"),
+        ("GET", "/v2/models/stats"),
+        ("GET", "/v2/models/m/stats"),
+        ("POST", "/v1/config/reload"),
+        ("POST", "/v2/repository/models/m/unload"),
+    ],
+)
+async def test_what_is_about_one_process_is_refused_with_the_way_out(tmp_path: Path, method: str, target: str) -> None:
+    """It would be a part of the truth, or change one replica of many."""
+    async with _two_groups(tmp_path) as (far, _):
+        status, told = await _get(far, target, method)
+        assert status == 501
+        assert "`ovms deploy ray` changes what is served" in told["error"]
+
+
+async def test_a_replica_that_cannot_load_does_not_start(tmp_path: Path) -> None:
+    """And says why, rather than to answer for what it has not."""
+    plan = ReplicaPlan("g", (ModelSpec(name="m", base_path=tmp_path / "nowhere"),))
+    with pytest.raises(ExceptionGroup) as raised:
+        async with _serving(GroupServer(plan, _nobody)):
+            raise AssertionError
+    assert raised.group_contains(
+        ConfigError, match="the model's path does not exist", depth=2
+    ) or raised.group_contains(ConfigError, match="the model's path does not exist")
+
+
+async def test_bodies_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    """As by the server's own listeners."""
+    ir.save(ir.dummy(), tmp_path, "m")
+    settings = {"max_message_size": 1024, "trial_load": "off"}
+    plan = ReplicaPlan("g", (ModelSpec(name="m", base_path=tmp_path / "m"),), settings=settings)
+    async with _serving(GroupServer(plan, _nobody)) as server:
+        body = {"inputs": [{"name": "b", "shape": [1, 10], "datatype": "FP32", "data": [1.0] * 1000}]}
+        status, told = await _get(server, "/v2/models/m/infer", "POST", body)
+        assert status == 413
+        assert "the limit is 1024" in told["error"]

@@ -1,0 +1,255 @@
+"""A configuration on a Ray cluster of two nodes on this machine, by the real command and real clients."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.support import ir
+from tests.support.ray_cluster import RayCluster, ray_cluster
+
+triton = pytest.importorskip("tritonclient.grpc")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.e2e,
+    # Imported, it would leave much behind in this process.
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+]
+
+PATIENCE_SECONDS = 120
+ENOUGH = 60
+EVERYWHERE = {"num_cpus": 0.1, "replicas": 2, "resources": {"place": 1}}
+HEAD = {"num_cpus": 0.1, "resources": {"head": 1}}
+
+GRAPH = """
+input_stream: "in"
+output_stream: "out"
+node {
+  calculator: "OpenVINOModelServerSessionCalculator"
+  output_side_packet: "SESSION:session"
+  node_options: {
+    [type.googleapis.com / mediapipe.OpenVINOModelServerSessionCalculatorOptions]: { servable_name: "spread" }
+  }
+}
+node {
+  calculator: "OpenVINOInferenceCalculator"
+  input_side_packet: "SESSION:session"
+  input_stream: "IN:in"
+  output_stream: "OUT:out"
+  node_options: {
+    [type.googleapis.com / mediapipe.OpenVINOInferenceCalculatorOptions]: {
+      tag_to_input_tensor_names { key: "IN" value: "b" }
+      tag_to_output_tensor_names { key: "OUT" value: "a" }
+    }
+  }
+}
+"""
+
+
+def _configuration(root: Path, rolled: str) -> Path:
+    """Write a configuration: a model on both nodes, a DAG and graphs that call it, and a model that gets replaced."""
+    node = {
+        "name": "n",
+        "model_name": "spread",
+        "type": "DL model",
+        "inputs": [{"b": {"node_name": "request", "data_item": "x"}}],
+        "outputs": [{"data_item": "a", "alias": "a"}],
+    }
+    document = {
+        "model_config_list": [
+            {"config": {"name": "spread", "base_path": "spread", "placement": EVERYWHERE}},
+            {"config": {"name": "rolled", "base_path": rolled, "placement": {**HEAD, "group": "callers"}}},
+        ],
+        "pipeline_config_list": [
+            {
+                "name": "dag",
+                "inputs": ["x"],
+                "nodes": [node],
+                "outputs": [{"y": {"node_name": "n", "data_item": "a"}}],
+                "placement": "callers",
+            }
+        ],
+        "mediapipe_config_list": [
+            {"name": "near", "base_path": ".", "graph_path": "graph.pbtxt", "placement": {**HEAD, "group": "ingress"}},
+            {"name": "far", "base_path": ".", "graph_path": "graph.pbtxt", "placement": "callers"},
+        ],
+    }
+    path = root / "config.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that add one, and one that gives what it gets."""
+    root = tmp_path_factory.mktemp("ray")
+    for name in ("spread", "old"):
+        ir.save(ir.dummy(), root, name)
+    ir.save(ir.passthrough("FP32", (1, 10), input_name="b", output_name="a"), root, "new")
+    (root / "graph.pbtxt").write_text(GRAPH)
+    return root
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[RayCluster]:
+    """Two nodes, and what is deployed there."""
+    with ray_cluster(2) as running:
+        done = running.deploy(_configuration(folder, "old"))
+        assert done.returncode == 0, done.stderr
+        yield running
+
+
+@pytest.fixture
+def rest(cluster: RayCluster) -> Iterator[httpx.Client]:
+    """Ask Ray's proxy over HTTP."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{cluster.http}", timeout=PATIENCE_SECONDS) as client:
+        yield client
+
+
+@pytest.fixture
+def grpc(cluster: RayCluster) -> Iterator[Any]:
+    """Ask Ray's proxy over gRPC, as a client that knows nothing of Ray."""
+    client = triton.InferenceServerClient(f"127.0.0.1:{cluster.grpc}")
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _posted(client: httpx.Client, name: str, tensor: str = "b", size: int = 10) -> httpx.Response:
+    given = {"name": tensor, "shape": [1, size], "datatype": "FP32", "data": [1.0] * size}
+    return client.post(f"/v2/models/{name}/infer", json={"inputs": [given]})
+
+
+def _input(tensor: str, size: int = 10) -> Any:
+    given = triton.InferInput(tensor, [1, size], "FP32")
+    given.set_data_from_numpy(np.ones((1, size), np.float32))
+    return given
+
+
+def _first(answer: httpx.Response) -> float:
+    assert answer.status_code == 200, answer.text
+    found: float = answer.json()["outputs"][0]["data"][0]
+    return found
+
+
+def test_models_answer_through_rays_proxies_over_both_protocols(rest: httpx.Client, grpc: Any) -> None:
+    """A client of KServe needs to know nothing of Ray, not even the application's name."""
+    assert _first(_posted(rest, "spread")) == 2.0
+    assert grpc.infer("spread", [_input("b")], client_timeout=PATIENCE_SECONDS).as_numpy("a").tolist() == [[2.0] * 10]
+    assert rest.get("/v2/health/ready").json() == {"ready": True}
+    assert grpc.is_server_ready()
+    assert sorted(rest.get("/v1/config").json()) == ["dag", "far", "near", "rolled", "spread"]
+
+
+def test_errors_keep_their_statuses_and_texts(rest: httpx.Client, grpc: Any) -> None:
+    """Whichever group has found them."""
+    assert _posted(rest, "none").status_code == 404
+    refused = _posted(rest, "spread", size=9)
+    assert (refused.status_code, "Invalid input shape" in refused.json()["error"]) == (400, True)
+    for name, tensor, size, status in (
+        ("none", "b", 10, "StatusCode.NOT_FOUND"),
+        ("spread", "b", 9, "StatusCode.INVALID_ARGUMENT"),
+        ("dag", "x", 9, "StatusCode.INVALID_ARGUMENT"),
+    ):
+        with pytest.raises(triton.InferenceServerException) as raised:
+            grpc.infer(name, [_input(tensor, size)], client_timeout=PATIENCE_SECONDS)
+        assert raised.value.status() == status
+    assert rest.get("/metrics").status_code == 501
+
+
+def test_graphs_and_dags_call_models_of_other_replicas(rest: httpx.Client) -> None:
+    """By Ray's handles, from another group and from the one with the doors."""
+    assert _first(_posted(rest, "dag", "x")) == 2.0
+    assert _first(_posted(rest, "far", "in")) == 2.0
+    assert _first(_posted(rest, "near", "in")) == 2.0
+
+
+def test_streams_reach_graphs_in_the_group_with_the_doors_and_are_refused_by_others(grpc: Any) -> None:
+    """The refusal names the way out."""
+    replies: queue.Queue[Any] = queue.Queue()
+    grpc.start_stream(lambda result, error: replies.put((result, error)))
+    grpc.async_stream_infer("near", [_input("in")])
+    result, error = replies.get(timeout=PATIENCE_SECONDS)
+    assert error is None
+    assert result.as_numpy("out").tolist() == [[2.0] * 10]
+    grpc.stop_stream()
+    grpc.start_stream(lambda result, error: replies.put((result, error)))
+    grpc.async_stream_infer("far", [_input("in")])
+    _, error = replies.get(timeout=PATIENCE_SECONDS)
+    assert 'place it in the group "ingress"' in str(error)
+    grpc.stop_stream()
+
+
+@contextmanager
+def _load(cluster: RayCluster, *calls: tuple[str, str]) -> Iterator[Callable[[int], Counter[str]]]:
+    """Call services without a pause; gives what waits for so many more answers of each, and tells how all ended."""
+    counts: dict[str, Counter[str]] = {name: Counter() for name, _ in calls}
+    changed = threading.Condition()
+    over = threading.Event()
+
+    def call(name: str, tensor: str) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{cluster.http}", timeout=PATIENCE_SECONDS) as client:
+            while not over.is_set():
+                try:
+                    answer = _posted(client, name, tensor)
+                    outcome = str(answer.status_code) if answer.status_code == 200 else answer.text
+                except httpx.HTTPError as error:
+                    outcome = repr(error)
+                with changed:
+                    counts[name][outcome] += 1
+                    changed.notify_all()
+
+    def wait(more: int) -> Counter[str]:
+        with changed:
+            wanted = {name: each.total() + more for name, each in counts.items()}
+            done = changed.wait_for(
+                lambda: all(counts[name].total() >= least for name, least in wanted.items()), PATIENCE_SECONDS
+            )
+            assert done, counts
+            return sum(counts.values(), Counter())
+
+    threads = [threading.Thread(target=call, args=each) for each in calls]
+    for thread in threads:
+        thread.start()
+    try:
+        yield wait
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+
+
+def test_a_new_version_is_rolled_out_without_a_lost_request(
+    cluster: RayCluster, folder: Path, rest: httpx.Client
+) -> None:
+    """Requests go to the old replica or the new one, and in the end to the new one alone."""
+    assert _first(_posted(rest, "rolled")) == 2.0
+    with _load(cluster, ("rolled", "b"), ("dag", "x")) as wait:
+        wait(5)
+        done = cluster.deploy(_configuration(folder, "new"))
+        assert done.returncode == 0, done.stderr
+        assert list(wait(5)) == ["200"]
+    assert _first(_posted(rest, "rolled")) == 1.0
+
+
+def test_a_node_is_killed_under_load_without_a_lost_request(cluster: RayCluster) -> None:
+    """Calls of models that were on it are made once more, by the group with the doors and by callers elsewhere."""
+    assert cluster.tell("replicas", "spread") == "2"
+    with _load(cluster, ("spread", "b"), ("dag", "x"), ("near", "in")) as wait:
+        wait(5)
+        assert cluster.tell("kill") == "killed"
+        assert list(wait(ENOUGH)) == ["200"]
+    assert cluster.tell("nodes") == "1"
