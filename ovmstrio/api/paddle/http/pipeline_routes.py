@@ -20,7 +20,7 @@ from ovmstrio.api.doors import PADDLE_HTTP
 from ovmstrio.api.paddle.http.pipeline_json import error_answer, read_request, render, status_of_code, text_answer
 from ovmstrio.api.refusals import inflated_body
 from ovmstrio.core.callers import Need
-from ovmstrio.core.errors import Overloaded, PayloadTooLarge, ServerError
+from ovmstrio.core.errors import PayloadTooLarge, ServerError
 from ovmstrio.core.http import HttpAnswer
 from ovmstrio.observability.metrics import CONTENT_TYPE
 from ovmstrio.runtimes.ops.messages import to_message
@@ -66,12 +66,10 @@ class OpsMountKind:
         """Answer for an error in the form of the gateway."""
         if not isinstance(error, ServerError):
             return answers.error_answer(error)
-        if isinstance(error, Overloaded):
-            answer = error_answer(error.message, status_of(error).http, _RESOURCE_EXHAUSTED)
-            return answer.with_headers(answers.retry_after(error))
         if isinstance(error, PayloadTooLarge):
             return error_answer(error.message, 413, _RESOURCE_EXHAUSTED)
-        return error_answer(error.message)
+        status = status_of(error)
+        return error_answer(error.message, status.http, status.grpc.value).with_headers(answers.retry_after(error))
 
     def is_call(self, method: str, path: str) -> bool:
         """Take requests of the pipeline for calls, and no questions about it."""
