@@ -29,6 +29,9 @@ def profile_tables(told: Mapping[str, Any]) -> Iterator[tuple[str, Table | None]
     for threads in told["threads"]:
         if threads["stacks"]:
             yield _functions(told, threads)
+    if told["processes"]:
+        pid = told["processes"][0]["pid"]
+        yield f"Processes of services are not sampled; py-spy does that: py-spy record --gil --pid {pid} -o FILE", None
     for model in told["models"]:
         yield _layers(model)
 
@@ -54,6 +57,9 @@ def _threads(told: Mapping[str, Any]) -> tuple[str, Table]:
         waiting = threads["waiting"] / max(1, threads["samples"])
         table.add_row(safe(threads["name"]), cpu, f"{waiting:.0%}")
     table.add_row("OpenVINO and other native threads", f"{told['native_cpu_seconds']:.2f} s", "")
+    for process in told["processes"]:
+        name = f"process {process['pid']} of {process['service']}"
+        table.add_row(safe(name), f"{process['cpu_seconds']:.2f} s", "not sampled")
     title = f"[bold]{told['seconds']:.2f} s, in which the server took {told['cpu_seconds']:.2f} s of processors[/]"
     return title, table
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from ovmstrio.core.census import current_census
 from ovmstrio.core.errors import InvalidRequest, Overloaded, ServerError
 from ovmstrio.core.layer_times import LayeredServable
+from ovmstrio.observability.process_figures import processor_seconds
 from ovmstrio.observability.stack_sampling import StackSampler
 from ovmstrio.work.threads.worker_threads import WorkerThreads
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from ovmstrio.dataplane.plane import DataPlane
     from ovmstrio.observability.stack_sampling import SampledThreads
 
-__all__ = ["MOST_RATE", "MOST_SECONDS", "ProfiledModel", "Profiler", "ServerProfile"]
+__all__ = ["MOST_RATE", "MOST_SECONDS", "ProfiledModel", "ProfiledProcess", "Profiler", "ServerProfile"]
 
 MOST_SECONDS: Final = 60.0
 MOST_RATE: Final = 1000.0
@@ -52,6 +54,15 @@ class ProfiledModel:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ProfiledProcess:
+    """A process of its own that works for a service: what it took, for it is not sampled."""
+
+    service: str
+    pid: int
+    cpu_seconds: float
+
+
 @dataclass(slots=True)
 class ServerProfile:
     """What was seen in so many seconds.
@@ -65,6 +76,7 @@ class ServerProfile:
     native_seconds: float
     threads: list[SampledThreads]
     models: list[ProfiledModel] = field(default_factory=list)
+    processes: list[ProfiledProcess] = field(default_factory=list)
 
 
 class Profiler:
@@ -106,8 +118,9 @@ class Profiler:
             )
         self._is_busy = True
         try:
-            before = self._work_of_versions()
+            before, processes = self._work_of_versions(), _processes()
             profile = await _sampled(seconds, rate)
+            profile.processes = _worked_since(processes)
             found = self._called_since(before)
             if models is not None:
                 found = [self._asked_for(name, found) for name in models]
@@ -165,6 +178,18 @@ async def _sampled(seconds: float, rate: float) -> ServerProfile:
     worked = time.process_time() - worked
     native = max(0.0, worked - sum(each.cpu_seconds or 0.0 for each in threads))
     return ServerProfile(time.perf_counter() - begun, worked, native, threads)
+
+
+def _processes() -> dict[tuple[str, int], float]:
+    """Tell how long the processes of services have had processors."""
+    pids = [(owner, process.pid) for owner, process in current_census().processes() if process.pid is not None]
+    return {(owner, pid): took for owner, pid in pids if (took := processor_seconds(pid)) is not None}
+
+
+def _worked_since(before: dict[tuple[str, int], float]) -> list[ProfiledProcess]:
+    """List the processes that there are, what took most first; one that was started meanwhile took all that it has."""
+    took = [ProfiledProcess(*key, round(now - before.get(key, 0.0), 3)) for key, now in _processes().items()]
+    return sorted(took, key=lambda each: -each.cpu_seconds)
 
 
 def _role(loop: int, number: int, name: str, functions: frozenset[str]) -> str:

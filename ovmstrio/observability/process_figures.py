@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from ovmstrio.core.census import Census
 
-__all__ = ["PROCESS_FIGURES", "work_figures"]
+__all__ = ["PROCESS_FIGURES", "processor_seconds", "work_figures"]
 
+_USER_TICKS: Final = 11
+"""The place of ``utime`` behind the name in ``/proc/PID/stat``, before that of ``stime``."""
 _Figures = dict[tuple[str, ...], float]
 
 PROCESS_FIGURES: Final[Mapping[str, Callable[[], _Figures]]] = {
@@ -39,6 +41,15 @@ def work_figures(census: Census) -> Mapping[str, Callable[[], _Figures]]:
             (owner, _memory_of(process.pid)) for owner, process in census.processes()
         ),
     }
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Tell how long a process has had processors; None of one that has gone, or where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[_USER_TICKS]) + int(fields[_USER_TICKS + 1])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _sums(figures: Iterable[tuple[str, int]]) -> _Figures:

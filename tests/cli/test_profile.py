@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ovms_cli.profile_tables import profile_rows
+from ovms_cli.profile_tables import profile_rows, profile_tables
 from ovms_cli.speedscope import speedscope_document
 from tests.support import ir
 from tests.support.processes import run_ovms, serving
@@ -32,6 +32,7 @@ TOLD: dict[str, Any] = {
             "stacks": [{"frames": [0, 1], "samples": 5}, {"frames": [0], "samples": 1}],
         },
     ],
+    "processes": [{"service": "words", "pid": 77, "cpu_seconds": 1.5}],
     "models": [
         {
             "name": "m",
@@ -61,6 +62,17 @@ def test_a_file_for_speedscope_has_the_time_of_each_stack() -> None:
     assert [names[number] for (number,) in layers["samples"]] == ["a (MatMul, brgemm)", "b (Relu, jit)"]
     assert (layers["unit"], layers["weights"]) == ("microseconds", pytest.approx([3.0, 1.0]))
     assert made["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+
+
+def test_processes_that_are_not_sampled_are_named_with_the_way_out() -> None:
+    """And with the processors that they took; where there are none, nothing is said of them."""
+    threads, *others = profile_tables(TOLD)
+    table = threads[1]
+    assert table is not None
+    (names, took, waiting) = ([*column.cells] for column in table.columns)
+    assert (names[-1], took[-1], waiting[-1]) == ("process 77 of words", "1.50 s", "not sampled")
+    assert any("py-spy record --gil --pid 77" in title for title, _ in others)
+    assert "not sampled" not in str([title for title, _ in profile_tables({**TOLD, "processes": []})])
 
 
 def test_rows_tell_own_and_total_shares() -> None:

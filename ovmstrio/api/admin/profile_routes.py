@@ -6,6 +6,7 @@ timed; by default the ones that were called meanwhile, and with an empty list no
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from ovmstrio.core.errors import InvalidRequest
@@ -78,6 +79,7 @@ def _document(profile: ServerProfile) -> dict[str, Any]:
         "native_cpu_seconds": profile.native_seconds,
         "frames": [{"name": frame.name, "file": frame.file, "line": frame.line} for frame in numbers],
         "threads": threads,
+        "processes": [asdict(each) for each in profile.processes],
         "models": [_model(each) for each in profile.models],
     }
 
