@@ -22,6 +22,7 @@ from ovmstrio.core.http import HttpAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from typing import Self
 
     from ovmstrio.core.http import Headers, HttpRequest
 
@@ -36,11 +37,34 @@ _EVENT_HEADERS: Final[Headers] = (
 )
 
 
+class _Body:
+    """What comes of a sink; one that is broken off raises instead of its end, so that nobody takes it for whole."""
+
+    def __init__(self, channel: trio.MemoryReceiveChannel[bytes]) -> None:
+        self._channel = channel
+        self.is_broken = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self._channel.receive()
+        except trio.EndOfChannel:
+            if self.is_broken:
+                raise trio.BrokenResourceError("the answer cannot be finished") from None
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        await self._channel.aclose()
+
+
 class EventSink:
     """Takes events to whoever reads them; nobody reading cancels what makes them."""
 
-    def __init__(self, scope: trio.CancelScope, task_status: trio.TaskStatus[trio.MemoryReceiveChannel[bytes]]) -> None:
-        self._send, self._receive = trio.open_memory_channel[bytes](0)
+    def __init__(self, scope: trio.CancelScope, task_status: trio.TaskStatus[_Body]) -> None:
+        self._send, receive = trio.open_memory_channel[bytes](0)
+        self._body = _Body(receive)
         self._scope = scope
         self._task_status = task_status
         self.has_begun = False
@@ -62,7 +86,11 @@ class EventSink:
         """Let the answer begin."""
         if not self.has_begun:
             self.has_begun = True
-            self._task_status.started(self._receive)
+            self._task_status.started(self._body)
+
+    def break_off(self) -> None:
+        """Say that the rest cannot be made."""
+        self._body.is_broken = True
 
     def close(self) -> None:
         """Say that there are no more."""
@@ -70,14 +98,18 @@ class EventSink:
 
 
 async def answer_with_events(
-    request: HttpRequest, make: Callable[[EventSink], Awaitable[None]], write_error: Callable[[Exception], bytes]
+    request: HttpRequest,
+    make: Callable[[EventSink], Awaitable[None]],
+    write_error: Callable[[Exception], bytes] | None,
+    headers: Headers = _EVENT_HEADERS,
 ) -> HttpAnswer:
     """Answer a request with the events that ``make`` sends; one that asks for the head alone with that.
 
     Args:
         request: one whose route has tasks.
         make: sends events, and returns behind the last one.
-        write_error: writes what has ended them as one.
+        write_error: writes what has ended them as one; None for answers that have no place for that, which break off.
+        headers: of the answer.
 
     Raises:
         ServerError: ``make`` did before its first event.
@@ -86,17 +118,17 @@ async def answer_with_events(
     Cancellation: before the first event; what makes them is cancelled with the request's tasks.
     """
     if request.method == "HEAD":
-        return HttpAnswer(200, _EVENT_HEADERS)
+        return HttpAnswer(200, headers)
     tasks: trio.Nursery = request.tasks
-    return HttpAnswer(200, _EVENT_HEADERS, await tasks.start(_run, request.path, make, write_error))
+    return HttpAnswer(200, headers, await tasks.start(_run, request.path, make, write_error))
 
 
 async def _run(
     path: str,
     make: Callable[[EventSink], Awaitable[None]],
-    write_error: Callable[[Exception], bytes],
+    write_error: Callable[[Exception], bytes] | None,
     *,
-    task_status: trio.TaskStatus[trio.MemoryReceiveChannel[bytes]] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[_Body] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     with trio.CancelScope() as scope:
         events = EventSink(scope, task_status)
@@ -106,11 +138,20 @@ async def _run(
         except ServerError as error:
             if not events.has_begun:
                 raise
-            await events.send(write_error(error))
+            await _tell(events, error, write_error)
         except Exception as error:  # the border of one request, whose answer has begun
             if not events.has_begun:
                 raise
             log.exception("stream failed", path=path)
-            await events.send(write_error(error))
+            await _tell(events, error, write_error)
         finally:
             events.close()
+
+
+async def _tell(events: EventSink, error: Exception, write_error: Callable[[Exception], bytes] | None) -> None:
+    """Have the last event say what has ended them, or the answer break off."""
+    if write_error is None:
+        log.warning("an answer breaks off", why=str(error))
+        events.break_off()
+    else:
+        await events.send(write_error(error))

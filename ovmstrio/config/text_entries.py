@@ -58,6 +58,9 @@ class _TextModel(ServiceEntry):
     truncate: bool = OPTIONAL
     max_allowed_chunks: int = OPTIONAL
     enable_word_timestamps: bool = OPTIONAL
+    voices: Object = OPTIONAL
+    speed_min: float = OPTIONAL
+    speed_max: float = OPTIONAL
 
 
 def read_text_models(file: ConfigFile) -> list[TextModelSpec]:

@@ -16,6 +16,7 @@ PROMPT_LOOKUP: Final = "prompt_lookup"
 """What the library calls it in its properties."""
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Speed = Annotated[float, Field(gt=0, le=100)]
 
 
 class TextModelSpec(ServableSpec):
@@ -42,6 +43,9 @@ class TextModelSpec(ServableSpec):
         normalize: whether embeddings have the length 1.
         truncate: whether an input that is too long is cut, rather than refused.
         max_allowed_chunks: how many pieces of documents one call of a reranker may have.
+        voices: files of speaker embeddings, by the names of those who speak so.
+        speed_min: how slow a request may have a text spoken, 1 for as the voice does.
+        speed_max: how fast.
         enable_word_timestamps: whether times of words are told of speech, which takes longer.
         max_queue: how many requests wait for room at most.
         kv_overcommit: how much of the cache is promised to requests, 1 for what there is.
@@ -77,6 +81,9 @@ class TextModelSpec(ServableSpec):
     truncate: bool = False
     max_allowed_chunks: Count = 10_000
     enable_word_timestamps: bool = False
+    voices: dict[str, Path] = Field(default_factory=dict)
+    speed_min: Speed = 0.25
+    speed_max: Speed = 4.0
     max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 256
     kv_overcommit: Annotated[float, Field(gt=0, le=100)] = 1.0
     draft_path: Path | None = None

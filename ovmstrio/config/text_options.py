@@ -26,7 +26,9 @@ TASKS: Final = tuple(task.value for task in Task)
 _GENERATION: Final = frozenset({Task.TEXT_GENERATION})
 _EMBEDDINGS: Final = frozenset({Task.EMBEDDINGS})
 _TRANSCRIPTION: Final = frozenset({Task.SPEECH_TO_TEXT})
+_SPEECH: Final = frozenset({Task.TEXT_TO_SPEECH})
 _EVERY: Final = frozenset(Task)
+_SPEEDS: Final = ("speed_min", "speed_max")
 _DRAFT_PATH: Final = "draft_models_path"
 _KV_CACHE_PRECISION: Final = "KV_CACHE_PRECISION"
 _SERVED_PIPELINES: Final = ("AUTO", "LM_CB", "LM")
@@ -42,7 +44,7 @@ class _Option(NamedTuple):
 _OPTIONS: Final[Mapping[str, _Option]] = {
     "target_device": _Option("device", _EVERY),
     "plugin_config": _Option("plugin_config", _EVERY),
-    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION),
+    "idle_unload_seconds": _Option("idle_unload_seconds", _GENERATION | _TRANSCRIPTION | _SPEECH),
     "kv_cache_precision": _Option("plugin_config", _GENERATION),
     "pipeline_type": _Option("", _GENERATION),
     **{
@@ -70,6 +72,8 @@ _OPTIONS: Final[Mapping[str, _Option]] = {
     "truncate": _Option("truncate", _EMBEDDINGS),
     "max_allowed_chunks": _Option("max_allowed_chunks", frozenset({Task.RERANK})),
     "enable_word_timestamps": _Option("enable_word_timestamps", _TRANSCRIPTION),
+    "voices": _Option("voices", _SPEECH),
+    **{name: _Option(name, _SPEECH) for name in _SPEEDS},
 }
 
 TEXT_OPTIONS: Final = frozenset(_OPTIONS)
@@ -94,9 +98,6 @@ _NOT_SERVED: Final = {
         "defaults of sampling come from the model's own folder",
         "remove it, and put the file into that folder as generation_config.json",
     ),
-    "voices": ("voices are not chosen by this version", "remove it"),
-    "speed_min": ("the speed of speech is not bounded by this version", "remove it"),
-    "speed_max": ("the speed of speech is not bounded by this version", "remove it"),
     "max_position_embeddings": ("the model says itself how many tokens it takes", "remove it"),
     "max_length": ("the model says itself how many tokens it takes", "remove it"),
 }
@@ -138,7 +139,16 @@ def read_text_options(task: Task, options: Mapping[str, Any], directory: Path) -
                 _read(option, value, fields, directory)
             except ConfigError as error:
                 problems += error.problems
-    return fields, problems + _out_of_bounds(fields, options)
+    return fields, [*problems, *_out_of_bounds(fields, options), *_empty_range(fields)]
+
+
+def _empty_range(fields: dict[str, Any]) -> list[Problem]:
+    """See that there is a speed between the slowest and the fastest one."""
+    bounds = [fields.get(name, TextModelSpec.model_fields[name].default) for name in _SPEEDS]
+    if bounds[0] <= bounds[1]:
+        return []
+    message = f"speed_min ({bounds[0]:g}) must be <= speed_max ({bounds[1]:g})"
+    return [Problem(message, path=next(name for name in _SPEEDS if name in fields))]
 
 
 def _refused(option: str, value: Any) -> list[Problem]:
@@ -164,6 +174,8 @@ def _read(option: str, value: Any, fields: dict[str, Any], directory: Path) -> N
         _check_pipeline(value)
     elif option == _DRAFT_PATH:
         fields[field] = directory / value
+    elif option == "voices":
+        fields[field] = _voices(value, directory)
     else:
         fields[field] = value
 
@@ -176,6 +188,22 @@ def _plugin_config(value: Any) -> dict[str, Any]:
         if not isinstance(setting, str | int | float):
             raise wrong(f"plugin_config.{key}", setting, "a text, a number, true or false")
     return dict(settings)
+
+
+def _voices(value: Any, directory: Path) -> dict[str, Path]:
+    """Read files by names, of an object, or of a list of objects with both, as in graphs; the last of a name counts."""
+    if isinstance(value, Mapping):
+        value = [{"name": name, "path": path} for name, path in value.items()]
+    expected = 'an object such as {"anna": "voices/anna.bin"}'
+    if not isinstance(value, list):
+        raise wrong("voices", value, expected)
+    voices = {}
+    for each in value:
+        name, path = (each.get("name"), each.get("path")) if isinstance(each, Mapping) else (None, None)
+        if not (isinstance(name, str) and name and isinstance(path, str) and path):
+            raise wrong("voices", each, expected)
+        voices[name] = directory / path
+    return voices
 
 
 def _check_pipeline(value: Any) -> None:

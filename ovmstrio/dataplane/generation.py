@@ -1,4 +1,4 @@
-"""Calls of services that make text, vectors or scores, or write down speech: the same lease and event as all calls."""
+"""Calls of services that make text, vectors, scores or speech, or write that down: lease and event as for all calls."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ if TYPE_CHECKING:
     from ovmstrio.core.callers import Allowance
     from ovmstrio.core.events import Door
     from ovmstrio.core.generation import Generation, GenerationRequest, GenerativeService, Piece, TextGenerator
-    from ovmstrio.core.speech import Transcriber, Transcript, TranscriptionRequest
+    from ovmstrio.core.speech import (
+        Speech,
+        SpeechRequest,
+        TextSpeaker,
+        Transcriber,
+        Transcript,
+        TranscriptionRequest,
+    )
     from ovmstrio.dataplane.observed_call import ObservedCall
     from ovmstrio.dataplane.plane import DataPlane
 
-__all__ = ["call_generative", "charge_caller", "open_generation", "open_transcript"]
+__all__ = ["call_generative", "charge_caller", "open_generation", "open_speech", "open_transcript"]
 
 _T = TypeVar("_T")
 
-_UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT})
+_UNCHARGED: Final = frozenset({Task.SPEECH_TO_TEXT, Task.TEXT_TO_SPEECH})
 """What is not counted in tokens, and so not refused for them."""
 
 
@@ -171,6 +178,22 @@ async def open_transcript(call: ObservedCall, asked: TranscriptionRequest) -> As
     service = cast("Transcriber", call.service)
     async with _until(asked.deadline, service.transcribe(asked)) as transcript:
         yield transcript
+
+
+@asynccontextmanager
+async def open_speech(call: ObservedCall, asked: SpeechRequest) -> AsyncIterator[Speech]:
+    """Have the service of a call, which speaks, do so with a text until the request's deadline.
+
+    Raises:
+        DeadlineExceeded: on leaving, when the deadline has passed, waiting or speaking.
+        ServerError: as ``TextSpeaker.speak``.
+
+    Ownership: the request, until the block is left; leaving it before the end ends it.
+    Cancellation: anywhere.
+    """
+    service = cast("TextSpeaker", call.service)
+    async with _until(asked.deadline, service.speak(asked)) as speech:
+        yield speech
 
 
 @asynccontextmanager

@@ -211,6 +211,8 @@ class ServerSettings(BaseModel):
     enable_word_timestamps: bool | None = _setting(
         None, TEXT, "Tell when each word of a recording was spoken, which takes longer."
     )
+    speed_min: float | None = _setting(None, TEXT, "How slow a request may have a text spoken; 0.25 by default.")
+    speed_max: float | None = _setting(None, TEXT, "How fast a request may have a text spoken; 4 by default.")
 
     readiness_file: Path | None = _setting(
         None, PROJECT, "File that exists while the project can be called; /run/workspace/api_readiness.txt by default."

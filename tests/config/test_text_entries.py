@@ -63,6 +63,18 @@ def test_options_become_fields_of_the_model() -> None:
     assert (spec.tool_parser, spec.idle_unload_seconds) == ("hermes3", 300)
 
 
+def test_voices_are_files_by_names_and_speeds_bound_requests() -> None:
+    """Relative paths lead on from the configuration's folder."""
+    speech = {"task": "text2speech"}
+    spec = _only(**speech, voices={"anna": "voices/anna.bin"}, speed_min=0.5, speed_max=2, idle_unload_seconds=9)
+    assert spec.problems == ()
+    assert spec.voices == {"anna": Path("/etc/ovms/voices/anna.bin")}
+    assert (spec.speed_min, spec.speed_max, spec.idle_unload_seconds) == (0.5, 2, 9)
+    assert "expected an object such as" in str(_problem(**speech, voices={"anna": 5}))
+    assert "speed_min (0.25) must be <= speed_max (0.1)" in str(_problem(**speech, speed_max=0.1))
+    assert "models for text2speech" in str(_problem(voices={"anna": "anna.bin"}))
+
+
 def test_what_is_said_by_default_of_caching_and_of_the_queue() -> None:
     """Prefixes are computed once, and calls wait in the model, also where any number may be under way."""
     spec = _parse({**_CHAT, "max_queue": 3})
@@ -84,7 +96,7 @@ def test_what_is_said_by_default_of_caching_and_of_the_queue() -> None:
         (
             {"task": "embeddings", "idle_unload_seconds": 9},
             "idle_unload_seconds",
-            "of models for speech2text, text_generation",
+            "of models for speech2text, text2speech, text_generation",
         ),
         ({"pipeline_type": "VLM"}, "pipeline_type", "images or sound"),
         ({"pipeline_type": "LMCB"}, "pipeline_type", "did you mean 'LM_CB'?"),

@@ -178,7 +178,23 @@ def test_the_siblings_are_models_of_their_tasks(tmp_path: Path, prefix: str) -> 
     speech = _only(tmp_path, _other("S2tCalculator", "S2tCalculatorOptions", "STT_NODE_RESOURCES", prefix=prefix))
     assert (speech.problems, speech.task) == ((), Task.SPEECH_TO_TEXT)
     voice = _only(tmp_path, _other("T2sCalculator", "T2sCalculatorOptions", "TTS_NODE_RESOURCES", prefix=prefix))
-    assert (voice.problems, voice.task) == ((), Task.TEXT_TO_SPEECH)
+    assert (voice.problems, voice.task, voice.voices) == ((), Task.TEXT_TO_SPEECH, {})
+    assert (voice.speed_min, voice.speed_max) == (0.25, 4.0)
+
+
+def test_the_voices_of_a_graph_are_files_beside_it(tmp_path: Path) -> None:
+    """Or wherever they are, and texts are spoken as fast as it says; a range without a speed is an error."""
+    voices = 'voices { name: "anna" path: "voices/anna.bin" } voices { name: "bob" path: "/bob.bin" }'
+    graph = ("T2sCalculator", "T2sCalculatorOptions", "TTS_NODE_RESOURCES")
+    spec = _only(tmp_path, _other(*graph, f"{voices} speed_min: 0.5 speed_max: 2"))
+    assert spec.problems == ()
+    assert spec.voices == {"anna": tmp_path / "chat" / "voices/anna.bin", "bob": Path("/bob.bin")}
+    assert (spec.speed_min, spec.speed_max) == (0.5, 2.0)
+
+    text = _other(*graph, "speed_min: 3\n      speed_max: 2")
+    problem = _problem(tmp_path, text)
+    assert "speed_min (3) must be <= speed_max (2)" in str(problem)
+    assert problem.line == _line_of(text, "speed_min")
 
 
 @pytest.mark.parametrize(

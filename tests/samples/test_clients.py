@@ -29,6 +29,7 @@ OWN = {
     "search": {"--folder"},
     "speech": {"--tokenizer"},
     "transcription": {"--subtitles"},
+    "voice": {"--output", "--speed", "--voice"},
 }
 """What a client takes besides."""
 WITHOUT_MODEL = {
@@ -49,6 +50,7 @@ WITH_INPUT = {
         "speech",
         "text_generation",
         "transcription",
+        "voice",
     ),
     *("vad", "vad_stateful"),
 }

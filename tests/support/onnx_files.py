@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-__all__ = ["onnx_file", "onnx_loss_file"]
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+__all__ = ["OnnxNode", "OnnxValue", "onnx_file", "onnx_graph", "onnx_loss_file"]
 
 _FLOAT, _INT64 = 1, 7
 _INTEGER, _TEXT = 2, 3
+_TYPES: Final = {"float32": _FLOAT, "int64": _INT64}
 
 
-def _varint(value: int) -> bytes:
-    low = value & 0x7F
-    return bytes([low]) if value == low else bytes([low | 0x80]) + _varint(value >> 7)
+class OnnxNode(NamedTuple):
+    """An operation: its name, inputs, output, and attributes, which are whole numbers."""
+
+    operation: str
+    inputs: Sequence[str]
+    output: str
+    attributes: Mapping[str, int] = {}
 
 
-def _field(number: int, value: int | bytes) -> bytes:
-    """Encode one protobuf field, a number or anything with a length."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
+class OnnxValue(NamedTuple):
+    """An input or output: its name, element type, and shape; names in it are dimensions that are open."""
+
+    name: str
+    kind: str
+    shape: Sequence[int | str]
 
 
-def _tensor(name: str, element_type: int, *shape: int) -> bytes:
-    sizes = b"".join(_field(1, _field(1, size)) for size in shape)
-    return _field(1, name.encode()) + _field(2, _field(1, _field(1, element_type) + _field(2, sizes)))
-
-
-def _model(graph: bytes, opset: int) -> bytes:
-    return _field(1, 8) + _field(7, graph + _field(2, b"graph")) + _field(8, _field(2, opset))
+def onnx_graph(
+    nodes: Sequence[OnnxNode],
+    inputs: Sequence[OnnxValue],
+    outputs: Sequence[OnnxValue],
+    constants: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    opset: int = 17,
+) -> bytes:
+    """Write a file."""
+    graph = b"".join(_field(1, _node(each)) for each in nodes)
+    graph += b"".join(_field(5, _constant(name, array)) for name, array in constants.items())
+    graph += b"".join(_field(11, _value(each)) for each in inputs) + b"".join(_field(12, _value(e)) for e in outputs)
+    return _model(graph, opset)
 
 
 def onnx_file(operation: str) -> bytes:
     """Write a file of one operation, x FP32 [1,4] -> y."""
-    node = _field(1, b"x") + _field(2, b"y") + _field(4, operation.encode())
-    ends = _field(11, _tensor("x", _FLOAT, 1, 4)) + _field(12, _tensor("y", _FLOAT, 1, 4))
-    return _model(_field(1, node) + ends, 17)
+    ends = (OnnxValue(name, "float32", (1, 4)) for name in "xy")
+    return onnx_graph([OnnxNode(operation, ("x",), "y")], [next(ends)], [next(ends)], {})
 
 
 def onnx_loss_file(*, weights: str = "") -> bytes:
@@ -51,5 +67,44 @@ def onnx_loss_file(*, weights: str = "") -> bytes:
         graph += _field(
             5, _field(1, 3) + _field(2, _FLOAT) + _field(8, b"weights") + _field(13, location) + _field(14, 1)
         )
-    graph += _field(11, _tensor("scores", _FLOAT, 2, 3)) + _field(11, _tensor("target", _INT64, 2))
-    return _model(graph + _field(12, _tensor("loss", _FLOAT)), 22)
+    graph += _field(11, _value(OnnxValue("scores", "float32", (2, 3)))) + _field(
+        11, _value(OnnxValue("target", "int64", (2,)))
+    )
+    return _model(graph + _field(12, _value(OnnxValue("loss", "float32", ()))), 22)
+
+
+def _varint(value: int) -> bytes:
+    low = value & 0x7F
+    return bytes([low]) if value == low else bytes([low | 0x80]) + _varint(value >> 7)
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """Encode one protobuf field, a number or anything with a length."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _node(node: OnnxNode) -> bytes:
+    made = b"".join(_field(1, name.encode()) for name in node.inputs) + _field(2, node.output.encode())
+    made += _field(4, node.operation.encode())
+    for name, value in node.attributes.items():
+        made += _field(5, _field(1, name.encode()) + _field(3, value) + _field(20, _INTEGER))
+    return made
+
+
+def _constant(name: str, array: np.ndarray[Any, Any]) -> bytes:
+    sizes = b"".join(_field(1, size) for size in array.shape)
+    return sizes + _field(2, _TYPES[array.dtype.name]) + _field(8, name.encode()) + _field(9, array.tobytes())
+
+
+def _value(value: OnnxValue) -> bytes:
+    sizes = b"".join(
+        _field(1, _field(1, size) if isinstance(size, int) else _field(2, size.encode())) for size in value.shape
+    )
+    kind = _field(1, _field(1, _TYPES[value.kind]) + _field(2, sizes))
+    return _field(1, value.name.encode()) + _field(2, kind)
+
+
+def _model(graph: bytes, opset: int) -> bytes:
+    return _field(1, 8) + _field(7, graph + _field(2, b"graph")) + _field(8, _field(2, opset))

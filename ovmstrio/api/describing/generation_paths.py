@@ -23,6 +23,7 @@ _EXAMPLES: Final[Mapping[Task, Mapping[str, Mapping[str, Any]]]] = {
         "/responses": {"input": _HELLO, "max_output_tokens": 16},
     },
     Task.EMBEDDINGS: {"/embeddings": {"input": [_HELLO]}},
+    Task.TEXT_TO_SPEECH: {"/audio/speech": {"input": _HELLO}},
     Task.RERANK: {"/rerank": {"query": _HELLO, "documents": ["hello", "goodbye"]}},
 }
 

@@ -18,17 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["media_rules", "unknown_path_rules"]
 
 _NO_IMAGES: Final = "this server makes no images"
-_NO_SPEECH: Final = "this server does not speak, as models of the task text2speech are not served"
 _REFUSED: Final = {
     "/images/generations": _NO_IMAGES,
     "/images/edits": _NO_IMAGES,
     "/images/variations": _NO_IMAGES,
-    "/audio/speech": _NO_SPEECH,
 }
 
 
 def media_rules(api: OpenAIApi) -> list[Rule]:
-    """Make the rules of images and spoken texts, which no models make; a graph that takes whole requests may."""
+    """Make the rules of images, which no models make; a graph that takes whole requests may."""
 
     async def refuse(request: HttpRequest) -> HttpAnswer:
         path = next(path for path in _REFUSED if request.path.endswith(path))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ovmstrio.api.openai.api import OpenAIApi
+from ovmstrio.api.openai.audio.speech import speech_rules
 from ovmstrio.api.openai.audio.transcriptions import transcription_rules
 from ovmstrio.api.openai.chat import chat_rules
 from ovmstrio.api.openai.completions import completion_rules
@@ -40,6 +41,7 @@ _ENDPOINTS: Final[tuple[Callable[[OpenAIApi], list[Rule]], ...]] = (
     model_rules,
     response_rules,
     transcription_rules,
+    speech_rules,
     media_rules,
 )
 

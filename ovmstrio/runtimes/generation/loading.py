@@ -21,6 +21,7 @@ LOADERS: Final[Mapping[Task, str]] = {
     Task.TEXT_GENERATION: "ovmstrio.runtimes.generation.load_text_model:load_text_model",
     Task.EMBEDDINGS: "ovmstrio.runtimes.generation.embedding.loading:load_embedding_model",
     Task.SPEECH_TO_TEXT: "ovmstrio.runtimes.generation.speech.transcription_model:load_transcription_model",
+    Task.TEXT_TO_SPEECH: "ovmstrio.runtimes.generation.speech.speech_model:load_speech_model",
     Task.RERANK: "ovmstrio.runtimes.generation.embedding.loading:load_rerank_model",
 }
 """The function for each task, ``module:name``; called as ``await name(spec, context)``, it gives the service."""

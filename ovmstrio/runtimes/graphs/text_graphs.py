@@ -79,6 +79,8 @@ def _given_options(node: NodeConfig, calculator: TextModelCalculator) -> dict[st
         name = _SPELT.get(known.name, known.name)
         if known.enum_type is not None:
             given[name] = known.enum_type.values_by_number[value].name
+        elif known.is_repeated and known.message_type is not None:
+            given[name] = [{inner.name: held for inner, held in each.ListFields()} for each in value]
         elif name not in _UNMENTIONED and (value or not isinstance(value, str)):
             given[name] = str(value) if known.message_type is not None else value
     return given

@@ -1,0 +1,106 @@
+"""The program that speaks: a sentence of one text at a time, in the order in which they are asked for.
+
+::
+
+    first                                ["loaded", facts] or ["failed", reason]
+    ["open", number, text, asked]        as programs that answer in parts do
+    ["part", number]                     ["part", sound of a sentence] or ["refused", error]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ovmstrio.core.errors import InvalidField
+from ovmstrio.core.extras import Extra, way_to_install
+from ovmstrio.openvino.engine.frames import FAILED, LOADED
+from ovmstrio.openvino.engine.library_errors import reason_of
+from ovmstrio.openvino.engine.own_process import run_process
+from ovmstrio.openvino.engine.sentences import sentences_of
+from ovmstrio.openvino.engine.turn_program import TurnProgram
+
+if TYPE_CHECKING:
+    from ovmstrio.openvino.engine.sound_files import SoundWriter
+    from ovmstrio.openvino.engine.speakers import Speaker
+    from ovmstrio.work.messages.blocking_channel import BlockingChannel
+
+__all__ = ["PIPER_FILES", "serve"]
+
+PIPER_FILES: Final = "*.onnx"
+"""Of which a folder has one, if it is of Piper."""
+
+
+class _Spoken:
+    """A text that is being spoken: its sentences that are left, and the file that they go into."""
+
+    __slots__ = ("form", "is_streamed", "language", "sentences", "speed", "voice", "writer")
+
+    def __init__(self, sentences: list[str], asked: dict[str, Any]) -> None:
+        self.sentences = deque(sentences)
+        self.voice: str = asked["voice"]
+        self.language: str = asked["language"]
+        self.speed: float = asked["speed"]
+        self.form: str = asked["form"]
+        self.is_streamed: bool = asked["is_streamed"]
+        self.writer: SoundWriter | None = None
+
+
+class _Program(TurnProgram[_Spoken]):
+    def __init__(self, channel: BlockingChannel, speaker: Speaker) -> None:
+        super().__init__(channel)
+        self._speaker = speaker
+
+    def open(self, *asked: Any) -> _Spoken:
+        text, how = asked
+        sentences = sentences_of(text)
+        if not sentences:
+            raise InvalidField("input has nothing that could be spoken", field="input")
+        spoken = _Spoken(sentences, how)
+        self._speaker.check(spoken.voice, spoken.language, spoken.speed)
+        return spoken
+
+    def make_part(self, number: int, opened: _Spoken) -> dict[str, Any]:
+        from ovmstrio.openvino.engine.sound_files import sound_writer  # noqa: PLC0415 - loaded by then
+
+        del number
+        sentence = opened.sentences.popleft()
+        samples, rate = self._speaker.say(sentence, opened.voice, opened.language, opened.speed)
+        if opened.writer is None:
+            opened.writer = sound_writer(opened.form, rate, is_streamed=opened.is_streamed)
+        audio = opened.writer.write(samples)
+        is_last = not opened.sentences
+        if is_last:
+            audio += opened.writer.close()
+        return {"audio": audio, "seconds": len(samples) / rate, "is_last": is_last}
+
+
+def _load(options: dict[str, Any]) -> Speaker:
+    from ovmstrio.openvino.engine.piper import PiperSpeaker  # noqa: PLC0415 - what is not installed is told
+    from ovmstrio.openvino.engine.speakers import PipelineSpeaker  # noqa: PLC0415 - what is not installed is told
+
+    folder, device, properties = options["folder"], options["device"], options["properties"]
+    networks = sorted(Path(folder).glob(PIPER_FILES))
+    if networks:
+        return PiperSpeaker(networks[0], device, properties)
+    return PipelineSpeaker(folder, device, properties, options["voices"])
+
+
+def serve(channel: BlockingChannel, number: int, options: dict[str, Any]) -> None:
+    """Be the model that the first message names."""
+    try:
+        speaker = _load(options)
+    except ImportError as error:
+        message = f"{error.name or error} is not installed, which models that speak need: {way_to_install(Extra.LLM)}"
+        channel.send([number, [FAILED, message]])
+        return
+    except Exception as error:  # noqa: BLE001 - whatever it is, the server says why there is no model
+        channel.send([number, [FAILED, reason_of(error)]])
+        return
+    channel.send([number, [LOADED, {"voices": list(speaker.voices)}]])
+    _Program(channel, speaker).run()
+
+
+if __name__ == "__main__":
+    run_process(serve)

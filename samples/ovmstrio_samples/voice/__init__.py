@@ -1,0 +1,1 @@
+"""Text to speech for OpenAI's clients: any voice of Piper, and what openvino-genai reads."""

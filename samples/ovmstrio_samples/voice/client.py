@@ -1,0 +1,53 @@
+"""Have a text spoken: ``python -m ovmstrio_samples.voice.client --input TEXT [--output FILE]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from openai import OpenAI, OpenAIError
+
+from ovmstrio_samples.command_line import arguments
+
+__all__ = ["speak"]
+
+_FORMS: Final = ("wav", "mp3", "flac", "opus", "pcm")
+
+
+def speak(
+    url: str, text: str, *, form: str = "wav", speed: float = 1.0, voice: str = "joe", model: str = "voice"
+) -> Iterator[bytes]:
+    """Give the pieces of a file of sound as sentences are spoken; ``url`` is that of the server's REST port.
+
+    Raises:
+        OpenAIError: nobody answers, or the server refuses.
+    """
+    asked: dict[str, Any] = {"model": model, "input": text, "voice": voice, "response_format": form, "speed": speed}
+    with (
+        OpenAI(base_url=f"{url}/v3", api_key="unused") as client,
+        client.audio.speech.with_streaming_response.create(**asked) as answer,
+    ):
+        yield from answer.iter_bytes()
+
+
+if __name__ == "__main__":
+    said = {"metavar": "TEXT", "default": "Ever tried, ever failed. No matter. Try again, fail again, fail better."}
+    file = ("--output", {"metavar": "FILE", "type": Path, "default": Path("speech.wav"), "help": ", ".join(_FORMS)})
+    fast = ("--speed", {"type": float, "default": 1.0, "help": "above 1 for faster"})
+    who = ("--voice", {"default": "joe", "help": "who speaks (default: %(default)s)"})
+    options = arguments("Have a text spoken.", file, fast, who, url="http://127.0.0.1:8000", model="voice", given=said)
+    kind = options.output.suffix.removeprefix(".")
+    if kind not in _FORMS:
+        raise SystemExit(f"error: --output ends with one of {', '.join(_FORMS)}, not with {kind!r}")
+    try:
+        pieces = speak(
+            options.url, options.input, form=kind, speed=options.speed, voice=options.voice, model=options.model
+        )
+        first = next(pieces, b"")
+        with options.output.open("wb") as written:
+            written.write(first)
+            written.writelines(pieces)
+    except (OpenAIError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    print(options.output)
