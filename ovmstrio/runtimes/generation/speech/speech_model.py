@@ -15,7 +15,7 @@ from ovmstrio.runtimes.resident import host
 from ovmstrio.work.placement import run_load
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
     from pathlib import Path
 
     import trio
@@ -101,12 +101,13 @@ async def load_speech_model(spec: TextModelSpec, context: LoadContext) -> Speech
     if absent:
         raise ConfigError([spec.placed(each) for each in absent])
     voices = {name: str(path.absolute()) for name, path in spec.voices.items()}
-    opened = open_model(spec, _PROGRAM, {"voices": voices}, partial(_queue, spec.max_queue), SpeechModel)
+    queue = partial(_queue, spec.max_queue)
+    opened = open_model(spec, _PROGRAM, {"voices": voices}, queue, SpeechModel, engines=context.engines)
     return await host(context.tasks, opened, kind=spec.kind, name=spec.name)
 
 
-def _queue(most_waiting: int, tasks: trio.Nursery) -> TurnQueue[RunningSpeech]:
-    return TurnQueue(RunningSpeech, most_waiting, tasks, "texts are being spoken")
+def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> TurnQueue[RunningSpeech]:
+    return TurnQueue(RunningSpeech, most_waiting, tasks, "texts are being spoken", numbers)
 
 
 def _missing(folder: Path) -> str:
