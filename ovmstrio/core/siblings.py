@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
 __all__ = ["Siblings"]
+
+_T = TypeVar("_T")
 
 
 class Siblings(Protocol):
@@ -17,5 +20,15 @@ class Siblings(Protocol):
             ServerError: what one of them raised, or did not answer in time; the message tells which one.
 
         Cancellation: at once.
+        """
+        ...
+
+    async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Do what changes all processes, while no other process does such a thing.
+
+        Raises:
+            Exception: what ``work`` raises.
+
+        Cancellation: while it is waited for, and as ``work``.
         """
         ...

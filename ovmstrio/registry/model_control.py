@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -43,6 +43,19 @@ _MOST_NAME_BYTES: Final = 255
 _FOLDER: Final = "ovmstrio-loaded-"
 
 
+LoadByName = list[Any]
+"""A name, its settings as JSON or None, and its files by ``file:<version>/<name>``; plain data."""
+
+
+class _Before(NamedTuple):
+    """What was served by name before a change."""
+
+    asked: dict[str, ServableSpec]
+    overridden: set[str]
+    folders: dict[str, Path]
+    configs: dict[str, str | None]
+
+
 class ModelControl:
     """Decides which of the services that are configured are served.
 
@@ -50,11 +63,19 @@ class ModelControl:
         registry: what is served.
         cache_dir: where models that come as files keep what was compiled.
         first: the names that are loaded when the configuration is read for the first time; ``*`` for all.
+        keeps_before: whether the last change can be undone, for which the files of what was served before are kept.
 
     Ownership: the folders of models that came as files, until the ``with`` block is left.
     """
 
-    def __init__(self, registry: Registry, *, cache_dir: Path | None = None, first: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        cache_dir: Path | None = None,
+        first: Sequence[str] = (),
+        keeps_before: bool = False,
+    ) -> None:
         self._registry = registry
         self._cache_dir = cache_dir
         self._first: Sequence[str] = first
@@ -64,6 +85,11 @@ class ModelControl:
         self._folders: dict[str, Path] = {}
         self._made: set[Path] = set()
         self._marks: dict[str, str] = {}
+        self._configs: dict[str, str | None] = {}
+        self._adopted: list[LoadByName] = []
+        self._keeps_before = keeps_before
+        self._before: _Before | None = None
+        self._discarded: list[Path] = []
         self._lock = trio.Lock()
 
     def __enter__(self) -> Self:
@@ -128,9 +154,11 @@ class ModelControl:
         Cancellation: at once; the load itself goes on, owned by the registry.
         """
         async with self._lock:
+            await self._begin_change()
             try:
                 spec, folder = await self._spec_of(name, config, files or {})
                 await self._load(name, spec, folder, is_override=config is not None)
+                self._configs[name] = config
             except (ConfigError, NotFound) as error:
                 said = f'failed to load "{cut(name, 80)}", failed to poll from model repository: {error.message}'
                 raise ModelFailure(said) from None
@@ -145,6 +173,7 @@ class ModelControl:
         Cancellation: at once; the registry goes on with it.
         """
         async with self._lock:
+            await self._begin_change()
             if name not in self.names:
                 raise NotFound(f'failed to unload "{cut(name, 80)}": nothing of that name is configured')
             called: set[str] = set()
@@ -155,6 +184,59 @@ class ModelControl:
                 self._overridden.discard(each)
             await self._registry.apply(await self._with_callees(self._asked.values()))
             await self._remove_folder(name)
+
+    # A server of several processes
+
+    async def undo(self) -> None:
+        """Serve by name what was served before the last change, if that has been made since another one was undone.
+
+        Cancellation: at once; the registry goes on with it.
+        """
+        async with self._lock:
+            before, self._before = self._before, None
+            if before is not None:
+                new = {folder for name, folder in self._folders.items() if before.folders.get(name) != folder}
+                self._asked, self._overridden = before.asked, before.overridden
+                self._folders, self._configs = before.folders, before.configs
+                self._discarded = []
+                await self._registry.apply(await self._with_callees(self._asked.values()))
+                for folder in new:
+                    await self._remove(folder)
+
+    async def loads(self) -> list[LoadByName]:
+        """Tell what is loaded by name, so that another process can :meth:`adopt` it; files are read for that."""
+        async with self._lock:
+            return [await self._load_of(name) for name in self._asked]
+
+    async def _load_of(self, name: str) -> LoadByName:
+        folder = self._folders.get(name)
+        files = {} if folder is None else await trio.to_thread.run_sync(_files_of, folder)
+        return [name, self._configs.get(name), files]
+
+    def adopt(self, loads: Sequence[LoadByName]) -> None:
+        """Have these loaded when the configuration is read for the first time, and nothing else."""
+        self._first = [name for name, config, _ in loads if config is None]
+        self._adopted = [load for load in loads if load[1] is not None]
+
+    async def load_adopted(self) -> None:
+        """Load what another process had loaded with settings or files of its own; what fails is logged.
+
+        Cancellation: as :meth:`load`.
+        """
+        adopted, self._adopted = self._adopted, []
+        for name, config, files in adopted:
+            try:
+                await self.load(name, config, files)
+            except ModelFailure as error:
+                log.error("what others have loaded is not", name=name, reason=error.message)  # noqa: TRY400 - told
+
+    async def _begin_change(self) -> None:
+        """Have what is served now be what :meth:`undo` comes back to."""
+        if self._keeps_before:
+            for folder in self._discarded:
+                await self._remove(folder)
+            self._discarded = []
+            self._before = _Before(dict(self._asked), set(self._overridden), dict(self._folders), dict(self._configs))
 
     # Inside
 
@@ -235,7 +317,11 @@ class ModelControl:
         return list(found.values())
 
     async def _remove_folder(self, name: str) -> None:
-        await self._remove(self._folders.pop(name, None))
+        folder = self._folders.pop(name, None)
+        if self._keeps_before and folder is not None:
+            self._discarded.append(folder)
+        else:
+            await self._remove(folder)
 
     async def _remove(self, folder: Path | None) -> None:
         if folder is not None:
@@ -268,6 +354,10 @@ def _path_of(key: str) -> PurePosixPath:
         expected = f"{_FILE}<version>/<name>, without '..' and with names of at most {_MOST_NAME_BYTES} bytes"
         raise _problem("the path of a file cannot be used", path="parameters", expected=expected, found=cut(key, 80))
     return PurePosixPath(name)
+
+
+def _files_of(folder: Path) -> dict[str, bytes]:
+    return {f"{_FILE}{file.relative_to(folder)}": file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def _write(files: Mapping[PurePosixPath, bytes]) -> Path:

@@ -71,6 +71,9 @@ class ConfigSource:
         self._further: dict[Path, bytes | None] = {}
         self._failed = False
         self._missing = False
+        self._applied: Sequence[ServableSpec] | None = None
+        self._good: Sequence[ServableSpec] | None = None
+        self._before: Sequence[ServableSpec] | None = None
 
     async def reload(self, *, force: bool = False) -> bool:
         """Apply the file if it has changed or failed before, else only look for versions; True if anything changed.
@@ -83,6 +86,7 @@ class ConfigSource:
         Cancellation: at any checkpoint; the registry goes on with a change that it has begun.
         """
         async with self._lock:
+            self._before = self._good
             content = await self._content()
             if force or self._failed or await self._has_changed(content):
                 await self._apply(content)
@@ -112,13 +116,44 @@ class ConfigSource:
         except ConfigError as error:
             raise FailedPrecondition(error.message) from error
         self._further = spec.further_files
+        self._applied = spec.services
         result = await self._apply_specs(spec.services)
         kinds = self._registry.kinds.values()
         counts = {f"{kind.name.replace(' ', '_')}s": len(spec.of(kind.spec)) for kind in kinds}
         log.info("config applied", path=str(self._path), **counts, failures=len(result.failures))
         _check(self._registry, result, ModelFailure)
         _check_problems(spec.problems)
-        self._failed = False
+        self._failed, self._good = False, spec.services
+
+    async def is_stale(self) -> bool:
+        """Tell whether the file has changed since it was read last, which may be missing now.
+
+        Cancellation: at once.
+        """
+        async with self._lock:
+            try:
+                return await self._has_changed(await self._content())
+            except ConfigError:
+                return not self._missing
+
+    def note(self, error: ServerError) -> None:
+        """Log what is wrong with the file; that it is missing, once."""
+        self._note(error)
+
+    async def restore(self) -> None:
+        """Serve what could be loaded before the last :meth:`reload`; the file is tried again when that is asked for.
+
+        Raises:
+            ModelFailure: something of that cannot be loaded any more.
+
+        Cancellation: as :meth:`reload`.
+        """
+        async with self._lock:
+            good = self._before
+            if good is None or good is self._applied:
+                return
+            self._failed, self._applied, self._good = True, good, good
+            _check(self._registry, await self._apply_specs(good), ModelFailure)
 
     def _note(self, error: ServerError) -> None:
         missing = isinstance(error, ConfigError)

@@ -20,10 +20,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -42,7 +41,7 @@ from ovmstrio.dataplane.guarded_plane import CallerNames, GuardedPlane
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.dataplane.shared_admission import SharedAdmission
 from ovmstrio.dataplane.shared_memory.client_regions import ClientRegions
-from ovmstrio.dataplane.whole_server import answer_sibling
+from ovmstrio.dataplane.whole_changes import adopt_loads, adopt_regions
 from ovmstrio.observability.access_log import open_access_log
 from ovmstrio.observability.log_writer import WRITER
 from ovmstrio.observability.metrics import Metrics
@@ -50,7 +49,7 @@ from ovmstrio.observability.recent_past import RecentPast
 from ovmstrio.observability.request_log import RequestLog
 from ovmstrio.openvino.trials import trials_folder, trying_models
 from ovmstrio.registry import ModelControl, Registry
-from ovmstrio.registry.source import ApplySpecs, ConfigSource, reload_versions
+from ovmstrio.registry.source import ApplySpecs, ConfigSource
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
@@ -61,41 +60,34 @@ from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.access import Access, open_access
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
+from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.listening import HTTP, HTTP2, open_noted_listeners
 from ovmstrio.server.memory_limit import pending_answers
 from ovmstrio.server.plan import Plan, read_plan
 from ovmstrio.server.readiness_file import ReadinessFile
+from ovmstrio.server.reloading import Reloading
 from ovmstrio.server.running import Running
 from ovmstrio.server.signals import obey_signals
 from ovmstrio.server.traces import ServerTraces, open_traces
-from ovmstrio.server.worker_count import check_workers
-from ovmstrio.server.workers.engines import ASK_ENGINE, HEAR_ENGINE
-from ovmstrio.server.workers.peers import LEFT
-from ovmstrio.server.workers.steps import STEP, answer_step
+from ovmstrio.server.workers.peer_answers import PeerAnswers
 from ovmstrio.server.workers.stores import check_store
 from ovmstrio.work.late_imports import import_aside
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.user_code.printing import prints_logged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ovmstrio.config.specs import ServerSpec
-    from ovmstrio.core.events import CallObserver
     from ovmstrio.core.servable import LeaseServable
-    from ovmstrio.core.shared_counts import Ledger
     from ovmstrio.server.settings import ServerSettings
-    from ovmstrio.server.workers.engines import WorkerEngines
-    from ovmstrio.server.workers.peers import Peers
     from ovmstrio.wire.listeners import Listener
 
 __all__ = ["FrontEnd", "Hosting", "serve", "serve_plan"]
 
 log = structlog.get_logger(__name__)
 
-_RELOAD: Final = "reload"
-"""What processes ask each other to do besides telling figures."""
 _POLL_SECONDS: Final = 1.0
 """How often the files of callers and certificates are looked at where no others are."""
 
@@ -121,42 +113,6 @@ class FrontEnd(Protocol):
     async def drain(self, grace_seconds: float) -> int:
         """Close listeners, let calls in flight finish within the grace, end the rest and tell how many those were."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Hosting:
-    """How a process takes part in a server of several processes; by default it is the only one.
-
-    Attributes:
-        listeners: where its connections come from, by protocol, in place of the plan's addresses.
-        lend: makes what those that load are lent.
-        obstacle: tells why the server as a whole cannot answer, or an empty text.
-        until: returns when the server is to drain.
-        warned: returns when that is near.
-        observers: are told of every call before the server's own are.
-        watches: look at files of its own, again and again.
-        peers: are the other processes, where there are any.
-        leave: is called when all connections have ended, before sequences are kept.
-        ledger: is where all processes count together.
-        engines: are those that processes share.
-    """
-
-    listeners: Mapping[str, Sequence[Listener]] | None = None
-    lend: Callable[..., LoadContext] = LoadContext
-    obstacle: Callable[[], str] | None = None
-    until: Callable[[], Awaitable[None]] | None = None
-    warned: Callable[[], Awaitable[None]] | None = None
-    observers: Sequence[CallObserver] = ()
-    watches: Sequence[Callable[[], Awaitable[bool]]] = ()
-    peers: Peers | None = None
-    leave: Callable[[], Awaitable[None]] | None = None
-    ledger: Ledger | None = None
-    engines: WorkerEngines | None = None
-
-    @property
-    def is_part(self) -> bool:
-        """Whether another process tells of the server as a whole."""
-        return self.listeners is not None
 
 
 async def serve(
@@ -237,6 +193,9 @@ class _Server:
         self._admission = self._make_admission()
         self._control = self._make_control()
         self._source = self._make_source()
+        self._reloading = Reloading(self._source, self._registry, plan.notifier, hosting.siblings)
+        if self._source is not None:
+            self._registry.on_poll(self._reloading.poll)
         gate = None if access is None else access.gate
         if self._metrics is not None:
             self._metrics.watch(current_census(), _turns_of(current_loop_load()))
@@ -245,7 +204,7 @@ class _Server:
         guards_calls = gate is not None and gate.guards_everything
         self._plane = (GuardedPlane if guards_calls else DataPlane)(
             self._registry,
-            reload=self._reload,
+            reload=self._reloading.reload,
             observers=(
                 *((CallerNames(),) if gate is not None else ()),
                 *hosting.observers,
@@ -264,7 +223,7 @@ class _Server:
             traces=traces.recent,
         )
         self._told = all_of((*traces.requests, *(() if self._past is None else self._past.requests)))
-        self._plane.siblings = hosting.peers
+        self._plane.siblings = hosting.siblings
         self._readiness = ReadinessFile(plan.readiness_file)
         self._pending = pending_answers(plan.settings, plan.processes if hosting.is_part else 1)
         self._front_ends: dict[str, FrontEnd] = {}
@@ -307,7 +266,9 @@ class _Server:
         if not self._is_explicit:
             return None
         first = [name.strip() for name in (self._settings.load_model or "").split(",") if name.strip()]
-        return ModelControl(self._registry, cache_dir=cache_directory(self._settings), first=first)
+        return ModelControl(
+            self._registry, cache_dir=cache_directory(self._settings), first=first, keeps_before=self._hosting.is_part
+        )
 
     def _lend(self, lease: LeaseServable, tasks: trio.Nursery, **lent: Any) -> LoadContext:
         return self._hosting.lend(self._admission.around(lease), tasks, **lent)
@@ -316,20 +277,15 @@ class _Server:
         path = self._settings.config_path
         if path is None:
             return None
-        source = ConfigSource(path, self._registry, self._parse, self._apply)
-        self._registry.on_poll(source.poll)
-        return source
+        return ConfigSource(path, self._registry, self._parse, self._apply)
 
     def _parse(self, content: bytes, path: Path) -> ServerSpec:
         """Read a configuration.
 
         Raises:
-            ConfigError: it cannot be used, or not by as many processes as there are.
+            ConfigError: it cannot be used.
         """
-        spec = parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
-        if self._hosting.is_part:
-            check_workers(self._settings, self._plan.processes)
-        return spec
+        return parse_config(self._plan.kinds.values(), content, path, cache_dir=cache_directory(self._settings))
 
     @property
     def _apply(self) -> ApplySpecs:
@@ -418,7 +374,9 @@ class _Server:
             nursery.start_soon(self._pending.watch)
             nursery.start_soon(self._admission.follow_others)
             if self._hosting.peers is not None:
-                await nursery.start(self._hosting.peers.run, self._answer_peer)
+                await nursery.start(
+                    self._hosting.peers.run, PeerAnswers(self._hosting, self._plane, self._reloading).answer
+                )
             pause = self._settings.file_system_poll_wait_seconds or _POLL_SECONDS
             if self._access is not None or self._settings.tls_cert is not None:
                 nursery.start_soon(partial(FileWatcher(self._look_at_files, pause).run, pauses_first=True))
@@ -500,39 +458,12 @@ class _Server:
         grpc, rest, metrics, probes = (addresses.get(name, []) for name in ("gRPC", "REST", "metrics", "probes"))
         return Running(plane, grpc, rest, metrics, self._started, probes)
 
-    async def _reload(self) -> bool:
-        """Take over what has changed, for a client who asks for it, in all processes; True if anything has.
-
-        Others do it when it has been done here, and not at all where it fails; loading may take its time there, too.
-        """
-        changed = await self._reload_here()
-        peers = self._hosting.peers
-        others = () if peers is None else await peers.ask_all(_RELOAD, limit_seconds=math.inf)
-        return changed or any(others)
-
-    async def _reload_here(self) -> bool:
-        with self._plan.notifier.reloading():
-            return await (reload_versions(self._registry) if self._source is None else self._source.reload())
-
-    async def _answer_peer(self, asked: Any) -> Any:
-        """Answer another process of the server.
-
-        Raises:
-            ServerError: what was asked for has failed.
-        """
-        question, *arguments = asked
-        if question == STEP:
-            return await answer_step(self._registry, arguments)
-        if question in {ASK_ENGINE, HEAR_ENGINE} and self._hosting.engines is not None:
-            return await self._hosting.engines.answer(question, arguments)
-        if question == LEFT and self._hosting.peers is not None:
-            return self._hosting.peers.note_left(*arguments)
-        return await (self._reload_here() if question == _RELOAD else answer_sibling(self._plane, question, arguments))
-
     async def _first_load(self) -> None:
         """Load what is configured; what fails is a state of the registry and leaves the server up."""
         if self._store is not None:
             await self._store.restore()
+        await adopt_regions(self._plane)
+        await adopt_loads(self._plane)
         try:
             if self._source is not None:
                 await self._source.reload(force=True)
@@ -540,6 +471,8 @@ class _Server:
                 await self._apply(self._plan.spec.services)
         except ServerError as error:
             log.error("not everything could be loaded", reason=error.message)  # noqa: TRY400 - told, not unforeseen
+        if self._control is not None:
+            await self._control.load_adopted()
 
     async def end(self, everything: trio.CancelScope) -> None:
         """Drain the server, once; what has not begun to serve is cancelled with ``everything``.

@@ -16,7 +16,7 @@ from ovmstrio.server.systemd import managed
 from ovmstrio.server.workers import serve_with_workers
 
 if TYPE_CHECKING:
-    from ovmstrio.server.life import Hosting
+    from ovmstrio.server.hosting import Hosting
     from ovmstrio.server.plan import Plan
     from ovmstrio.server.running import Running
 

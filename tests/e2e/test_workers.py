@@ -261,16 +261,6 @@ def test_unix_sockets_and_ports_for_probes_are_the_servers_too(tmp_path: Path) -
         assert len(pids) == 2
 
 
-def test_what_needs_one_process_is_refused_before_anything_listens(tmp_path: Path) -> None:
-    """The exit code is that of a configuration that cannot be used, and the way out is told."""
-    ir.save(ir.dummy(), tmp_path, "dummy")
-    options = ("--model_name", "dummy", "--model_path", str(tmp_path / "dummy"), "--allow_shared_memory")
-    log = tmp_path / "log"
-    with serving(*options, "--workers", "2", ready=False, log=log) as server:
-        assert server.process.wait(SECONDS) == 1
-    assert "--workers 1" in log.read_text(encoding="utf-8")
-
-
 # Sequences
 
 

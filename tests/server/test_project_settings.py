@@ -21,7 +21,8 @@ from structlog.testing import capture_logs
 
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.mounting import HandlerServable
-from ovmstrio.server.life import Hosting, serve_plan
+from ovmstrio.server.hosting import Hosting
+from ovmstrio.server.life import serve_plan
 from ovmstrio.server.project_plan import plan_project
 from ovmstrio.server.running import Running
 from tests.support.projects import make_project

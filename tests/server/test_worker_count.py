@@ -34,22 +34,11 @@ def test_there_is_one_process_unless_more_are_asked_for() -> None:
 
 
 def test_auto_is_a_process_a_core_where_python_code_of_users_may_run() -> None:
-    """Models fill all cores from one process; what must be in one process is."""
+    """Models fill all cores from one process."""
     cores = usable_cores()
     assert _count(MODEL, workers="auto") == 1
     assert _count(MODEL, HANDLER, workers="auto") == cores
     assert _count(TextModelSpec(name="t", base_path=HERE, path=HERE), HANDLER, workers="auto") == cores
-    assert _count(MODEL, HANDLER, workers="auto", model_control="explicit") == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("allow_shared_memory", True), ("model_control", "explicit")],
-)
-def test_what_one_process_counts_is_refused_by_several(option: str, value: Any) -> None:
-    """The option is named."""
-    with pytest.raises(ConfigError, match=f"--{option}"):
-        _count(MODEL, **{option: value}, workers="2")
 
 
 @pytest.mark.parametrize("value", ["-1", "many", "257", "1.5"])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ovmstrio.server.life import Hosting, serve_plan
+from ovmstrio.server.hosting import Hosting
+from ovmstrio.server.life import serve_plan
 from ovmstrio.server.running import Running
 
 if TYPE_CHECKING:

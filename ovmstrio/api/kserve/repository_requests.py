@@ -9,12 +9,13 @@ import orjson
 
 from ovmstrio.core.errors import FailedPrecondition, InvalidRequest
 from ovmstrio.core.texts import cut
+from ovmstrio.dataplane.whole_changes import control_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ovmstrio.dataplane.plane import DataPlane
-    from ovmstrio.registry import ModelControl
+    from ovmstrio.dataplane.whole_changes import LoadsByName
 
 __all__ = ["control_of", "load_parameters", "unload_parameters"]
 
@@ -23,18 +24,19 @@ _FILE: Final = "file:"
 _DEPENDENTS: Final = "unload_dependents"
 
 
-def control_of(plane: DataPlane) -> ModelControl:
+def control_of(plane: DataPlane) -> LoadsByName:
     """Give what loads and unloads services by name.
 
     Raises:
         FailedPrecondition: the server was not started so that it does.
     """
-    if plane.control is None:
+    control = control_of_all(plane)
+    if control is None:
         raise FailedPrecondition(
             "models are not loaded and unloaded by name, as the server follows its configuration; "
             "--model_control explicit lets clients do it"
         )
-    return plane.control
+    return control
 
 
 def load_parameters(given: Mapping[str, Any]) -> tuple[str | None, dict[str, bytes]]:

@@ -17,7 +17,7 @@ from ovmstrio.runtimes.kind import LoadContext
 from ovmstrio.runtimes.models.sequences import SequenceManagers
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import probe_addresses
-from ovmstrio.server.life import Hosting
+from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.listening import HTTP, HTTP2
 from ovmstrio.server.own_process import serve_in_own_process
 from ovmstrio.server.plan import read_plan
@@ -35,6 +35,7 @@ from ovmstrio.server.workers.shared_ledger import LedgerLimit, SharedLedger
 from ovmstrio.server.workers.steps import PeerOwners
 from ovmstrio.server.workers.stores import part_of_store
 from ovmstrio.server.workers.task import CHANGED, CUT, DRAIN, WorkerTask
+from ovmstrio.server.workers.turns import OtherWorkers
 from ovmstrio.wire.reloaded_tls import TlsListener
 from ovmstrio.work.cores import CORES
 from ovmstrio.work.processes import WorkRequest, WorkRequests, run_program
@@ -123,6 +124,7 @@ class _Worker:
         self._plane: DataPlane | None = None
         self._peers = Peers(task.secret, task.rows, row)
         self._engines = WorkerEngines(self._peers)
+        self._others = OtherWorkers(self._peers)
         self._bells = Bells(task.secret, row)
         self._ledger = SharedLedger(board, row, self._bells)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
@@ -148,6 +150,7 @@ class _Worker:
             leave=self._leave,
             ledger=self._ledger,
             engines=self._engines,
+            siblings=self._others,
         )
 
     def listening_to_bells(self) -> AbstractContextManager[None]:

@@ -26,7 +26,8 @@ from ovmstrio.runtimes.ops.op_service import OpService
 from ovmstrio.runtimes.ops.process_info import list_processes
 from ovmstrio.runtimes.resident import host
 from ovmstrio.runtimes.table import KINDS
-from ovmstrio.server.life import Hosting, serve_plan
+from ovmstrio.server.hosting import Hosting
+from ovmstrio.server.life import serve_plan
 from ovmstrio.server.plan import Plan
 from ovmstrio.server.run_service import run_script_service
 from ovmstrio.server.running import Running

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ovmstrio.api.kserve.grpc.administration import AdministeredService
 from ovmstrio.api.kserve.shared_memory import NO_CUDA
 from ovmstrio.core.errors import NotSupported
+from ovmstrio.dataplane.whole_changes import register_region, unregister_region
 from ovmstrio.protocol.generated import inference as pb
 
 if TYPE_CHECKING:
@@ -32,26 +33,26 @@ class SharedMemoryCalls(AdministeredService):
     async def system_shared_memory_register(
         self, message: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Make a region known.  Does not block.
+        """Make a region known.
 
         Raises:
             PermissionDenied: who asks may not, or the object is not the server's to use.
             ServerError: as :meth:`ClientRegions.register`.
         """
         with self._making("shared memory registered", region=message.name):
-            self._plane.regions.register(message.name, message.key, message.offset, message.byte_size)
+            await register_region(self._plane, message.name, message.key, message.offset, message.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_shared_memory_unregister(
         self, message: pb.SystemSharedMemoryUnregisterRequest
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """Forget one region, or all.  Does not block.
+        """Forget one region, or all.
 
         Raises:
             PermissionDenied: who asks may not.
         """
         with self._making("shared memory unregistered", region=message.name):
-            self._plane.regions.unregister(message.name)
+            await unregister_region(self._plane, message.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_shared_memory_status(self, _: pb.CudaSharedMemoryStatusRequest) -> pb.CudaSharedMemoryStatusResponse:

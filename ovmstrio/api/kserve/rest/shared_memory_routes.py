@@ -9,6 +9,7 @@ from ovmstrio.api.kserve.shared_memory import NO_CUDA
 from ovmstrio.core.callers import Need
 from ovmstrio.core.errors import InvalidRequest, NotSupported
 from ovmstrio.core.http import HttpAnswer
+from ovmstrio.dataplane.whole_changes import register_region, unregister_region
 from ovmstrio.wire.http.answers import json_answer
 from ovmstrio.wire.http.router import rule
 
@@ -41,12 +42,12 @@ def shared_memory_rules(plane: DataPlane, changes: Changes) -> list[Rule]:
             key = asked.get("key")
             if not isinstance(key, str):
                 raise InvalidRequest('key: expected the name of a shared memory object such as "/my_region"')
-            plane.regions.register(region, key, _number(asked, "offset", 0), _number(asked, "byte_size"))
+            await register_region(plane, region, key, _number(asked, "offset", 0), _number(asked, "byte_size"))
         return HttpAnswer(200)
 
     async def unregister(request: HttpRequest, region: str = "") -> HttpAnswer:
         with changes.requested("shared memory unregistered", request, region=region):
-            plane.regions.unregister(region)
+            await unregister_region(plane, region)
         return HttpAnswer(200)
 
     return [
