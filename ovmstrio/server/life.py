@@ -11,7 +11,7 @@
              ├─ registry         loads, retirements, the watcher
              │  └─ services      what each runs besides its calls; outlives them
              ├─ pending answers  clients that take none are looked for
-             ├─ gRPC             a nursery a connection, a task an RPC
+             ├─ gRPC             a nursery a connection, a task an RPC that waits
              ├─ HTTP             a nursery a connection
              ├─ first load       of what is configured, behind the sequences of an earlier run; begins before the others
              ├─ sequence cleaner removes what nobody goes on with

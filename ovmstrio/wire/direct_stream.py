@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,6 +15,7 @@ import trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
+    from contextvars import Context
 
     from ovmstrio.core.request import Buffer
 
@@ -184,20 +186,29 @@ def _translated(error: OSError) -> Exception:
 
 
 @coroutine
-def told_of_waiting(running: Coroutine[Any, Any, _T], tell: Callable[[], object]) -> Generator[Any, Any, _T]:
+def told_of_waiting(
+    running: Coroutine[Any, Any, _T], tell: Callable[[], object], context: Context | None = None
+) -> Generator[Any, Any, _T]:
     """Run a coroutine to its end, and ``tell`` when it first waits for something, if it ever does.
+
+    It has the context variables of the running task, or those of ``context``.
 
     Cancellation: as the coroutine's.
     """
+    send: Callable[[Any], Any] = running.send
+    throw: Callable[[BaseException], Any] = running.throw
+    if context is not None:
+        within: Any = context.run
+        send, throw = partial(within, send), partial(within, throw)
     try:
-        trap = running.send(None)
+        trap = send(None)
         tell()
         while True:
             try:
                 outcome = yield trap
             except BaseException as error:  # noqa: BLE001 - the coroutine's to handle, whatever it is
-                trap = running.throw(error)
+                trap = throw(error)
             else:
-                trap = running.send(outcome)
+                trap = send(outcome)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]

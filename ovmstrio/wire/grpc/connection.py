@@ -1,7 +1,10 @@
-"""The trio shell around one HTTP/2 connection: one reader, one writer, one task a call.
+"""The trio shell around one HTTP/2 connection: one reader, one writer, one task a call that waits.
 
-The reader runs in the connection's own task. The writer sleeps until something is marked dirty and then sends all
-there is, so the answers of many calls share one system call.
+The reader answers requests that it has read whole, one after the other, and sends their answers together.  When one has
+to wait, the task is that call's from then on, and another one reads: a call that never waits has no task.
+
+The writer sleeps until something is marked dirty and then sends all there is, so the answers of many calls share one
+system call.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from types import MappingProxyType
 from typing import ClassVar, Final, Protocol
 
@@ -24,7 +28,7 @@ from ovmstrio.core.pending_answers import PendingShare, current_share
 from ovmstrio.core.request import Buffer
 from ovmstrio.observability.repeated_faults import RepeatedFaults
 from ovmstrio.wire.closing import transport_of
-from ovmstrio.wire.direct_stream import DirectStream
+from ovmstrio.wire.direct_stream import DirectStream, told_of_waiting
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.endings import Endings
 from ovmstrio.wire.grpc.events import (
@@ -79,7 +83,6 @@ class Connection:
         client: the host at the other end.
         faults: of peers, for the log.
         inflater: decompresses messages.
-        mark_dirty: lets the writer send what waits in the core.
         observer: is told of every call; None for nobody.
         senders: messages that wait for the peer.
         share: counts what waits for the peer.
@@ -116,11 +119,17 @@ class Connection:
         self._routes = routes
         self._further = further
         self._reading = trio.CancelScope()
+        self._read_bytes = _READ_BYTES
+        self._read_to_end = trio.Event()
+        self._stops_reading = False
+        self._fresh: list[Call] = []
+        self._whole: list[Call] = []
+        self._is_answering = False
+        self._is_flushing = False
         self._unsent = Wakeup()
-        self.mark_dirty = self._unsent.wake
         self.share = share
         self.inflater = Inflater(limits.max_receive_message_bytes)
-        self.senders = Senders(self.core, share, limits.write_high_water_bytes, self._unsent.wake)
+        self.senders = Senders(self.core, share, limits.write_high_water_bytes, self.mark_dirty)
         self._stall = StallWatch(self.core, self.senders, stream)
         self._closing = False
         self._broken = False
@@ -148,9 +157,11 @@ class Connection:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._write)
-                if await self._read():
+                nursery.start_soon(self._read)
+                await self._read_to_end.wait()
+                if self._is_faulty or not self._broken:
                     self._closing = True
-                    self.mark_dirty()
+                    self._unsent.wake()
                     with trio.move_on_after(self.limits.flush_seconds):
                         await self._written.wait()
                         if not self._is_faulty:
@@ -163,37 +174,89 @@ class Connection:
             self.share.close()
             self.closed.set()
 
-    async def _read(self) -> bool:
-        """Feed the core; return whether the peer is still there to be told more."""
-        core, receive_some = self.core, self._stream.receive_some
-        max_bytes = _READ_BYTES
-        with self._reading:
-            try:
-                while data := await receive_some(max_bytes):
-                    # A full read says that more is waiting: a large message then takes few reads.
-                    max_bytes = _READ_BYTES if len(data) < max_bytes else _LARGE_READ_BYTES
-                    self._heard_at = trio.current_time()
-                    self._handle(core.receive(data))
-                    while core.more:
+    async def _read(self) -> None:
+        """Feed the core and answer, until there is no more to read, or another task has taken that over."""
+        core, reading, receive_some = self.core, self._reading, self._stream.receive_some
+        try:
+            with reading:
+                while reading is self._reading and not self._stops_reading:
+                    if core.more:
                         await trio.lowlevel.checkpoint()
                         self._handle(core.go_on())
-            except ConnectionFault as fault:
-                self.faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
-                core.fail(fault)
-                self._is_faulty = True
-                self.mark_dirty()
-                return True
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return False
-            return False
-        return not self._broken
+                    elif data := await receive_some(self._read_bytes):
+                        # A full read says that more is waiting: a large message then takes few reads.
+                        self._read_bytes = _READ_BYTES if len(data) < self._read_bytes else _LARGE_READ_BYTES
+                        self._heard_at = trio.current_time()
+                        self._handle(core.receive(data))
+                    else:
+                        break
+                    if self._whole:
+                        await self._answer_whole()
+        except ConnectionFault as fault:
+            self._start_whole()
+            self.faults.tell("connection fault", peer=self.peer.address, kind=fault.code.name, fault=str(fault))
+            core.fail(fault)
+            self._is_faulty = True
+            self.mark_dirty()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._broken = True
+        if reading is self._reading:
+            self._read_to_end.set()
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
             self._dispatch[type(event)](self, event)
+        for call in self._fresh:
+            if call.half_closed:
+                self._whole.append(call)
+            else:
+                self._nursery.start_soon(self._serve, call, name=call.path)
+        self._fresh.clear()
         if self.core.waiting_bytes:
             self._check_backlog()
             self.mark_dirty()
+
+    async def _answer_whole(self) -> None:
+        """Answer requests that have come whole, as long as none of them waits, and send the answers together."""
+        reading = self._reading
+        self._is_answering = True
+        while self._whole:
+            # Each has context variables of its own, as it would have in a task of its own.
+            await told_of_waiting(self._serve(self._whole.pop(0)), self._hand_over, copy_context())
+            if reading is not self._reading:
+                return
+        if isinstance(self._stream, DirectStream) and not self._broken:
+            await told_of_waiting(self._flush_or_abandon(), self._hand_over)
+            if reading is not self._reading:
+                return
+        self._is_answering = False
+        if self.core.waiting_bytes:
+            self._unsent.wake()
+
+    def _hand_over(self) -> None:
+        """Have another task read, and others answer what was read, as this one is about to wait."""
+        self._is_answering = False
+        self._reading = trio.CancelScope()
+        self._start_whole()
+        self._nursery.start_soon(self._read)
+        if self.core.waiting_bytes:
+            self._unsent.wake()
+
+    def _start_whole(self) -> None:
+        for call in self._whole:
+            self._nursery.start_soon(self._serve, call, name=call.path)
+        self._whole.clear()
+
+    def _stop_reading(self) -> None:
+        """Have the reader end, once it has sent what it answers at the moment."""
+        self._stops_reading = True
+        if not self._is_answering:
+            self._reading.cancel()
+
+    def mark_dirty(self) -> None:
+        """Let the writer send what waits in the core, unless the reader does so in a moment."""
+        if not self._is_answering:
+            self._unsent.wake()
 
     async def _linger(self) -> None:
         """Say goodbye, and drop what still comes: closed with bytes unread, the connection would be reset."""
@@ -206,24 +269,43 @@ class Connection:
 
     async def _write(self) -> None:
         try:
-            while True:
-                while size := self.core.waiting_bytes:
-                    data, share = self.core.take_outbound(), self.share
-                    share.add(size - self.senders.counted)
-                    self.senders.counted = 0
-                    self.senders.let_next()
-                    self._stall.is_writing = True
-                    await self._send(data)
-                    self._stall.is_writing = False
-                    self._stall.written += size
-                    share.give_back(size)
-                if self._closing:
+            while not self._broken:
+                await self._flush_or_abandon()
+                if self._closing and not self._is_flushing:
                     return
                 await self._unsent.wait()
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.abandon()
         finally:
             self._written.set()
+
+    async def _flush_or_abandon(self) -> None:
+        try:
+            await self._flush()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.abandon()
+
+    async def _flush(self) -> None:
+        """Send all that waits in the core; nothing where another task does so already.
+
+        Not a checkpoint where the socket takes it all.
+        """
+        if self._is_flushing:
+            return
+        self._is_flushing = True
+        try:
+            while size := self.core.waiting_bytes:
+                data, share = self.core.take_outbound(), self.share
+                share.add(size - self.senders.counted)
+                self.senders.counted = 0
+                self.senders.let_next()
+                self._stall.is_writing = True
+                await self._send(data)
+                self._stall.is_writing = False
+                self._stall.written += size
+                share.give_back(size)
+        finally:
+            self._is_flushing = False
+            if self._closing:
+                self._unsent.wake()
 
     async def _send(self, data: list[Buffer]) -> None:
         if len(data) == 1:
@@ -242,9 +324,7 @@ class Connection:
             if self.core.waiting_bytes:
                 self.mark_dirty()
             if self.core.draining and not self.calls:
-                self._reading.cancel()
-
-    # -- what calls need -----------------------------------------------------------------------------------------
+                self._stop_reading()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -257,7 +337,10 @@ class Connection:
             self._refuse(event, trailers_only_block(Status.UNIMPLEMENTED, f"unknown method {state.head.path}"))
         else:
             call = self.calls[state.stream_id] = Call(self, state, handler)
-            self._nursery.start_soon(self._serve, call, name=state.head.path)
+            if handler.cardinality.client_streaming:
+                self._nursery.start_soon(self._serve, call, name=call.path)
+            else:
+                self._fresh.append(call)
 
     def _refuse(self, event: RequestStarted, block: bytes) -> None:
         self.core.send_headers(event.stream, block, end_stream=True)
@@ -336,12 +419,12 @@ class Connection:
         self._last_stream_named.set()
         self.mark_dirty()
         if not self.calls:
-            self._reading.cancel()
+            self._stop_reading()
 
     def abandon(self) -> None:
         """Close without another word."""
         self._broken = True
-        self._reading.cancel()
+        self._stop_reading()
 
     def look_after(self, now: float) -> None:
         """Do what time demands: handshake, keepalive and age."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 import trio
 from betterproto2.grpclib.grpclib_server import ServiceBase
@@ -22,6 +23,8 @@ from ovmstrio.wire.grpc import (
 from ovmstrio.wire.listeners import open_listeners
 
 __all__ = ["BytesCodec", "Echo", "echo_server"]
+
+_remembered: Final[ContextVar[str]] = ContextVar("remembered", default="nothing")
 
 
 class BytesCodec(CodecBase):
@@ -49,7 +52,8 @@ class Echo(TrioService, ServiceBase):
         produced: messages that ``Split`` has handed to the transport.
         closed_generators: how many generators of ``Split`` have run their ``finally``.
         changed: set, and replaced, whenever one of these changes.
-        released: lets ``Stubborn`` end.
+        released: lets ``Stubborn`` end, and ``Remember`` go on.
+        tasks: that answered ``Unary``.
     """
 
     def __init__(self) -> None:
@@ -59,6 +63,7 @@ class Echo(TrioService, ServiceBase):
         self.closed_generators = 0
         self.changed = trio.Event()
         self.released = trio.Event()
+        self.tasks: list[trio.lowlevel.Task] = []
 
     def note(self) -> None:
         """Wake those who wait for a change."""
@@ -77,7 +82,20 @@ class Echo(TrioService, ServiceBase):
 
     async def unary(self, stream: Call) -> None:
         """Echo one message."""
+        self.tasks.append(trio.lowlevel.current_task())
         await stream.send_message(await stream.recv_message())
+
+    async def remember(self, stream: Call) -> None:
+        """Tell what a context variable has, set it, and tell what it has after a wait, if the message asks for one."""
+        text = (await stream.recv_message()).decode()
+        told = [_remembered.get()]
+        _remembered.set(text)
+        if text == "wait":
+            self.started.append(stream.path)
+            self.note()
+            await self.released.wait()
+            told.append(_remembered.get())
+        await stream.send_message(", ".join(told).encode())
 
     async def split(self, message: bytes) -> AsyncIterator[bytes]:
         """Send ``count`` messages of ``size`` bytes, as the request says: ``b"count size"``."""
@@ -162,6 +180,7 @@ class Echo(TrioService, ServiceBase):
             "Wait": (self.wait, Cardinality.UNARY_UNARY),
             "WaitStream": (self.wait, Cardinality.UNARY_STREAM),
             "Stubborn": (self.stubborn, Cardinality.UNARY_UNARY),
+            "Remember": (self.remember, Cardinality.UNARY_UNARY),
             "Fail": (self.fail, Cardinality.UNARY_UNARY),
             "Meta": (self.meta, Cardinality.UNARY_UNARY),
         }

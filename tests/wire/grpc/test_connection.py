@@ -88,6 +88,38 @@ async def test_a_reset_cancels_one_call(autojump_clock: MockClock) -> None:
         assert server.active_calls == 0
 
 
+async def test_calls_that_never_wait_are_answered_by_the_task_that_reads() -> None:
+    """One that waits keeps its task, and others are read and answered by another one meanwhile."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        for name in ("Unary", "Unary", "Wait", "Unary", "Unary"):
+            call = await peer.request(name)
+            if name == "Wait":
+                await service.wait_started()
+            else:
+                assert (await peer.trailers(call))["grpc-status"] == "0"
+        first, second, third, fourth = service.tasks
+        assert first is second
+        assert first is not third
+        assert third is fourth
+
+
+async def test_calls_have_context_variables_of_their_own() -> None:
+    """What one sets no other one sees, though one task may answer both, and one that has waited sees it still."""
+    async with memory_server() as (_, service, connect):
+        peer = await connect().start()
+        calls = [await peer.request("Remember", each) for each in (b"a", b"wait", b"b")]
+        await service.wait_started()
+        service.released.set()
+        for call in calls:
+            assert (await peer.trailers(call))["grpc-status"] == "0"
+        assert [peer.body(call) for call in calls] == [
+            message(b"nothing"),
+            message(b"nothing, wait"),
+            message(b"nothing"),
+        ]
+
+
 async def test_a_lost_connection_cancels_its_calls_only(autojump_clock: MockClock) -> None:
     """End of file cancels the calls of that connection, not those of another."""
     async with memory_server() as (server, service, connect):

@@ -324,7 +324,7 @@ async def test_nothing_is_left_after_many_calls() -> None:
     left: list[int] = []
     async with echo_server() as (server, _, address):
         await in_thread(client)
-    assert left == [0, 0, 0, 1]
+    assert left == [0, 0, 0, 2]
 
 
 async def test_drain_lets_calls_finish_and_ends_the_rest() -> None:
