@@ -65,6 +65,9 @@ class ServableHooks(BatchHooks):
     def placed(self, *, inline: bool, moved: bool) -> None:
         """Inferences such as the last one run on the event loop, or do not; ``moved`` tells that this is new."""
 
+    def bound(self, *, to_cores: bool, again: bool) -> None:
+        """Threads of the model are bound to cores, or are not; ``again`` tells that this was chosen anew."""
+
     def bucketed(self, fit: str, given: int, added: int) -> None:
         """One inference fitted its buckets so (``exact``, ``padded``, ``larger``), its inputs by so many elements."""
 

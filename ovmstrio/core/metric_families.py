@@ -113,6 +113,10 @@ OWN_FAMILIES: Final[Mapping[str, Family]] = _table(
     Family("ovmstrio_memory_bytes", "gauge", (*_VERSION, "part"), "Memory that the last load of a version took."),
     Family("ovmstrio_inline", "gauge", _VERSION, "1 while inferences such as the last run on the event loop."),
     Family("ovmstrio_placement_moves", "counter", _VERSION, "How often inferences came to the event loop or left it."),
+    Family("ovmstrio_bound_to_cores", "gauge", _VERSION, "1 while threads of a model are bound to cores."),
+    Family(
+        "ovmstrio_core_choices", "counter", _VERSION, "How often that was chosen anew, as other models came or went."
+    ),
     Family("ovmstrio_batch_size", "histogram", _VERSION, "Rows of a batch of joined requests.", buckets=BUCKETS_SIZE),
     Family("ovmstrio_batch_wait_time_us", "histogram", _VERSION, "Time that a request waited for its batch."),
     Family("ovmstrio_batch_queued_requests", "gauge", ("name",), "Requests that wait for their batch."),

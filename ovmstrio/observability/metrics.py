@@ -323,6 +323,13 @@ class ServableMetrics(CallMetrics, ServableHooks):
         if moved:
             moves.inc()
 
+    def bound(self, *, to_cores: bool, again: bool) -> None:
+        """Say whether threads are bound to cores, and count that this was chosen anew."""
+        self._metrics.child("ovmstrio_bound_to_cores", *self._labels).set(to_cores)
+        choices = self._metrics.child("ovmstrio_core_choices", *self._labels)
+        if again:
+            choices.inc()
+
     @cached_property
     def _buckets(self) -> tuple[dict[str, Any], Any, Any]:
         """Only models with buckets have them."""

@@ -18,6 +18,7 @@ _END: Final = "# EOF"
 _NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "ovmstrio_ready": min,
     "ovmstrio_inline": max,
+    "ovmstrio_bound_to_cores": max,
     "ovmstrio_model_load_seconds": max,
     "process_start_time_seconds": min,
 }

@@ -45,8 +45,9 @@ SMALL_OPERATIONS: Final = 2_000
 
 _USER_DECIDES: Final = {"INFERENCE_NUM_THREADS", "NUM_STREAMS"}
 LATENCY: Final = "LATENCY"
+PINNING: Final = "ENABLE_CPU_PINNING"
 _ON_LOOP: Final = {"INFERENCE_NUM_THREADS": "1", "PERFORMANCE_HINT": LATENCY}
-_UNBOUND: Final = {"ENABLE_CPU_PINNING": "NO"}
+_UNBOUND: Final = {PINNING: "NO"}
 """OpenVINO binds the thread that infers, which is the event loop's here, to one core for the time of each inference:
 the loop would have to move there, and to wait where somebody else has that core, though another one is free."""
 _CACHED_SHAPES: Final = {"CPU_RUNTIME_CACHE_CAPACITY": "256"}
@@ -80,12 +81,14 @@ class Compiled:
     as many of one stream as this has. Requests of the pool are ``nireq``, of which ``side_by_side`` run at once.
     ``blocking`` is how the event loop infers, ``variables`` what a stateful model remembers, empty for others.
     ``weight_bytes`` are those of the constants that the file has.  ``buckets`` are what inputs are to be padded up
-    to.
+    to.  ``is_pinned`` tells whether its threads are bound to cores, None where that is not for the server to choose;
+    ``chosen_anew`` makes one like it that is bound or not as :data:`CORES` says by then, and has run.
     """
 
     model: ov.CompiledModel
     compile_again: Callable[[], ov.CompiledModel]
     compile_timed: Callable[[], ov.CompiledModel]
+    chosen_anew: Callable[[], ov.CompiledModel]
     isolated: Callable[[], tuple[ov.CompiledModel, ...]]
     signature: ModelSignature
     placement: Placement
@@ -97,6 +100,7 @@ class Compiled:
     blocking: Blocking
     variables: tuple[TensorSpec, ...] = ()
     weight_bytes: int = 0
+    is_pinned: bool | None = None
     buckets: ShapeBuckets | None = None
 
     def make_slot(self) -> Slot:
@@ -205,10 +209,20 @@ def _compile(model: ov.Model, source: ModelFile, config: dict[str, str]) -> ov.C
 
 
 def _core_share() -> dict[str, str]:
-    """Give the settings of a process that has not all cores; pinned, every process would have the same ones."""
-    if CORES.processes == 1:
-        return {}
-    return {"INFERENCE_NUM_THREADS": str(CORES.count), "ENABLE_CPU_PINNING": "NO"}
+    """Give the settings of a model that has not all cores for itself; pinned, every one would have the same ones.
+
+    Threads that are not pinned go where there is room, and OpenVINO has no more of them in a process, beside one for
+    each stream, than there are cores, so that all models of a process may ask for as many.
+    """
+    threads = {} if CORES.processes == 1 else {"INFERENCE_NUM_THREADS": str(CORES.count)}
+    return threads | ({PINNING: "NO"} if CORES.is_shared else {})
+
+
+def _is_pinned(model: ov.CompiledModel, source: ModelFile, config: dict[str, str]) -> bool | None:
+    """Tell whether its threads are bound to cores; None where nothing is to be chosen."""
+    if PINNING in config or source.spec.target_device != "CPU":
+        return None
+    return bool(_property(model, PINNING, 0))
 
 
 def _cannot_compile(source: ModelFile, error: BaseException) -> Problem:
@@ -262,6 +276,7 @@ def _build(
         model=compiled,
         compile_again=compile_again,
         compile_timed=partial(_compile, model, source, {**config, **WITH_TIMES}),
+        chosen_anew=partial(_choose_anew, partial(_compile, model, source, config), signature, runs=timing is not None),
         isolated=isolated,
         signature=signature,
         placement=placement,
@@ -273,12 +288,23 @@ def _build(
         blocking=blocking,
         variables=variables,
         weight_bytes=_weight_bytes(model.get_ops()),
+        is_pinned=_is_pinned(compiled, source, config),
     )
+
+
+def _choose_anew(
+    compile_alike: Callable[[], ov.CompiledModel], signature: ModelSignature, *, runs: bool
+) -> ov.CompiledModel:
+    """Compile again, and run it once if it runs on ones: what a first run makes, no request waits for."""
+    compiled = compile_alike()
+    if runs and warm_up(compiled, signature, Blocking.QUEUED) is None:
+        return compile_alike()
+    return compiled
 
 
 def _one_stream(config: dict[str, str], threads: int) -> dict[str, str]:
     """Give the settings for a model that has one stream; several that are pinned would share cores."""
-    ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), "ENABLE_CPU_PINNING": "NO"}
+    ours = {"NUM_STREAMS": "1", "INFERENCE_NUM_THREADS": str(threads), PINNING: "NO"}
     return {name: value for name, value in config.items() if not name.startswith("PERFORMANCE_HINT")} | ours
 
 

@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
     import openvino as ov
 
-__all__ = ["device_facts"]
+__all__ = ["BOUND", "device_facts"]
+
+BOUND: Final = "bound to cores"
 
 _ASKED: Final = {
     "EXECUTION_DEVICES": "devices",
     "INFERENCE_PRECISION_HINT": "precision",
     "PERFORMANCE_HINT": "performance hint",
     "INFERENCE_NUM_THREADS": "threads",
+    "ENABLE_CPU_PINNING": BOUND,
 }
 
 
@@ -34,6 +37,8 @@ def device_facts(model: ov.CompiledModel) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> str | int:
-    text = value if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = value if isinstance(value, int) else str(value)
     # Types and enumerations print as "<Type: 'float32'>" and "PerformanceMode.LATENCY".
     return text if isinstance(text, int) else text.removeprefix("<Type: '").removesuffix("'>").rpartition(".")[2]

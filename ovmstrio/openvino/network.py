@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
+import structlog
 import trio
 
-from ovmstrio.core.errors import ModelFailure
+from ovmstrio.core.errors import ConfigError, ModelFailure
 from ovmstrio.core.events import CallEvent
 from ovmstrio.core.hooks import NULL_HOOKS, ServableHooks
 from ovmstrio.core.layer_times import LayerTimes
@@ -23,17 +24,20 @@ from ovmstrio.core.tensor import Array
 from ovmstrio.core.tracing import current_span
 from ovmstrio.openvino.buckets import NO_CUTS, Cuts, Fitted
 from ovmstrio.openvino.compile import Compiled
-from ovmstrio.openvino.device_facts import device_facts
+from ovmstrio.openvino.device_facts import BOUND, device_facts
 from ovmstrio.openvino.layer_clock import clock_layers
 from ovmstrio.openvino.mending import Run, Runs, SuspectRunError, replace_model
 from ovmstrio.openvino.model_state import StateChange
 from ovmstrio.openvino.pool import RequestPool
 from ovmstrio.openvino.runtime import OPENVINO_ERRORS, reason
 from ovmstrio.openvino.slot import Blocking, LostFailure, Slot
+from ovmstrio.work.cores import CORES
 from ovmstrio.work.loop_load import LoopLoad, current_loop_load
 from ovmstrio.work.placement import INLINE_THRESHOLD_SECONDS, load_limiter
 
 __all__ = ["Network"]
+
+log = structlog.get_logger(__name__)
 
 _LEAST_PATIENCE_SECONDS: Final = 0.02
 _PATIENCE_FACTOR: Final = 3
@@ -64,6 +68,7 @@ class Network:
 
     Attributes:
         side_by_side: how many inferences OpenVINO runs at once; what is beyond that waits in its queue.
+        is_pinned: whether its threads are bound to cores; None where that is not for the server to choose.
     """
 
     def __init__(self, compiled: Compiled, hooks: ServableHooks = NULL_HOOKS) -> None:
@@ -79,6 +84,9 @@ class Network:
         self._compile_timed = compiled.compile_timed
         self._may_fail = compiled.may_fail
         self._streams = compiled.streams
+        self._model = compiled.model
+        self._chosen_anew = compiled.chosen_anew
+        self.is_pinned = compiled.is_pinned
         self._slots = [compiled.make_slot() for _ in range(compiled.nireq)]
         self.pool = RequestPool(self._slots)
         self._inline_slot = compiled.make_inline_slot()
@@ -98,6 +106,9 @@ class Network:
         hooks.set_memory("weights", compiled.weight_bytes)
         hooks.set_memory("outputs", self.signature.output_bytes * (self.pool.size + 1))
         hooks.placed(inline=self.runs_inline, moved=False)
+        if self.is_pinned is not None:
+            hooks.bound(to_cores=self.is_pinned, again=False)
+        CORES.users.add(self)
 
     @cached_property
     def _loop_load(self) -> LoopLoad:
@@ -168,6 +179,33 @@ class Network:
                 if not isinstance(error, LostFailure):
                     raise
         return await self._infer_in_pool(call, short=inline)
+
+    async def choose_cores(self) -> None:
+        """Compile the model again, bound to cores or not as :data:`CORES` says now, and run requests on that from then.
+
+        Those that run end on the model that they were begun on.  Nothing changes if it cannot be compiled, or was
+        mended meanwhile.
+
+        Cancellation: at once; what is being compiled is dropped.
+        """
+        before, streams = self._model, self._streams
+        try:
+            model = await trio.to_thread.run_sync(self._chosen_anew, abandon_on_cancel=True, limiter=load_limiter())
+        except ConfigError as error:
+            log.warning("model keeps its cores: it cannot be compiled again", reason=error.message)
+            return
+        await self._runs.wait_sound()
+        if self._model is not before or self._streams != streams:
+            return
+        self._model = model
+        self._inline_slot.attach(model)
+        self._device = device_facts(model)
+        if self.is_pinned is not None:
+            self.is_pinned = self._device.get(BOUND) == "yes"
+            self._hooks.bound(to_cores=self.is_pinned, again=True)
+        for _ in range(self.pool.size):
+            # Requests that nobody uses would keep what was compiled before.
+            self.pool.release(await self._acquire())
 
     async def _padded(self, fitted: Fitted) -> tuple[Sequence[Array], Cuts]:
         """Pad inputs, in a thread where that takes long."""
@@ -260,6 +298,8 @@ class Network:
             await self._runs.wait_sound()
             slot = await self.pool.acquire()
             if self._runs.is_sound:
+                if slot.model is not self._model:
+                    slot.attach(self._model)
                 return slot
             self.pool.release(slot)
 
@@ -366,6 +406,7 @@ class Network:
                 if not await self._runs_again(slot):
                     every = [*self._slots, self._inline_slot]
                     await trio.to_thread.run_sync(replace_model, every, self._compile_again, limiter=self._threads)
+                    self._model = self._inline_slot.model
                     self._streams = 1
                     self._hooks.set_streams(1)
             finally:

@@ -71,6 +71,7 @@ class Slot:
 
     Attributes:
         request: OpenVINO's.
+        model: the one that it is a request of.
         broken: why nothing may run, or an empty text.
     """
 
@@ -85,6 +86,7 @@ class Slot:
         "_signature",
         "_stuck",
         "broken",
+        "model",
         "request",
     )
 
@@ -108,6 +110,7 @@ class Slot:
 
     def _create(self, model: ov.CompiledModel) -> None:
         self._own = None
+        self.model = model
         self.request: ov.InferRequest = model.create_infer_request()
         self.request.set_callback(self._completion, None)
 

@@ -31,6 +31,7 @@ from ovmstrio.registry.states import ApplyResult, Readiness, VersionStatus
 from ovmstrio.registry.version_loader import VersionLoader
 from ovmstrio.repository.watcher import FileWatcher
 from ovmstrio.runtimes.kind import LoadContext
+from ovmstrio.work.cores import CORES
 from ovmstrio.work.placement import LOADS_AT_ONCE
 
 if TYPE_CHECKING:
@@ -380,6 +381,7 @@ class Registry:
             kind = self.kinds[spec.kind]
             self._services.setdefault(name, ServiceRecord(name, kind, self._publish)).configure(spec, kind)
         self.has_limits = any(spec.max_concurrency for spec in by_name.values())
+        CORES.services = sum(self.kinds[spec.kind].fills_cores for spec in by_name.values())
         result = await self._reconcile_all(forced=True)
         self._loaded.set()
         self._announce_readiness()

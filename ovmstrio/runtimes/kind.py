@@ -145,6 +145,8 @@ class Kind(ABC, Generic[SpecT]):
         tells_all: whether loading what has errors in its settings, which a check does, tells all else that is wrong as
             well, and then fails.
         runs_user_code: whether its services may run code of users, which may bring instrumentation of its own.
+        fills_cores: whether its services compute in this process or in processes of their own, so that models beside
+            them do not have the cores for themselves.
         occupied: what is said of a service whose name another kind has taken.
     """
 
@@ -157,6 +159,7 @@ class Kind(ABC, Generic[SpecT]):
     further_sections: ClassVar[tuple[str, ...]] = ()
     tells_all: ClassVar[bool] = False
     runs_user_code: ClassVar[bool] = True
+    fills_cores: ClassVar[bool] = False
     occupied: ClassVar[str] = "The name is taken"
 
     def read(self, file: ConfigFile) -> Sequence[ServableSpec]:

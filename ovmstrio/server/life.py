@@ -60,6 +60,7 @@ from ovmstrio.runtimes.table import KINDS, Kinds
 from ovmstrio.server.access import Access, open_access
 from ovmstrio.server.certificates import Certificates
 from ovmstrio.server.command_line import cache_directory, metric_families, probe_addresses
+from ovmstrio.server.core_sharing import share_cores
 from ovmstrio.server.hosting import Hosting
 from ovmstrio.server.listening import HTTP, HTTP2, open_noted_listeners
 from ovmstrio.server.memory_limit import pending_answers
@@ -369,6 +370,7 @@ class _Server:
         async with trio.open_nursery() as nursery:
             with trying_models(nursery, self._settings.trial_load, trials_folder(self._settings.cache_dir)):
                 await nursery.start(self._registry.run)
+            await nursery.start(share_cores, self._settings.core_sharing)
             if self._plan.root:
                 await self._load_root()
             nursery.start_soon(self._pending.watch)

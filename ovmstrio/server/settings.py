@@ -91,6 +91,12 @@ class ServerSettings(BaseModel):
         "OpenVINO Model Server", SERVER, "Name that clients are told; some of those for Triton insist on triton."
     )
     cache_dir: Path | None = _setting(None, SERVER, "Folder where OpenVINO keeps compiled models.")
+    core_sharing: Literal["auto", "off"] = _setting(
+        "auto",
+        SERVER,
+        "Bind threads of a model to cores only while it has the machine for itself, unless its plugin_config says; "
+        "off leaves it to OpenVINO, which binds those of each model as if there were no other.",
+    )
     trial_load: Literal["auto", "off", "again"] = _setting(
         "auto",
         SERVER,

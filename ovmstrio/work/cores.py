@@ -1,17 +1,18 @@
-"""How many of the machine's cores this process may fill, where others of the same server run beside it."""
+"""The machine's cores: how many this process may fill, and who else in it and beside it fills them."""
 
 from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakSet
 
 from ovmstrio.work.control_groups import OWN_GROUPS, ROOT, group_folders
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CORES", "CoreShare", "usable_cores"]
+__all__ = ["CORES", "CoreShare", "CoreUser", "usable_cores"]
 
 
 def usable_cores(groups: Path = ROOT, own: Path = OWN_GROUPS) -> int:
@@ -44,15 +45,38 @@ def _text(file: Path) -> str:
         return ""
 
 
+class CoreUser(Protocol):
+    """What computes in threads that may be bound to cores."""
+
+    @property
+    def is_pinned(self) -> bool | None:
+        """Whether they are; None where that is not for the server to choose."""
+
+    async def choose_cores(self) -> None:
+        """Choose again whether they are, by what :attr:`CoreShare.is_shared` says now; calls go on meanwhile."""
+
+
 class CoreShare:
-    """This process's share of the cores that it may run on.
+    """This process's share of the cores that it may run on, and who fills them.
 
     Attributes:
         processes: how many processes share them.
+        services: how many services are configured that fill them, loaded or not.
+        chooses: whether anything is chosen by how many there are.
+        users: what computes at the moment.
     """
 
     def __init__(self) -> None:
         self.processes = 1
+        self.services = 0
+        self.chooses = True
+        self.users: WeakSet[CoreUser] = WeakSet()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several compute here, so that threads bound to cores would meet on the same ones."""
+        several = self.chooses and max(self.services, len(self.users)) > 1
+        return self.processes > 1 or several
 
     @property
     def count(self) -> int:

@@ -49,6 +49,7 @@ class RecordingHooks(ServableHooks):
         self.streams = 0
         self.pools: list[tuple[int, int]] = []
         self.places: list[tuple[bool, bool]] = []
+        self.bounds: list[tuple[bool, bool]] = []
         self.memory: dict[str, int] = {}
         self.fits: list[tuple[str, int, int]] = []
 
@@ -79,6 +80,10 @@ class RecordingHooks(ServableHooks):
     def placed(self, *, inline: bool, moved: bool) -> None:
         """Remember a place."""
         self.places.append((inline, moved))
+
+    def bound(self, *, to_cores: bool, again: bool) -> None:
+        """Remember a choice."""
+        self.bounds.append((to_cores, again))
 
     def bucketed(self, fit: str, given: int, added: int) -> None:
         """Remember how inputs fitted."""

@@ -28,6 +28,7 @@ class TextModelKind(Kind[TextModelSpec]):
     spec = TextModelSpec
     takes = frozenset({Takes.GENERATION})
     runs_user_code = False
+    fills_cores = True
     section = TEXT_MODELS
     occupied = "Text model has a name that is taken"
 

@@ -32,6 +32,7 @@ class HandlerKind(Kind[HandlerSpec]):
     spec = HandlerSpec
     takes = frozenset({Takes.HTTP, Takes.GRPC})
     imports = True
+    fills_cores = True
     section = HANDLERS
     occupied = "Handler has a name that is taken"
 

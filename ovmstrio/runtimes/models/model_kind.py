@@ -37,6 +37,7 @@ class ModelKind(Kind[ModelSpec]):
     spec = ModelSpec
     takes = frozenset({Takes.TENSORS})
     runs_user_code = False
+    fills_cores = True
     has_versions = True
     section: ClassVar[str] = ModelEntries.section
     occupied = "Model has a name that is taken"

@@ -39,6 +39,7 @@ class OpPipelineKind(Kind[OpPipelineSpec]):
     spec = OpPipelineSpec
     takes: ClassVar[frozenset[Takes]] = frozenset({Takes.TENSORS, Takes.HTTP})
     imports: ClassVar[bool] = True
+    fills_cores: ClassVar[bool] = True
     section: ClassVar[str] = OP_PIPELINES
     occupied: ClassVar[str] = "Op pipeline has a name that is taken"
 
