@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_a_program_that_fails_is_told_with_what_it_said(program: Path, tmp_path:
     program.write_text("#!/bin/sh\necho no such voice >&2; exit 2\n")
     with pytest.raises(ModelFailure, match="espeak-ng made no phonemes: no such voice"):
         _speaker(tmp_path / "voice", **ESPEAK)
+
+
+@pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
+def test_the_real_program_makes_phonemes(tmp_path: Path) -> None:
+    """Those that the voice has numbers for; numbers are spoken as words."""
+    speaker = _speaker(tmp_path / "voice", **ESPEAK)
+    assert heard_letters(speaker.say("No, 1 man.", "", "", 1.0)[0]) == "no, wn mn."
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ __all__ = [
     "PART",
     "REFUSED",
     "TOKENS",
+    "VOICE_FILES",
     "decode_failure",
     "decode_request",
     "encode_failure",
@@ -42,6 +43,9 @@ __all__ = [
 
 CONTEXT_FILE: Final = "ovmstrio.json"
 """In a folder that was made of a file of another form: ``{"context_length": 2048}``."""
+
+VOICE_FILES: Final = "*.onnx"
+"""Of which a folder has one, if it is a voice of Piper's; beside it is one with ``.json`` behind its name."""
 
 FINISHES: Final = tuple(Finish)
 """Rows have the position of their finish in this."""

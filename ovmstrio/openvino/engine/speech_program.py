@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ovmstrio.core.errors import InvalidField
 from ovmstrio.core.extras import Extra, way_to_install
-from ovmstrio.openvino.engine.frames import FAILED, LOADED
+from ovmstrio.openvino.engine.frames import FAILED, LOADED, VOICE_FILES
 from ovmstrio.openvino.engine.library_errors import reason_of
 from ovmstrio.openvino.engine.own_process import run_process
 from ovmstrio.openvino.engine.sentences import sentences_of
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from ovmstrio.openvino.engine.speakers import Speaker
     from ovmstrio.work.messages.blocking_channel import BlockingChannel
 
-__all__ = ["PIPER_FILES", "serve"]
-
-PIPER_FILES: Final = "*.onnx"
-"""Of which a folder has one, if it is of Piper."""
+__all__ = ["serve"]
 
 
 class _Spoken:
@@ -77,11 +74,14 @@ class _Program(TurnProgram[_Spoken]):
 
 
 def _load(options: dict[str, Any]) -> Speaker:
-    from ovmstrio.openvino.engine.piper import PiperSpeaker  # noqa: PLC0415 - what is not installed is told
+    from ovmstrio.openvino.engine.piper import PiperSpeaker, UnusableVoice  # noqa: PLC0415 - what is not installed is told
     from ovmstrio.openvino.engine.speakers import PipelineSpeaker  # noqa: PLC0415 - what is not installed is told
 
     folder, device, properties = options["folder"], options["device"], options["properties"]
-    networks = sorted(Path(folder).glob(PIPER_FILES))
+    networks = sorted(Path(folder).glob(VOICE_FILES))
+    if len(networks) > 1:
+        names = ", ".join(each.name for each in networks)
+        raise UnusableVoice(f"the folder has several voices of Piper, {names}: give each a folder of its own")
     if networks:
         return PiperSpeaker(networks[0], device, properties)
     return PipelineSpeaker(folder, device, properties, options["voices"])

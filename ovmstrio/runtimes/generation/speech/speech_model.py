@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from ovmstrio.core.errors import ConfigError, InvalidField, Problem
 from ovmstrio.core.generation import Task
 from ovmstrio.core.speech import SpeechPart
+from ovmstrio.openvino.engine.frames import VOICE_FILES
 from ovmstrio.runtimes.generation.speech.turn_model import TurnModel, check_folder, open_model
 from ovmstrio.runtimes.generation.speech.turn_taking import TurnQueue, TurnTaker
 from ovmstrio.runtimes.resident import host
@@ -30,7 +31,6 @@ _PROGRAM: Final = "ovmstrio.openvino.engine.speech_program"
 _MOST_PARTS: Final = 2
 """Sentences that are spoken before somebody takes them."""
 
-_PIPER: Final = "*.onnx"
 _SPEECHT5: Final = (
     "openvino_encoder_model.xml",
     "openvino_decoder_model.xml",
@@ -97,9 +97,9 @@ async def load_speech_model(spec: TextModelSpec, context: LoadContext) -> Speech
     Cancellation: at any checkpoint; nothing is left.
     """
     await check_folder(spec, _missing, _EXPECTED)
-    absent = await run_load(partial(_absent_voices, spec.voices))
-    if absent:
-        raise ConfigError([spec.placed(each) for each in absent])
+    wrong = await run_load(partial(_unusable_voices, spec.path, spec.voices))
+    if wrong:
+        raise ConfigError([spec.placed(each) for each in wrong])
     voices = {name: str(path.absolute()) for name, path in spec.voices.items()}
     queue = partial(_queue, spec.max_queue)
     opened = open_model(spec, _PROGRAM, {"voices": voices}, queue, SpeechModel, engines=context.engines)
@@ -111,16 +111,19 @@ def _queue(most_waiting: int, tasks: trio.Nursery, numbers: Iterator[int]) -> Tu
 
 
 def _missing(folder: Path) -> str:
-    networks = sorted(folder.glob(_PIPER))
+    networks = sorted(folder.glob(VOICE_FILES))
     if networks:
         described = networks[0].with_name(f"{networks[0].name}.json")
         return "" if described.is_file() else described.name
     for files in (_SPEECHT5, _KOKORO):
         if (folder / files[0]).is_file():
             return ", ".join(name for name in (_CONFIG, *files) if not (folder / name).is_file())
-    return f"{_SPEECHT5[0]}, {_KOKORO[0]} and {_PIPER}"
+    return f"{_SPEECHT5[0]}, {_KOKORO[0]} and {VOICE_FILES}"
 
 
-def _absent_voices(voices: Mapping[str, Path]) -> list[Problem]:
+def _unusable_voices(folder: Path, voices: Mapping[str, Path]) -> list[Problem]:
+    if voices and any(folder.glob(VOICE_FILES)):
+        message = "a voice of Piper speaks with the speakers of its own file"
+        return [Problem(message, path="voices", found=", ".join(voices), suggestion="leave it out")]
     message = "Requested voice speaker embeddings file does not exist"
     return [Problem(message, path="voices", found=str(path)) for path in voices.values() if not path.is_file()]

@@ -258,21 +258,3 @@ async def test_a_name_that_nothing_has_is_refused(encoders: Serving) -> None:
     answer = await encoders.post("/v3/embeddings", json={"model": "nothing", "input": "a"})
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-
-
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("/audio/speech", "this server does not speak, as models of the task text2speech are not served"),
-    ],
-)
-async def test_sound_is_refused_with_what_is_missing(encoders: Serving, prefix: str, path: str, reason: str) -> None:
-    """Whatever the form of the body is."""
-    files = {"file": ("a.wav", b"RIFF", "audio/wav")}
-    answer = await encoders.post(prefix + path, data={"model": "whisper"}, files=files)
-
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["message"].startswith(f"{prefix}{path}: {reason}")
-    assert error["code"] == "unsupported"

@@ -271,3 +271,18 @@ async def test_the_document_of_all_calls_has_an_example(speaking: Serving) -> No
 
     assert example["model"] == VOICE
     assert (await speaking.post("/v3/audio/speech", json=example)).status_code == 200
+
+
+async def test_a_stream_breaks_off_for_clients_of_the_application_as_well(speaking: Serving) -> None:
+    """As those that send their bodies in chunks; there is no last chunk, which would say that all has come."""
+    _service(speaking).steps = (SpeechPart(b"first", 1.0), ModelFailure("it has ended"))
+    data = f'{{"model": "{VOICE}", "input": "One. Two.", "response_format": "pcm"}}'
+    head = "POST /v3/audio/speech HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ntransfer-encoding: chunked"
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with speaking.connect() as peer:
+            await peer.send(f"{head}\r\n\r\n{len(data):x}\r\n{data}\r\n0\r\n\r\n".encode())
+            answer = await peer.rest()
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"first" in answer
+    assert not answer.endswith(b"0\r\n\r\n")

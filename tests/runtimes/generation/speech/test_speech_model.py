@@ -190,7 +190,7 @@ async def test_a_process_that_is_killed_or_sleeps_is_there_again_for_who_asks(se
 
 
 async def test_a_folder_without_such_a_model_is_refused_with_what_is_missing(
-    serve_voice: ServeVoice, tmp_path: Path
+    serve_voice: ServeVoice, speecht5_folder: Path, tmp_path: Path
 ) -> None:
     """Before a process is started; what one finds is told by it."""
     (tmp_path / "openvino_encoder_model.xml").touch()
@@ -198,6 +198,9 @@ async def test_a_folder_without_such_a_model_is_refused_with_what_is_missing(
     short = write_voice(tmp_path / "short.bin", 1.0, (5,))
     folder = write_tiny_piper(tmp_path / "pinyin", phoneme_type="pinyin")
     kokoro = write_tiny_kokoro(tmp_path / "kokoro")
+    several = write_tiny_piper(tmp_path / "several")
+    for name in ("other.onnx", "other.onnx.json"):
+        (several / name).touch()
     lone = tmp_path / "lone"
     lone.mkdir()
     (lone / "a.onnx").touch()
@@ -205,7 +208,9 @@ async def test_a_folder_without_such_a_model_is_refused_with_what_is_missing(
         ({"path": tmp_path / "nowhere"}, ConfigError, "nowhere, which does not exist"),
         ({"path": tmp_path}, ConfigError, r"without config\.json, openvino_decoder_model\.xml"),
         ({"path": lone}, ConfigError, r"without a\.onnx\.json"),
-        ({"voices": {"anna": absent}}, ConfigError, r"speaker embeddings file does not exist.*none\.bin"),
+        ({"path": speecht5_folder, "voices": {"anna": absent}}, ConfigError, r"file does not exist.*none\.bin"),
+        ({"voices": {"anna": short}}, ConfigError, "a voice of Piper speaks with the speakers of its own file"),
+        ({"path": several}, ModelFailure, r"several voices of Piper, other\.onnx, tiny\.onnx: give each a folder"),
         ({"path": folder}, ModelFailure, "voices whose phoneme_type is 'pinyin' are not served"),
         ({"path": kokoro, "voices": {"s": short}}, ModelFailure, r"with 130560 32-bit floats\. Got: 5"),
     ):
