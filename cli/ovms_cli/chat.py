@@ -20,49 +20,61 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 
+_Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="[NAME|URL]",
+        help="Name of the model, or a server such as http://localhost:8000/v3; by default the first that makes "
+        "text, of this machine's.",
+        show_default=False,
+    ),
+]
+_Once = Annotated[
+    str | None, typer.Option("--once", metavar="TEXT", help="One message for scripts; - is standard input, whole.")
+]
+_Model = Annotated[str, typer.Option("--model", help="Name of the model, where the argument is a URL.")]
+_System = Annotated[str, typer.Option("--system", help="What the model is told before everything.")]
+_MaxTokens = Annotated[int | None, typer.Option("--max_tokens", min=1, help="Tokens of each answer.")]
+_Temperature = Annotated[
+    float | None, typer.Option("--temperature", min=0, max=2, help="0 takes the likeliest token each time.")
+]
+_TopP = Annotated[float | None, typer.Option("--top_p", min=0, max=1, help="Take from the likeliest tokens.")]
+_Seed = Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")]
+_ApiKey = Annotated[
+    str, typer.Option("--api_key", envvar="OVMS_API_KEY", help="What the server asks for.", show_envvar=True)
+]
+_Output = Annotated[
+    Output,
+    typer.Option(
+        "--output", help="table: the answer as it comes; json: an object for each answer; csv: a row for each."
+    ),
+]
+_Url = Annotated[str, typer.Option("--url", help="HOST:PORT of REST, or a URL; 127.0.0.1:8000 by default.")]
+_Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds for which nothing may come.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(chat)
 
 
 def chat(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="[NAME|URL]",
-            help="Name of the model, or a server such as http://localhost:8000/v3; by default the first that makes "
-            "text, of this machine's.",
-            show_default=False,
-        ),
-    ] = "",
+    target: _Target = "",
     *,
-    once: Annotated[
-        str | None, typer.Option("--once", metavar="TEXT", help="One message for scripts; - is standard input, whole.")
-    ] = None,
-    model: Annotated[str, typer.Option("--model", help="Name of the model, where the argument is a URL.")] = "",
-    system: Annotated[str, typer.Option("--system", help="What the model is told before everything.")] = "",
-    max_tokens: Annotated[int | None, typer.Option("--max_tokens", min=1, help="Tokens of each answer.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, max=2, help="0 takes the likeliest token each time.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top_p", min=0, max=1, help="Take from the likeliest tokens.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same answer.")] = None,
-    api_key: Annotated[
-        str, typer.Option("--api_key", envvar="OVMS_API_KEY", help="What the server asks for.", show_envvar=True)
-    ] = "",
-    output: Annotated[
-        Output,
-        typer.Option(
-            "--output", help="table: the answer as it comes; json: an object for each answer; csv: a row for each."
-        ),
-    ] = Output.TABLE,
+    once: _Once = None,
+    model: _Model = "",
+    system: _System = "",
+    max_tokens: _MaxTokens = None,
+    temperature: _Temperature = None,
+    top_p: _TopP = None,
+    seed: _Seed = None,
+    api_key: _ApiKey = "",
+    output: _Output = Output.TABLE,
     as_json: JsonOption = False,
-    url: Annotated[str, typer.Option("--url", help="HOST:PORT of REST, or a URL; 127.0.0.1:8000 by default.")] = "",
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0.001, max=86_400, help="Seconds for which nothing may come.")
-    ] = 600.0,
+    url: _Url = "",
+    timeout: _Timeout = 600.0,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,

@@ -24,6 +24,29 @@ _HANDLER: Final = "handler"
 """The platform of what is called over HTTP with a body of its own."""
 
 
+_Model = Annotated[str, typer.Option("--model", help="The model to call.", show_default=False)]
+_Given = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="FILE, or NAME=FILE where the model has several inputs; - is standard input. "
+        ".npy, .npz, .json, .wav, images, anything else as raw bytes; a graph takes a TEXT as well. "
+        "May be repeated.",
+        show_default=False,
+    ),
+]
+_Version = Annotated[str, typer.Option("--version", help="A version other than the default.")]
+_Encoded = Annotated[
+    bool, typer.Option("--encoded", help="Send image files as they are: the server decodes and resizes them.")
+]
+_Mean = Annotated[
+    float | None, typer.Option("--mean", help="Subtracted from the pixels of images.", show_default=False)
+]
+_Scale = Annotated[float | None, typer.Option("--scale", help="Divides the pixels of images.", show_default=False)]
+_Output = Annotated[str, typer.Option("--output", help="table, json, csv, or a file: .npy, .npz, .json.")]
+_Repeat = Annotated[int, typer.Option("--repeat", min=1, help="Call so many times and sum up the latencies.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(infer)
@@ -31,29 +54,14 @@ def register(app: typer.Typer) -> None:
 
 def infer(
     *,
-    model: Annotated[str, typer.Option("--model", help="The model to call.", show_default=False)],
-    given: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            help="FILE, or NAME=FILE where the model has several inputs; - is standard input. "
-            ".npy, .npz, .json, .wav, images, anything else as raw bytes; a graph takes a TEXT as well. "
-            "May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    version: Annotated[str, typer.Option("--version", help="A version other than the default.")] = "",
-    encoded: Annotated[
-        bool, typer.Option("--encoded", help="Send image files as they are: the server decodes and resizes them.")
-    ] = False,
-    mean: Annotated[
-        float | None, typer.Option("--mean", help="Subtracted from the pixels of images.", show_default=False)
-    ] = None,
-    scale: Annotated[
-        float | None, typer.Option("--scale", help="Divides the pixels of images.", show_default=False)
-    ] = None,
-    output: Annotated[str, typer.Option("--output", help="table, json, csv, or a file: .npy, .npz, .json.")] = "table",
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Call so many times and sum up the latencies.")] = 1,
+    model: _Model,
+    given: _Given = None,
+    version: _Version = "",
+    encoded: _Encoded = False,
+    mean: _Mean = None,
+    scale: _Scale = None,
+    output: _Output = "table",
+    repeat: _Repeat = 1,
     url: Url = "",
     rest: Rest = False,
     timeout: Timeout = 60.0,
@@ -76,7 +84,7 @@ def infer(
     with 64 if the command line is wrong, with 130 if it is interrupted.
     """
     from ovms_cli.handler_call import post_file
-    from ovms_cli.tensor_files import is_typed, read_inputs
+    from ovms_cli.tensor_files import read_inputs
     from ovms_cli.tensor_images import ImageOptions
     from ovms_cli.tensor_output import check_target, write_outputs
     from ovmstrio.core.errors import InvalidRequest
@@ -93,18 +101,21 @@ def infer(
         if known.inputs and not given:
             fail(f"{model} takes {', '.join(each.name for each in known.inputs)}; give --input", EX_USAGE)
         inputs = read_inputs(given or [], known.inputs, note, images)
-        is_graph = bool(known.inputs) and not any(map(is_typed, known.inputs))
-        (outputs, pieces), seconds = _timed(
-            lambda: (
-                _stream(client, known, version, inputs, timeout) if is_graph else _call(client, known, version, inputs)
-            ),
-            repeat,
-        )
+        (outputs, pieces), seconds = _timed(lambda: _answer(client, known, version, inputs, timeout), repeat)
         if pieces > 1:
             note(f"{model} streams: {pieces} pieces, put together here; ovms stream shows them as they come")
         write_outputs(outputs, output)
     if repeat > 1:
         _print_latencies(seconds)
+
+
+def _answer(client: Client, known: ModelInfo, version: str, inputs: dict[str, Any], timeout: float) -> _Answer:
+    """Call a model; what has inputs and names no type of them is a graph, which may stream."""
+    from ovms_cli.tensor_files import is_typed
+
+    if known.inputs and not any(map(is_typed, known.inputs)):
+        return _stream(client, known, version, inputs, timeout)
+    return _call(client, known, version, inputs)
 
 
 _NO_SEQUENCE: Final = "Sequence ID has not been provided"

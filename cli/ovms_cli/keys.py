@@ -23,6 +23,18 @@ _DEFAULT: Final = Path("keys.json")
 
 _Name = Annotated[str, typer.Argument(help="Name of the caller, as logs tell it.", show_default=False)]
 _File = Annotated[Path, typer.Option("--file", help="The file of callers.")]
+_Scope = Annotated[
+    list[str] | None,
+    typer.Option("--scope", help="read, metrics, admin or infer:PATTERN; may be repeated.", show_default="infer:*"),
+]
+_RequestsPerSecond = Annotated[float, typer.Option(min=0, help="On average; 0 for any number.")]
+_Concurrency = Annotated[int, typer.Option(min=0, help="Requests under way at once; 0 for any number.")]
+_TokensPerMinute = Annotated[
+    int, typer.Option(min=0, help="Of texts that are read and made, on average; 0 for any number.")
+]
+_Expires = Annotated[str, typer.Option(help="First day (YYYY-MM-DD, UTC) on which it is not valid.")]
+_Certificate = Annotated[str, typer.Option(help="No key: the caller is who has a client certificate with this name.")]
+_Subject = Annotated[str, typer.Option(help="No key: the caller is whom tokens with this subject are about.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,20 +50,13 @@ def new(
     name: _Name,
     *,
     file: _File = _DEFAULT,
-    scope: Annotated[
-        list[str] | None,
-        typer.Option("--scope", help="read, metrics, admin or infer:PATTERN; may be repeated.", show_default="infer:*"),
-    ] = None,
-    requests_per_second: Annotated[float, typer.Option(min=0, help="On average; 0 for any number.")] = 0,
-    concurrency: Annotated[int, typer.Option(min=0, help="Requests under way at once; 0 for any number.")] = 0,
-    tokens_per_minute: Annotated[
-        int, typer.Option(min=0, help="Of texts that are read and made, on average; 0 for any number.")
-    ] = 0,
-    expires: Annotated[str, typer.Option(help="First day (YYYY-MM-DD, UTC) on which it is not valid.")] = "",
-    certificate: Annotated[
-        str, typer.Option(help="No key: the caller is who has a client certificate with this name.")
-    ] = "",
-    subject: Annotated[str, typer.Option(help="No key: the caller is whom tokens with this subject are about.")] = "",
+    scope: _Scope = None,
+    requests_per_second: _RequestsPerSecond = 0,
+    concurrency: _Concurrency = 0,
+    tokens_per_minute: _TokensPerMinute = 0,
+    expires: _Expires = "",
+    certificate: _Certificate = "",
+    subject: _Subject = "",
 ) -> None:
     """Add a caller to the file and print its key, which is shown this once and kept as a hash.
 

@@ -32,53 +32,69 @@ def register(app: typer.Typer) -> None:
     app.command()(prepare)
 
 
+_ModelFile = Annotated[
+    Path | None,
+    typer.Argument(
+        help="ONNX, TensorFlow (SavedModel folder, .pb), .tflite, Paddle (.pdmodel, folder), PyTorch (.pt2, "
+        "TorchScript .pt), OpenVINO .xml; of another folder all models that lie in it"
+    ),
+]
+_Name = Annotated[str, typer.Option("--name", help="name to serve it under; by default that of the file")]
+_Version = Annotated[int, typer.Option("--version", min=1, help="version to write")]
+_Repository = Annotated[Path, typer.Option("--repository", help="folder of the model repository")]
+_Fp16 = Annotated[bool, typer.Option("--fp16", help="store the weights in half precision")]
+_Stateful = Annotated[
+    bool, typer.Option("--stateful", help="make inputs that hold the last call's outputs a state of the model")
+]
+_State = Annotated[
+    list[str] | None,
+    typer.Option("--state", metavar="IN=OUT", help="one such pair, with --stateful; by default they are detected"),
+]
+_LowLatency = Annotated[
+    bool, typer.Option("--low_latency", help="keep the state of loops (TensorIterator, Loop) between calls")
+]
+_Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=TYPE[SIZES]",
+        help="type and shape of an input, such as x=FP32[-1,4]: where the file does not tell them (TorchScript), "
+        "or to narrow them down",
+    ),
+]
+_Quantize = Annotated[
+    Quantization | None,
+    typer.Option("--quantize", help="compute in this type where it loses little; needs --calibration"),
+]
+_Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        metavar="DIR",
+        help="samples for --quantize: .npy files, of several inputs in a folder each, called like it",
+    ),
+]
+_Force = Annotated[bool, typer.Option("--force", help="replace the version if it exists")]
+_Sample = Annotated[str, typer.Option("--sample", metavar="NAME", help="prepare a sample; --list shows them")]
+_ListSamples = Annotated[bool, typer.Option("--list", help="list the samples")]
+
+
 def prepare(
-    model_file: Annotated[
-        Path | None,
-        typer.Argument(
-            help="ONNX, TensorFlow (SavedModel folder, .pb), .tflite, Paddle (.pdmodel, folder), PyTorch (.pt2, "
-            "TorchScript .pt), OpenVINO .xml; of another folder all models that lie in it"
-        ),
-    ] = None,
+    model_file: _ModelFile = None,
     *,
-    name: Annotated[str, typer.Option("--name", help="name to serve it under; by default that of the file")] = "",
-    version: Annotated[int, typer.Option("--version", min=1, help="version to write")] = 1,
-    repository: Annotated[Path, typer.Option("--repository", help="folder of the model repository")] = Path("models"),
-    fp16: Annotated[bool, typer.Option("--fp16", help="store the weights in half precision")] = False,
-    stateful: Annotated[
-        bool, typer.Option("--stateful", help="make inputs that hold the last call's outputs a state of the model")
-    ] = False,
-    state: Annotated[
-        list[str] | None,
-        typer.Option("--state", metavar="IN=OUT", help="one such pair, with --stateful; by default they are detected"),
-    ] = None,
-    low_latency: Annotated[
-        bool, typer.Option("--low_latency", help="keep the state of loops (TensorIterator, Loop) between calls")
-    ] = False,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="NAME=TYPE[SIZES]",
-            help="type and shape of an input, such as x=FP32[-1,4]: where the file does not tell them (TorchScript), "
-            "or to narrow them down",
-        ),
-    ] = None,
-    quantize: Annotated[
-        Quantization | None,
-        typer.Option("--quantize", help="compute in this type where it loses little; needs --calibration"),
-    ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            "--calibration",
-            metavar="DIR",
-            help="samples for --quantize: .npy files, of several inputs in a folder each, called like it",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="replace the version if it exists")] = False,
-    sample: Annotated[str, typer.Option("--sample", metavar="NAME", help="prepare a sample; --list shows them")] = "",
-    list_samples: Annotated[bool, typer.Option("--list", help="list the samples")] = False,
+    name: _Name = "",
+    version: _Version = 1,
+    repository: _Repository = Path("models"),
+    fp16: _Fp16 = False,
+    stateful: _Stateful = False,
+    state: _State = None,
+    low_latency: _LowLatency = False,
+    inputs: _Inputs = None,
+    quantize: _Quantize = None,
+    calibration: _Calibration = None,
+    force: _Force = False,
+    sample: _Sample = "",
+    list_samples: _ListSamples = False,
     output: OutputOption = Output.TABLE,
     as_json: JsonOption = False,
 ) -> None:
@@ -106,14 +122,7 @@ def prepare(
         _check_quantization(quantize, calibration, keeps_state=stateful or low_latency)
         if name and not _NAME.fullmatch(name):
             fail(f"--name: expected letters, digits and _ . + -, got {name!r}", EX_USAGE)
-        wanted = Conversion(
-            fp16=fp16,
-            stateful=stateful,
-            low_latency=low_latency,
-            state=pairs,
-            inputs=_forms(inputs or []),
-            calibration=calibration,
-        )
+        wanted = Conversion(fp16, stateful, low_latency, pairs, _forms(inputs or []), calibration)
         prepare_models(model_file, repository, name, version, wanted, force=force, form=form)
 
 

@@ -15,6 +15,62 @@ __all__ = ["register"]
 _LARGEST_ID = 2**64 - 1
 
 
+_Model = Annotated[str, typer.Option("--model", help="The stateful model.", show_default=False)]
+_Given = Annotated[
+    list[str],
+    typer.Option(
+        "--input",
+        metavar="[NAME=]FILE",
+        help="NAME where the model has several inputs; - is standard input. .npy, .npz, .wav, .json, anything else "
+        "as raw bytes. May be repeated.",
+        show_default=False,
+    ),
+]
+_Chunk = Annotated[
+    int | None,
+    typer.Option("--chunk", min=1, help="Length of a step's part; by default the input's size.", show_default=False),
+]
+_Axis = Annotated[int, typer.Option("--axis", help="The axis to cut along, of the input as the model takes it.")]
+_Whole = Annotated[
+    list[str] | None,
+    typer.Option("--whole", metavar="NAME", help="Send this input whole at each step. May be repeated."),
+]
+_Pad = Annotated[
+    bool | None,
+    typer.Option(
+        "--pad/--drop_last",
+        help="Fill a last part that is too short with zeros, or leave it out. By default it is filled where the "
+        "input has a fixed size, and sent as it is elsewhere.",
+        show_default=False,
+    ),
+]
+_SequenceId = Annotated[
+    int | None,
+    typer.Option(
+        "--sequence_id", min=1, max=_LARGEST_ID, help="Id of the sequence; by default any.", show_default=False
+    ),
+]
+_Version = Annotated[str, typer.Option("--version", help="A version other than the default.")]
+_Output = Annotated[
+    str,
+    typer.Option(
+        "--output",
+        help="table or csv: what the outputs were in sum; json: a line for each step. A file, .npz, .npy or .json, "
+        "gets the outputs of all steps.",
+    ),
+]
+_Join = Annotated[
+    int | None,
+    typer.Option(
+        "--join",
+        metavar="AXIS",
+        help="Join saved outputs along this axis; by default they are stacked along a new first one.",
+        show_default=False,
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each step, though --output be a file.")]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = typer.Typer(no_args_is_help=True, help="Stream data through one sequence of a stateful model.")
@@ -29,64 +85,17 @@ def _group() -> None:
 
 def run(
     *,
-    model: Annotated[str, typer.Option("--model", help="The stateful model.", show_default=False)],
-    given: Annotated[
-        list[str],
-        typer.Option(
-            "--input",
-            metavar="[NAME=]FILE",
-            help="NAME where the model has several inputs; - is standard input. .npy, .npz, .wav, .json, anything else "
-            "as raw bytes. May be repeated.",
-            show_default=False,
-        ),
-    ],
-    chunk: Annotated[
-        int | None,
-        typer.Option(
-            "--chunk", min=1, help="Length of a step's part; by default the input's size.", show_default=False
-        ),
-    ] = None,
-    axis: Annotated[int, typer.Option("--axis", help="The axis to cut along, of the input as the model takes it.")] = 0,
-    whole: Annotated[
-        list[str] | None,
-        typer.Option("--whole", metavar="NAME", help="Send this input whole at each step. May be repeated."),
-    ] = None,
-    pad: Annotated[
-        bool | None,
-        typer.Option(
-            "--pad/--drop_last",
-            help="Fill a last part that is too short with zeros, or leave it out. By default it is filled where the "
-            "input has a fixed size, and sent as it is elsewhere.",
-            show_default=False,
-        ),
-    ] = None,
-    sequence_id: Annotated[
-        int | None,
-        typer.Option(
-            "--sequence_id", min=1, max=_LARGEST_ID, help="Id of the sequence; by default any.", show_default=False
-        ),
-    ] = None,
-    version: Annotated[str, typer.Option("--version", help="A version other than the default.")] = "",
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            help="table or csv: what the outputs were in sum; json: a line for each step. A file, .npz, .npy or .json, "
-            "gets the outputs of all steps.",
-        ),
-    ] = Output.TABLE,
-    join: Annotated[
-        int | None,
-        typer.Option(
-            "--join",
-            metavar="AXIS",
-            help="Join saved outputs along this axis; by default they are stacked along a new first one.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each step, though --output be a file.")
-    ] = False,
+    model: _Model,
+    given: _Given,
+    chunk: _Chunk = None,
+    axis: _Axis = 0,
+    whole: _Whole = None,
+    pad: _Pad = None,
+    sequence_id: _SequenceId = None,
+    version: _Version = "",
+    output: _Output = Output.TABLE,
+    join: _Join = None,
+    as_json: _AsJson = False,
     url: Url = "",
     rest: Rest = False,
     timeout: Timeout = 60.0,

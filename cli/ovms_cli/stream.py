@@ -20,6 +20,47 @@ __all__ = ["register"]
 _METADATA_SECONDS = 10.0
 
 
+_Model = Annotated[str, typer.Option("--model", help="Name of the graph.")]
+_Given = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="[NAME=]VALUE",
+        help="TEXT, or a FILE that exists (@FILE in any case; .npy as an array). NAME where the graph has several "
+        "inputs. May be repeated.",
+    ),
+]
+_Requests = Annotated[
+    str,
+    typer.Option(
+        "--requests",
+        metavar="FILE",
+        help='Lines of JSON, a request each: {"inputs": {NAME: TEXT or numbers}, "timestamp": .., '
+        '"parameters": {..}}; - is standard input.',
+    ),
+]
+_Timestamp = Annotated[
+    int | None, typer.Option("--timestamp", help="Timestamp of the request; the server's own by default.")
+]
+_Parameter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--parameter",
+        metavar="NAME=VALUE",
+        help="A request parameter: an integer, true, false, or text, which may stand in quotes: '\"5\"'.",
+    ),
+]
+_Output = Annotated[
+    Output,
+    typer.Option(
+        "--output", help="table: texts as they grow; json: a line for each reply; csv: a row for each output."
+    ),
+]
+_Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print each output with its timestamp, and the times at the end.")
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(stream)
@@ -27,46 +68,14 @@ def register(app: typer.Typer) -> None:
 
 def stream(
     *,
-    model: Annotated[str, typer.Option("--model", help="Name of the graph.")],
-    given: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="[NAME=]VALUE",
-            help="TEXT, or a FILE that exists (@FILE in any case; .npy as an array). NAME where the graph has several "
-            "inputs. May be repeated.",
-        ),
-    ] = None,
-    requests: Annotated[
-        str,
-        typer.Option(
-            "--requests",
-            metavar="FILE",
-            help='Lines of JSON, a request each: {"inputs": {NAME: TEXT or numbers}, "timestamp": .., '
-            '"parameters": {..}}; - is standard input.',
-        ),
-    ] = "",
-    timestamp: Annotated[
-        int | None, typer.Option("--timestamp", help="Timestamp of the request; the server's own by default.")
-    ] = None,
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--parameter",
-            metavar="NAME=VALUE",
-            help="A request parameter: an integer, true, false, or text, which may stand in quotes: '\"5\"'.",
-        ),
-    ] = None,
-    output: Annotated[
-        Output,
-        typer.Option(
-            "--output", help="table: texts as they grow; json: a line for each reply; csv: a row for each output."
-        ),
-    ] = Output.TABLE,
+    model: _Model,
+    given: _Given = None,
+    requests: _Requests = "",
+    timestamp: _Timestamp = None,
+    parameter: _Parameter = None,
+    output: _Output = Output.TABLE,
     as_json: JsonOption = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Print each output with its timestamp, and the times at the end.")
-    ] = False,
+    verbose: _Verbose = False,
     url: Url = "",
     rest: Rest = False,
     ca: Ca = None,
