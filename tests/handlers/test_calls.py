@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from ovmstrio.core.errors import NotFound, UserCodeError
 from ovmstrio.handlers import HTTPError
+from ovmstrio.runtimes.handlers.handler_code import HandlerCode
 from tests.support.handlers import opened
 from tests.support.threads import until
 
@@ -161,7 +162,7 @@ async def test_errors_that_say_what_they_are_pass(tmp_path: Path) -> None:
             def handle_post(self):
                 raise ArithmeticError("wanted")
         """
-    async with opened(tmp_path, code, passing=(ArithmeticError,)) as handler:
+    async with opened(tmp_path, code, code=HandlerCode("p", tmp_path, (ArithmeticError,))) as handler:
         with capture_logs() as logs:
             with pytest.raises(HTTPError, match="422: no"):
                 await handler.call("handle_get")

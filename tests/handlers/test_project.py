@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.project import open_handler
 from tests.support.handlers import opened, project
 
@@ -117,7 +118,7 @@ async def test_the_constructor_gets_what_it_asks_for(tmp_path: Path) -> None:
         """
     spec = project(tmp_path, code, MODELS + "config: {more: {x: 1}}\n")
     client, messages = Client(), ModuleType("messages")
-    async with open_handler(spec, clients={"model_client": client}, proto_module=messages) as handler:
+    async with open_handler(spec, Supplies({"model_client": client}, messages)) as handler:
         assert handler.instance.seen == (client, 5, messages, {"more": {"x": 0}})
     assert spec.config == {"more": {"x": 1}}
 
@@ -134,7 +135,7 @@ async def test_models_can_be_loaded_while_the_constructor_runs(tmp_path: Path) -
             def handle_get(self):
                 return self.model
         """
-    async with opened(tmp_path, code, MODELS, clients={"model_client": Client()}) as handler:
+    async with opened(tmp_path, code, MODELS, supplies=Supplies({"model_client": Client()})) as handler:
         assert await handler.call("handle_get") == "loaded /models/1"
 
 
@@ -201,7 +202,7 @@ async def test_modules_can_be_provided(tmp_path: Path) -> None:
                 return [local.A, same.B, given_pb2.B, other.deep.given_pb2.B]
         """
     modules = {"given_pb2": given, "protos.given_pb2": given, "other.deep.given_pb2": given}
-    async with opened(tmp_path, code, modules=modules) as handler:
+    async with opened(tmp_path, code, supplies=Supplies(modules=modules)) as handler:
         assert await handler.call("handle_get") == [1, 2, 2, 2]
 
 
@@ -295,12 +296,12 @@ async def test_the_methods_of_a_service_must_be_there(tmp_path: Path) -> None:
         """
     (tmp_path / "iris.proto").touch()
     text = "protobuf_path: iris.proto\n"
-    found = await problems(tmp_path, code, text, rpc_names=("Predict", "Watch", "Train"))
+    found = await problems(tmp_path, code, text, supplies=Supplies(rpc_names=("Predict", "Watch", "Train")))
     assert [problem.message for problem in found] == [
         "Predict asks for 'headers', which the server does not have",
         "the Handler does not implement the method Train of its service",
     ]
-    async with opened(tmp_path, code, text, rpc_names=("Watch",)) as handler:
+    async with opened(tmp_path, code, text, supplies=Supplies(rpc_names=("Watch",))) as handler:
         assert handler.methods["Watch"].wanted == {"payload", "context"}
 
 

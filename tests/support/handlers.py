@@ -30,7 +30,7 @@ def project(folder: Path, code: str, text: str = "", **files: str) -> ProjectSpe
 
 
 @asynccontextmanager
-async def opened(folder: Path, code: str, text: str = "", **settings: Any) -> AsyncIterator[LoadedHandler]:
+async def opened(folder: Path, code: str, text: str = "", /, **settings: Any) -> AsyncIterator[LoadedHandler]:
     """Open the handler of a project that is written for it."""
     async with open_handler(project(folder, code, text), **settings) as handler:
         yield handler

@@ -6,7 +6,7 @@ import copy
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, Final, Self
 
@@ -26,7 +26,7 @@ from ovmstrio.work.user_code.calls import UserCodeRaisedError, call_in_thread, i
 from ovmstrio.work.user_code.importing import HandlerPackage
 from ovmstrio.work.user_code.places import SourceLine, describe, missing_module_fix, place_in, place_of
 
-__all__ = ["HandlerBuilder", "Supplies"]
+__all__ = ["NO_SUPPLIES", "HandlerBuilder", "Supplies"]
 
 LOAD_MODEL: Final = "load_model"
 _KINDS: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -203,16 +203,16 @@ class Supplies:
     """What the server has for a handler.
 
     Attributes:
-        clients: of the models, by the name that a constructor asks for.
+        clients: of the models, by the name that a constructor asks for: ``model_client`` or ``tensorflow_client``.
         proto_module: the messages of its service.
         modules: what it can import besides the modules in its folders.
         rpc_names: the methods of its service.
     """
 
-    clients: Mapping[str, Any]
-    proto_module: ModuleType | None
-    modules: Mapping[str, ModuleType]
-    rpc_names: tuple[str, ...]
+    clients: Mapping[str, Any] = field(default_factory=dict)
+    proto_module: ModuleType | None = None
+    modules: Mapping[str, ModuleType] = field(default_factory=dict)
+    rpc_names: tuple[str, ...] = ()
 
     def arguments(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Give all arguments that a constructor may ask for, under all names that they go by."""
@@ -222,6 +222,9 @@ class Supplies:
         for name, client in self.clients.items():
             given |= dict.fromkeys(_MODEL_CLIENT if name in _MODEL_CLIENT else (name,), client)
         return given
+
+
+NO_SUPPLIES: Final = Supplies()
 
 
 class HandlerBuilder:

@@ -16,6 +16,7 @@ from ovmstrio.config.specs import HandlerSpec
 from ovmstrio.core.errors import ConfigError, Problem
 from ovmstrio.core.request import ServableMetadata
 from ovmstrio.core.servable import GrpcDeclaration
+from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.project import GrpcProject, open_rpc_handler, proto_of
@@ -199,7 +200,7 @@ async def _opened(project: ProjectSpec, context: LoadContext) -> AsyncIterator[H
                 grpc = GrpcProject(proto, rpc_handler)
                 yield HandlerServable(project.name, rpc_handler, limit, grpc, models)
             return
-        loading = partial(open_handler, clients=models.clients, is_alone=is_alone, queue_timeout=seconds)
+        loading = partial(open_handler, supplies=Supplies(models.clients), is_alone=is_alone, queue_timeout=seconds)
         async with loading(project, batch_hooks=batch_hooks) as handler:
             yield HandlerServable(project.name, handler, limit, None, models)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from types import ModuleType
 from typing import Any, TypeVar
 
 import structlog
@@ -14,7 +13,7 @@ import trio
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.core.hooks import NULL_BATCH_HOOKS, BatchHooks
 from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, Patience, batch_options
-from ovmstrio.runtimes.handlers.building import HandlerBuilder, Supplies
+from ovmstrio.runtimes.handlers.building import NO_SUPPLIES, HandlerBuilder, Supplies
 from ovmstrio.runtimes.handlers.callbacks import DRAIN_SECONDS, Callbacks
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectBatching, ProjectSpec
 from ovmstrio.runtimes.handlers.handler import LoadedHandler, invoke
@@ -33,12 +32,8 @@ log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_handler(
     project: ProjectSpec,
+    supplies: Supplies = NO_SUPPLIES,
     *,
-    clients: Mapping[str, Any] | None = None,
-    proto_module: ModuleType | None = None,
-    modules: Mapping[str, ModuleType] | None = None,
-    rpc_names: Collection[str] = (),
-    passing: tuple[type[BaseException], ...] = (),
     batch_hooks: BatchHooks = NULL_BATCH_HOOKS,
     is_alone: bool = False,
     code: HandlerCode | None = None,
@@ -51,11 +46,7 @@ async def open_handler(
 
     Args:
         project: what to load.
-        clients: what the constructor may ask for by name: ``model_client`` or ``tensorflow_client``.
-        proto_module: the messages of its service; a constructor may ask for it.
-        modules: what the handler can import besides the modules in its folders.
-        rpc_names: the methods of its service.
-        passing: exceptions that user code may end a call with, which are no failures.
+        supplies: what its constructor may ask for, and what it can import.
         batch_hooks: are told of batches.
         is_alone: whether nothing else is served in this process, so that its folders may be on ``sys.path``.
         code: whose code it is, and what becomes of its errors; logged here, by default.
@@ -71,10 +62,9 @@ async def open_handler(
 
     Cancellation: while it loads, and at the end while batches and callbacks end.
     """
-    code = code or HandlerCode(project.name, project.directory, passing)
+    code = code or HandlerCode(project.name, project.directory)
     threads = WorkerThreads(limit=project.threads_per_process, idle_seconds=None, is_strict=True, names=code.names)
     callbacks = Callbacks(code)
-    supplies = Supplies(dict(clients or {}), proto_module, dict(modules or {}), tuple(rpc_names))
     builder = HandlerBuilder(project, supplies, code, threads, is_alone=is_alone)
     failure: ConfigError | None = None
     with _path(project, is_alone=is_alone), builder:

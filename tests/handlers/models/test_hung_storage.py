@@ -17,6 +17,7 @@ import trio
 from trio.testing import MockClock
 
 from ovmstrio.core.errors import Overloaded, StorageFailure, UserCodeError
+from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.models.fetching import MAX_WAITING, StorageThreads
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions
@@ -116,7 +117,7 @@ async def _served(tmp_path: Path, seconds: float) -> AsyncIterator[tuple[LoadedH
     project = make_project(tmp_path, _CODE, threads_per_process=1, multi_model_reloading=section)
     async with (
         open_models(project, options=LibraryOptions(root=tmp_path / "down")) as opened,
-        open_handler(project, clients=opened.clients) as handler,
+        open_handler(project, Supplies(opened.clients)) as handler,
     ):
         yield handler, opened
 
@@ -325,7 +326,7 @@ async def test_a_call_that_waits_for_a_storage_lends_its_thread(tmp_path: Path) 
 
     async with (
         open_models(project, options=options) as opened,
-        open_handler(project, clients=opened.clients) as handler,
+        open_handler(project, Supplies(opened.clients)) as handler,
         trio.open_nursery() as nursery,
     ):
         with trio.fail_after(10):

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from ovmstrio.core.errors import UserCodeError
+from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
 from ovmstrio.runtimes.handlers.models.library import LibraryOptions
 from ovmstrio.runtimes.handlers.models.opening import ProjectModels, open_models
@@ -57,7 +58,7 @@ async def _served(
     options = LibraryOptions(root=tmp_path / "down")
     async with (
         open_models(project, options=options) as opened,
-        open_handler(project, clients=opened.clients) as handler,
+        open_handler(project, Supplies(opened.clients)) as handler,
     ):
         yield handler, opened
 

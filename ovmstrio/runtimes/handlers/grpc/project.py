@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ovmstrio.core.errors import ConfigError, Problem
+from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.grpc.ends import PASSING
 from ovmstrio.runtimes.handlers.grpc.rpc_call import RpcCall
@@ -62,17 +63,9 @@ async def open_rpc_handler(
     Ownership: as ``open_handler``.
     Cancellation: as ``open_handler``.
     """
-    async with open_handler(
-        project,
-        clients=clients,
-        proto_module=proto.module,
-        modules=proto.modules,
-        rpc_names=[rpc.name for rpc in proto.rpcs],
-        passing=PASSING,
-        is_alone=is_alone,
-        code=code,
-        queue_timeout=queue_timeout,
-    ) as handler:
+    supplies = Supplies(clients or {}, proto.module, proto.modules, tuple(rpc.name for rpc in proto.rpcs))
+    code = code or HandlerCode(project.name, project.directory, PASSING)
+    async with open_handler(project, supplies, is_alone=is_alone, code=code, queue_timeout=queue_timeout) as handler:
         yield handler
 
 

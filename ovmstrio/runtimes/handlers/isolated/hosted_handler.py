@@ -19,6 +19,7 @@ from cortex_internal.lib.log import StdoutHandler
 from ovmstrio.core.errors import MalformedPayload, UserCodeError
 from ovmstrio.core.http import ByteStream, Callback, HttpAnswer
 from ovmstrio.runtimes.handlers.batches import BatchedMethod, BatchItem, in_log
+from ovmstrio.runtimes.handlers.building import Supplies
 from ovmstrio.runtimes.handlers.config.project_file import read_project
 from ovmstrio.runtimes.handlers.config.project_spec import ProjectSpec
 from ovmstrio.runtimes.handlers.handler import LoadedHandler
@@ -210,7 +211,7 @@ class HostedHandler:
         async with (
             open_clients(project) as self._models,
             open_handler(
-                project, clients=self._models.clients, code=code, is_alone=True, gathers=False
+                project, Supplies(self._models.clients), code=code, is_alone=True, gathers=False
             ) as self._handler,
         ):
             yield
