@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import compileall
 import gc
 import logging
 import signal
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Generator, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +19,28 @@ from hypothesis import settings
 
 from tests.support.processes import SHARED_CACHE
 
-# A machine that is busy with something else must not fail a property.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+# A machine that is busy with something else must not fail a property; many examples of one are for slow runs.
+settings.register_profile("thorough", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=30)
+
+PROJECT = Path(__file__).parents[1]
+CODE = ("ovmstrio", "cli", "compat")
+STARTING_SERVERS = ("attacks", "chaos", "cli", "clients", "console", "deploy", "e2e", "fuzz", "samples")
+"""Folders whose tests mostly wait for processes: few tests, which take long."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let interrupts arrive, here and in the processes that tests start, where a shell's job has them ignored.
 
     What a server imports in threads when it first needs it is there: a clock that jumps would not wait for them.
+    The hundreds of processes that tests start find the project's code compiled, though bytecode be switched off.
     """
+    settings.load_profile("thorough" if config.getoption("--run-slow") else "quick")
+    if not hasattr(config, "workerinput"):
+        for folder in CODE:
+            compileall.compile_dir(PROJECT / folder, quiet=2)
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
     for late in ("ovmstrio.server.front_ends", "ovmstrio.wire.http.application"):
         import_module(late)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,14 +52,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the bytecode of test modules, which take half of the collection to compile; not that of code in tests."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip slow tests unless they were asked for."""
+    """Skip slow tests unless they were asked for; share files out so that no worker ends with the longest one."""
+    if hasattr(config, "workerinput"):
+        sizes = Counter(item.path for item in items)
+        items.sort(key=lambda item: (_folder(item) not in STARTING_SERVERS, -sizes[item.path], item.path))
     if config.getoption("--run-slow"):
         return
     skip = pytest.mark.skip(reason="slow; --run-slow runs it")
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(PROJECT / "tests").parts[0] if item.path.is_relative_to(PROJECT / "tests") else ""
 
 
 @pytest.fixture(autouse=True)
@@ -63,19 +96,41 @@ def _no_memory_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_as_they_were(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let no test that configures logs hide the lines of later ones: loggers are not kept, handlers are put back."""
+    """Let no test that configures logs hide the lines of later ones: each logger gets back what it had.
+
+    Loggers that came with a library keep what it gave them when it was imported, if that is no place to write to.
+    """
     configure = structlog.configure
 
     def configure_for_now(**settings: Any) -> None:
         configure(**{**settings, "cache_logger_on_first_use": False})
 
     monkeypatch.setattr(structlog, "configure", configure_for_now)
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    before = {logger: _set_of(logger) for logger in _loggers()}
     yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    for logger in _loggers():
+        now, then = _set_of(logger), before.get(logger, _NEW_LOGGER)
+        if now == then:
+            continue
+        kept = [each for each in now[0] if each in then[0] or isinstance(each, logging.NullHandler)]
+        for handler in now[0]:
+            if handler not in kept:
+                handler.close()
+        logger.handlers[:] = [*then[0], *(each for each in kept if each not in then[0])]
+        logger.filters[:] = then[1]
+        logger.propagate, logger.disabled = then[2], then[3]
+        logger.setLevel(then[4])
     structlog.reset_defaults()
+
+
+_NEW_LOGGER = ((), (), True, False, logging.NOTSET)
+
+
+def _loggers() -> list[logging.Logger]:
+    root = logging.getLogger()
+    return [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
+
+
+def _set_of(logger: logging.Logger) -> tuple[tuple[Any, ...], tuple[Any, ...], bool, bool, int]:
+    """Give all that can be set of a logger."""
+    return tuple(logger.handlers), tuple(logger.filters), logger.propagate, logger.disabled, logger.level

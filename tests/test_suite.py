@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.support.examples import examples
 
 PROJECT = Path(__file__).parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
@@ -34,3 +41,30 @@ def test_a_test_that_waits_for_ever_ends_the_run_and_shows_where(tmp_path: Path)
     )
     assert done.returncode != 0
     assert "test_hanging.py" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def spoilt() -> Iterator[logging.Logger]:
+    """A logger with a handler, of which a test of this module makes something else."""
+    logger = logging.getLogger("ovmstrio.of_a_test")
+    mine = logging.NullHandler()
+    logger.addHandler(mine)
+    yield logger
+    logger.removeHandler(mine)
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+def test_a_logger_is_what_it_was_before_the_last_test(spoilt: logging.Logger, time: str) -> None:
+    """Whatever a test sets of it; handlers that were there stay, those of the test are closed."""
+    assert [type(each) for each in spoilt.handlers] == [logging.NullHandler], time
+    assert (spoilt.filters, spoilt.propagate, spoilt.disabled, spoilt.level) == ([], True, False, logging.NOTSET)
+    spoilt.handlers[:] = [logging.StreamHandler()]
+    spoilt.addFilter(lambda record: False)
+    spoilt.propagate, spoilt.disabled = False, True
+    spoilt.setLevel(logging.CRITICAL)
+
+
+def test_properties_have_all_their_examples_in_slow_runs(pytestconfig: pytest.Config) -> None:
+    """And fewer elsewhere, in one measure."""
+    usual = 100 if pytestconfig.getoption("--run-slow") else 30
+    assert (settings().max_examples, examples(300), examples(1)) == (usual, 3 * usual, 1)

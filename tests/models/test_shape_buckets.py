@@ -19,6 +19,7 @@ from ovmstrio.runtimes.models.load_model import load_model
 from ovmstrio.runtimes.models.model import ModelServable
 from tests.support import ir
 from tests.support.answers import tensors
+from tests.support.examples import examples
 from tests.support.servables import EXACT, RecordingHooks, load, load_batched, raw_request
 
 Shapes = list[tuple[int, ...]]
@@ -271,7 +272,7 @@ SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True).map(sor
 
 
 @given(models(), SIZES, SIZES, st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_answers_with_buckets_are_those_without(
     tmp_path_factory: pytest.TempPathFactory,
     shapes: Shapes,

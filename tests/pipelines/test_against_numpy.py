@@ -10,6 +10,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 
 from tests.pipelines.random_pipelines import Case, cases
+from tests.support.examples import examples
 from tests.support.pipelines import call, serving_pipeline, write_library
 
 
@@ -19,7 +20,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_library(tmp_path_factory.mktemp("library"))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_any_pipeline_answers_what_the_whole_arrays_give(case: Case, library: Path) -> None:
     """However it is split, gathered and scheduled, nothing is lost, mixed up or done twice."""

@@ -20,6 +20,7 @@ from ovmstrio.runtimes.generation.parsing import (
     make_parser,
     opens_reasoning,
 )
+from tests.support.examples import examples
 from tests.support.parser_samples import SAMPLES, TOOLS, Sample
 
 _BY_NAME = [pytest.param(sample, id=sample.name.replace(" ", "_")) for sample in SAMPLES]
@@ -90,7 +91,7 @@ _FRAGMENTS = sorted(
 _TEXTS = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=5), max_size=12).map("".join)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(text=_TEXTS, cuts=st.lists(st.integers(0, 400), max_size=12), pair=st.sampled_from(_PAIRS), opened=st.booleans())
 def test_any_text_means_the_same_however_it_is_cut(
     text: str, cuts: list[int], pair: tuple[str, str], *, opened: bool
@@ -114,7 +115,7 @@ def _letters(text: str) -> str:
     return "".join(text.split())
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(text=_TEXTS, pair=st.sampled_from(_PAIRS))
 def test_a_text_without_calls_and_thoughts_is_content_to_the_last_letter(text: str, pair: tuple[str, str]) -> None:
     """But for marks that mean nothing, and blanks."""
@@ -123,7 +124,7 @@ def test_a_text_without_calls_and_thoughts_is_content_to_the_last_letter(text: s
         assert _letters(_DROPPED.sub("", found.content)) == _letters(_DROPPED.sub("", text))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     parts=st.lists(st.sampled_from(_FRAGMENTS) | st.integers(100, 999).map("w{}".format), max_size=14),
     tools=st.sampled_from(_WHOLE),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ovmstrio.core.errors import ConfigError
 from ovmstrio.runtimes.handlers.config.project_file import find_project_file, read_project
 from ovmstrio.runtimes.handlers.config.project_spec import Dependencies, ImageSpec, ProjectBatching, ProjectSpec
+from tests.support.examples import examples
 from tests.support.project_files import PYTHON, TENSORFLOW, good, told, write, wrong
 
 _KEYS = (
@@ -280,7 +281,7 @@ def test_a_linked_file_belongs_to_its_own_folder(tmp_path: Path) -> None:
     assert spec.handler_path == tmp_path / "project" / "handler.py"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(st.sampled_from(_KEYS), _VALUES))
 def test_any_values_are_a_project_or_problems(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
     """Each with a line; nothing else is ever raised."""

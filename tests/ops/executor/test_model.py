@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ovmstrio.runtimes.ops.executor import Executor, open_executor
 from ovmstrio.runtimes.ops.op import EXECUTOR_NAME
+from tests.support.examples import examples
 from tests.support.ops import asking
 from tests.support.ops_model import EPSILON, LIMIT, Fault, OpPlan, Plan, RequestPlan, Watcher, graph_of, outcomes
 
@@ -146,7 +147,7 @@ def check_empty(executor: Executor, plan: Plan) -> None:
     assert [(batcher.waiting, batcher.running) for batcher in batchers] == [(0, 0)] * len(batchers)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(plans())
 def test_every_request_ends_once_as_predicted(plan: Plan) -> None:
     """Whatever the graph, the settings and the mishaps, each request gets what it alone would get, in time."""

@@ -16,6 +16,7 @@ from ovmstrio.core.generation import CallDelta, Conversation, Grammar, GrammarKi
 from ovmstrio.runtimes.generation.grammars import GrammarRefused, check_grammar, impose_calls, on_one_line
 from ovmstrio.runtimes.generation.grammars.one_line import one_line_rules
 from ovmstrio.runtimes.generation.parsing import TOOL_PARSERS, make_parser
+from tests.support.examples import examples
 from tests.support.grammar_engine import GrammarEngine, grammar_engine
 from tests.support.tiny_llm import write_tiny_folder
 
@@ -385,7 +386,9 @@ _RULES = st.lists(
     ),
     max_size=14,
 ).map(lambda parts: "root ::= " + "".join(parts))
-_ENGINE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_ENGINE = settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def _compile_if_checked(engine: GrammarEngine, grammar: Grammar) -> None:
@@ -420,7 +423,7 @@ def test_any_grammar_of_rules_that_passes_is_compiled(engine: GrammarEngine, rul
     _compile_if_checked(engine, Grammar(GrammarKind.EBNF, rules))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     text=st.text(max_size=30),
     kind=st.sampled_from([kind for kind in GrammarKind if kind is not GrammarKind.JSON_OBJECT]),

@@ -20,6 +20,7 @@ from ovmstrio.wire.grpc.events import (
     WindowOpened,
 )
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from tests.support.examples import examples
 from tests.wire.grpc.bytes_client import (
     END_HEADERS,
     END_STREAM,
@@ -88,7 +89,7 @@ def valid_script() -> bytes:
 
 
 @given(st.lists(st.integers(1, len(valid_script()) - 1)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_how_bytes_are_cut_makes_no_difference(cuts: list[int]) -> None:
     """Any split of a valid session gives the same events and the same answers."""
     script = valid_script()
@@ -107,7 +108,7 @@ def test_how_bytes_are_cut_makes_no_difference(cuts: list[int]) -> None:
 
 
 @given(st.binary(max_size=400), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_garbage_raises_nothing_but_connection_faults(garbage: bytes, after_hello: bool) -> None:
     """Random bytes, with or without a preface before them, are taken or refused, never a crash."""
     core = Http2Core(LIMITS, lambda: 0.0)
@@ -119,7 +120,7 @@ def test_garbage_raises_nothing_but_connection_faults(garbage: bytes, after_hell
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 6), st.binary(max_size=40))))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_random_frames_raise_nothing_but_connection_faults(script: list[tuple[int, int, int, bytes]]) -> None:
     """Well-framed nonsense is taken or refused, and windows of open streams stay within their bounds."""
     core, _ = core_after(headers(1))
@@ -402,7 +403,7 @@ def _large_script() -> tuple[bytes, bytes]:
 
 
 @given(st.lists(st.integers(1, 1_400_000), max_size=30), st.sampled_from([1_000_000, 65_536, 10_007]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_large_frames_may_be_cut_anywhere(cuts: list[int], longest: int) -> None:
     """Their bytes are the same, whatever has come of them in one read; nothing of them waits for the rest."""
     script, expected = _large_script()

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from ovmstrio.wire.grpc import TransportLimits, frames
 from ovmstrio.wire.grpc.core import Http2Core
 from ovmstrio.wire.grpc.frames import MAX_WINDOW, ConnectionFault, ErrorCode, FrameType, Setting
+from tests.support.examples import examples
 from tests.wire.grpc.bytes_client import HELLO, data, frame, headers, message, receive_all, request_headers
 from tests.wire.grpc.peers import memory_server
 
@@ -120,7 +121,7 @@ SCRIPT = st.lists(st.tuples(FRAME, st.integers(1, 40)), min_size=1, max_size=12)
     frames.window_update(1, 2**30) + frames.rst_stream(1, 8) + frames.settings({Setting.INITIAL_WINDOW_SIZE: 2**30})
 )
 @example(frame(FrameType.HEADERS, 4, 2 * MANY + 1, b"\x20" * 16_000))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_no_frames_cost_more_than_their_bytes_whatever_is_open(script: bytes) -> None:
     """The search for a sequence of frames whose cost grows faster than its bytes, or with the number of streams."""
     few, many = lines_of(core_with(FEW), script), lines_of(core_with(MANY), script)

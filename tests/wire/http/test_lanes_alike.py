@@ -20,6 +20,7 @@ from ovmstrio.wire.http.answers import Cors
 from tests.api.rest.handlers.servers import serving_handler
 from tests.api.rest.servers import BODY, serving_rest
 from tests.support.callers import gate_of
+from tests.support.examples import examples
 from tests.support.op_pipelines import EchoExecutor, serving_pipeline
 
 HANDLER: Final = """
@@ -153,7 +154,7 @@ async def test_both_lanes_answer_with_the_same_bytes(tmp_path: Path, server: str
     """Status line, headers, their order and case, bodies, chunks and the end of the connection."""
     asked: list[tuple[str, str, tuple[str, ...], bytes]] = []
 
-    @settings(max_examples=120, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(120), database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.sampled_from(["POST", "POST", "GET", "PUT", "PATCH", "DELETE"]),
         st.sampled_from(TARGETS),

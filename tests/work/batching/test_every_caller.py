@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 from ovmstrio.core.errors import DeadlineExceeded, Overloaded
 from ovmstrio.work.batching import Batcher, BatchOptions, open_batcher
+from tests.support.examples import examples
 
 Kind = Literal["good", "bad", "poison"]
 
@@ -129,7 +130,7 @@ def crowds(draw: st.DrawFn) -> list[Caller]:
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     callers=crowds(),
     max_size=st.integers(1, 6),

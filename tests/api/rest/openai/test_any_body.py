@@ -20,6 +20,7 @@ from ovmstrio.core.errors import InvalidRequest
 from ovmstrio.core.generation import Finish, GenerationLimits, Piece
 from tests.api.rest.openai.talking import chat_body, generator_of, post_of
 from tests.api.rest.servers import PATIENCE_SECONDS, Serving
+from tests.support.examples import examples
 from tests.support.text_generators import CHAT
 
 ENDPOINTS: dict[str, TextEndpoint] = {
@@ -59,7 +60,7 @@ _BODIES = st.dictionaries(_FIELDS, _VALUES, max_size=8)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(body=_BODIES, is_stream=st.booleans())
 def test_any_body_is_read_or_refused(path: str, body: dict[str, Any], is_stream: bool) -> None:
     """What is read can be answered, and written down for another process."""

@@ -1,0 +1,14 @@
+"""How many examples a property gets, where that is not what all get."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+__all__ = ["examples"]
+
+_USUAL = 100
+
+
+def examples(count: int) -> int:
+    """Give ``count`` in slow runs, and the share of it elsewhere that other properties have of their hundred."""
+    return max(1, count * settings.get_profile(settings.get_current_profile_name()).max_examples // _USUAL)
