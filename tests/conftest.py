@@ -6,15 +6,19 @@ import compileall
 import gc
 import logging
 import signal
+import ssl
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import structlog
+from httpx._transports import default as transports
 from hypothesis import settings
 
 from tests.support.processes import SHARED_CACHE
@@ -41,10 +45,21 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(PROJECT / folder, quiet=2)
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    vars(transports)["create_ssl_context"] = _trusting
     for late in ("ovmstrio.server.front_ends", "ovmstrio.wire.http.application"):
         import_module(late)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@cache
+def _usual_context() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+def _trusting(verify: bool | str | ssl.SSLContext = True, *cert: Any, **more: Any) -> ssl.SSLContext:  # noqa: FBT002 - as httpx has it
+    """Read the certificates of the world's authorities once, which takes longer than most tests that call by httpx."""
+    return _usual_context() if verify is True else httpx.create_ssl_context(verify, *cert, **more)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -18,7 +19,6 @@ from ovmstrio.runtimes.remote.endpoint import NotSent, RemoteDescription, spec_o
 from ovmstrio.runtimes.remote.grpc.messages import buffers_of, parameters_sent, tensor_of
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Sequence
 
     from ovmstrio.config.remote_entries import RemoteAddress, RemoteSpec
@@ -49,7 +49,7 @@ class RestEndpoint:
         self._extensions = {"sni_hostname": spec.tls.server_name} if spec.tls.server_name else {}
         self._client = httpx.AsyncClient(
             base_url=self.address,
-            verify=True if tls is None else tls,
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if tls is None else tls,
             timeout=httpx.Timeout(None, connect=spec.connect_seconds),
             limits=httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS),
             trust_env=False,
