@@ -24,7 +24,7 @@ MODELS: dict[str, ov.Model] = {
     "half": ir.passthrough("FP16"),
     "brain": ir.passthrough("BF16"),
     "long": ir.passthrough("INT64"),
-    "slow": ir.slow(layers=600),
+    "slow": ir.slow(layers=200),
 }
 
 
