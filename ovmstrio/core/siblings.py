@@ -23,6 +23,14 @@ class Siblings(Protocol):
         """
         ...
 
+    def leave_figures(self, text: bytes, *, is_open: bool) -> None:
+        """Have metrics that were told be among those of the past when this process ends; in one of two formats."""
+        ...
+
+    def past_figures(self, *, is_open: bool) -> tuple[int, bytes]:
+        """Give what processes have counted that have ended, and a number that is another one once there are more."""
+        ...
+
     async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Do what changes all processes, while no other process does such a thing.
 

@@ -21,13 +21,14 @@ from ovmstrio.core.events import Door
 from ovmstrio.core.servable import SequenceInfo
 from ovmstrio.dataplane.plane import DataPlane
 from ovmstrio.observability.call_statistics import VersionStatistics
-from ovmstrio.observability.summed_metrics import sum_metrics
+from ovmstrio.observability.summed_metrics import restricted, sum_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["answer_sibling", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
+__all__ = ["answer_sibling", "leave_last_figures", "metrics_of_all", "sequences_of_all", "statistics_of_all"]
 
+_ATTEMPTS: Final = 3
 _TOTALS: Final = ("success", "fail", "queue", "compute", "rest")
 
 Counted = tuple[str, str, VersionStatistics]
@@ -45,8 +46,35 @@ async def metrics_of_all(
     own = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open), limiter=limiter)
     if own is None or plane.siblings is None:
         return own
-    others = await plane.siblings.ask_all("metrics", list(families), is_open)
-    return await trio.to_thread.run_sync(sum_metrics, [own, *filter(None, others)], limiter=limiter)
+    for _ in range(_ATTEMPTS):
+        begun, past = plane.siblings.past_figures(is_open=is_open)
+        others = await plane.siblings.ask_all("metrics", list(families), is_open)
+        # One that has ended meanwhile would be counted twice, or not at all.
+        if plane.siblings.past_figures(is_open=is_open)[0] == begun:
+            break
+    _leave(plane, own, families, is_open=is_open)
+    texts = [own, *filter(None, others)]
+    return await trio.to_thread.run_sync(_sum, texts, past, families, limiter=limiter)
+
+
+def _sum(texts: list[bytes], past: bytes, families: Sequence[str]) -> bytes:
+    if past:
+        texts = [*texts, restricted(past, families) if families else past]
+    return sum_metrics(texts)
+
+
+def _leave(plane: DataPlane, own: bytes, families: Sequence[str], *, is_open: bool) -> None:
+    """Leave what has been told where it is found when this process has ended; parts of it say nothing of the rest."""
+    if plane.siblings is not None and not families:
+        plane.siblings.leave_figures(own, is_open=is_open)
+
+
+def leave_last_figures(plane: DataPlane) -> None:
+    """Leave all that this process has counted, for it ends."""
+    for is_open in (False, True):
+        own = plane.render_metrics(is_open=is_open)
+        if own is not None:
+            _leave(plane, own, (), is_open=is_open)
 
 
 async def statistics_of_all(plane: DataPlane, name: str, version: str, door: Door) -> list[Counted]:
@@ -94,7 +122,10 @@ async def answer_sibling(plane: DataPlane, question: str, arguments: Sequence[An
     """
     if question == "metrics":
         families, is_open = arguments
-        return await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open))
+        told = await trio.to_thread.run_sync(partial(plane.render_metrics, families, is_open=is_open))
+        if told is not None:
+            _leave(plane, told, families, is_open=is_open)
+        return told
     try:
         return _ANSWERS[question](plane, *arguments)
     except (NotFound, NotReady, NotSupported):

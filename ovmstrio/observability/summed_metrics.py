@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["sum_metrics"]
+__all__ = ["counted_only", "restricted", "sum_metrics"]
 
 _LABELS: Final = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}'
 _SAMPLE: Final = re.compile(rf"(?P<key>(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:{_LABELS})?) (?P<value>[^ ]+)(?P<rest>.*)")
@@ -23,6 +23,10 @@ _NOT_SUMMED: Final[dict[str, Callable[[Iterable[float]], float]]] = {
     "process_start_time_seconds": min,
 }
 """Figures of one process that stand for all; all others are added up."""
+_TYPE: Final = "# TYPE "
+_COUNTING: Final = frozenset({"counter", "histogram", "summary", "unknown"})
+"""Counters with names as OVMS has them are of no type that OpenMetrics knows."""
+_TOTAL: Final = "_total"
 _OWN: Final = ("ovmstrio_", "pd_")
 """How families of the server's begin; what code of users counts may be called anything."""
 
@@ -35,6 +39,22 @@ def sum_metrics(texts: Sequence[bytes]) -> bytes:
     merged = _Merged()
     for text in texts:
         merged.add(text.decode())
+    return merged.render().encode()
+
+
+def counted_only(text: bytes) -> bytes:
+    """Give the families of a text that count, and leave out those that tell how something is now."""
+    merged = _Merged()
+    merged.add(text.decode())
+    merged.keep(lambda _, head: any(line.rsplit(" ", 1)[-1] in _COUNTING for line in head if line.startswith(_TYPE)))
+    return merged.render().encode()
+
+
+def restricted(text: bytes, families: Sequence[str]) -> bytes:
+    """Give those families of a text that are named, with or without what formats add to names."""
+    merged = _Merged()
+    merged.add(text.decode())
+    merged.keep(lambda name, _: name in families or name.removesuffix(_TOTAL) in families)
     return merged.render().encode()
 
 
@@ -68,6 +88,10 @@ class _Merged:
             self._rests[key] = match["rest"]
         known = samples.get(key)
         samples[key] = value if known is None else _join_of(match["name"])((known, value))
+
+    def keep(self, is_kept: Callable[[str, Sequence[str]], bool]) -> None:
+        """Leave out the families of whose name and head a function says so."""
+        self._families = {name: each for name, each in self._families.items() if is_kept(name, each[0])}
 
     def render(self) -> str:
         """Write everything."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -161,3 +163,38 @@ def _placed(client: httpx.Client) -> Any:
     placed = {"shared_memory_region": "r", "shared_memory_offset": 0, "shared_memory_byte_size": 40}
     row = {"name": "b", "shape": [1, 10], "datatype": "FP32", "parameters": placed}
     return client.post("/v2/models/a/infer", json={"inputs": [row]}).raise_for_status().json()["outputs"][0]["data"]
+
+
+def test_counters_stay_when_a_worker_has_died_or_been_renewed(tmp_path: Path) -> None:
+    """Whichever worker is asked, in either format; gauges are those of the workers that there are."""
+    options = ("--config_path", str(_configure(tmp_path, "a")), "--workers", "2")
+    with serving(*options, log=tmp_path / "log") as server:
+        _until(lambda: server.get("/v2/health/ready").status_code == 200)
+        with _each_worker(server) as clients:
+            assert _statuses(clients, "a") == [[200]] * 2
+            assert [_requests(client) for client in clients] == [(2.0, 2.0)] * 2
+            _kill_worker_of(clients[0], server)
+        with _each_worker(server) as clients:
+            assert [_requests(client) for client in clients] == [(2.0, 2.0)] * 2
+            assert _statuses(clients, "a") == [[200]] * 2
+        server.process.send_signal(signal.SIGHUP)
+        _until(lambda: "processes renewed" in server.printed_so_far())
+        with _each_worker(server) as clients:
+            assert [_requests(client) for client in clients] == [(4.0, 4.0)] * 2
+            some = clients[0].get("/metrics", params={"name[]": "ovms_requests_success"}).text
+            assert 'interface="REST",method="ModelInfer",name="a",version="1"} 4.0' in some
+            assert "ovms_requests_fail" not in some
+
+
+def _requests(client: httpx.Client) -> tuple[float, float]:
+    """Give the count of calls in both formats."""
+    accepts = ("text/plain", "application/openmetrics-text")
+    texts = [client.get("/metrics", headers={"accept": each}).text for each in accepts]
+    found = [
+        re.search(
+            r'^ovms_requests_success\{[^}]*interface="REST",method="ModelInfer"[^}]*\} ([0-9.]+)', text, re.MULTILINE
+        )
+        for text in texts
+    ]
+    first, second = (0.0 if each is None else float(each[1]) for each in found)
+    return first, second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ovmstrio.observability.summed_metrics import sum_metrics
+from ovmstrio.observability.summed_metrics import counted_only, restricted, sum_metrics
 
 FIRST = rb"""# HELP calls Calls.
 # TYPE calls counter
@@ -83,3 +83,15 @@ def test_labels_may_have_any_characters() -> None:
     """Also such as end lines elsewhere."""
     text = '# HELP calls Calls.\n# TYPE calls counter\ncalls{name="a\u2028b\x85\r\x0cc"} 1.0\n'.encode()
     assert sum_metrics([text, text]).decode() == text.decode().replace(" 1.0", " 2.0")
+
+
+def test_what_counts_is_kept_and_what_tells_how_it_is_now_is_not() -> None:
+    """Of a process that has ended; families that are asked for are found with and without what formats add."""
+    text = (
+        b'# HELP a A.\n# TYPE a gauge\na 1.0\n# HELP b_total B.\n# TYPE b_total counter\nb_total{x="1"} 2.0\n'
+        b'# HELP c C.\n# TYPE c histogram\nc_bucket{le="+Inf"} 3.0\n'
+    )
+    counted = counted_only(text)
+    assert counted == text[text.index(b"# HELP b_total") :]
+    assert restricted(counted, ["b"]) == counted[: counted.index(b"# HELP c")]
+    assert sum_metrics([text, counted]).splitlines()[5] == b'b_total{x="1"} 4.0'

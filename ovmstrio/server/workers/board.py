@@ -15,6 +15,7 @@ from typing import Final
 
 from ovmstrio.core.limits import refuse_more
 from ovmstrio.server.workers.journal import Journal
+from ovmstrio.server.workers.kept_figures import KeptFigures
 from ovmstrio.server.workers.ledger_memory import LedgerMemory
 
 __all__ = ["Board", "SharedLimit"]
@@ -35,6 +36,7 @@ class Board:
 
     Attributes:
         ledger: what they count together.
+        figures: what those have counted that have ended.
     """
 
     def __init__(self, descriptor: int, rows: int) -> None:
@@ -45,7 +47,8 @@ class Board:
         self._cells = self._whole[: _own_size(rows)].cast("q")
         self._journals: list[Journal] = []
         start = _own_size(rows) + rows * Journal.size()
-        self.ledger = LedgerMemory(self._whole[start:], rows)
+        self.ledger = LedgerMemory(self._whole[start : start + LedgerMemory.size(rows)], rows)
+        self.figures = KeptFigures(self._whole[start + LedgerMemory.size(rows) :], rows)
 
     @classmethod
     def create(cls, rows: int) -> Board:
@@ -59,6 +62,7 @@ class Board:
         for journal in self._journals:
             journal.release()
         self.ledger.release()
+        self.figures.release()
         self._cells.release()
         self._whole.release()
         self._memory.close()
@@ -71,7 +75,8 @@ class Board:
         return self._journals[-1]
 
     def clear(self, row: int) -> None:
-        """Forget what a process that has ended had written."""
+        """Forget what a process that has ended had written, but for what it has counted."""
+        self.figures.add_to_past(row)
         for column in range(_COLUMNS):
             self._cells[row * _COLUMNS + column] = 0
         with self.locked():
@@ -152,7 +157,7 @@ def _own_size(rows: int) -> int:
 
 
 def _size(rows: int) -> int:
-    return _own_size(rows) + rows * Journal.size() + LedgerMemory.size(rows)
+    return _own_size(rows) + rows * Journal.size() + LedgerMemory.size(rows) + KeptFigures.size(rows)
 
 
 class SharedLimit:

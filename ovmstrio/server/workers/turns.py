@@ -12,6 +12,7 @@ from ovmstrio.core.errors import NotReady
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ovmstrio.server.workers.kept_figures import KeptFigures
     from ovmstrio.server.workers.peers import Peers
 
 __all__ = ["TURN", "OtherWorkers"]
@@ -28,15 +29,25 @@ class OtherWorkers:
 
     Args:
         peers: asks them.
+        figures: what those have counted that have ended.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, figures: KeptFigures) -> None:
         self._peers = peers
+        self._figures = figures
         self._turns = trio.Semaphore(1)
 
     async def ask_all(self, question: str, *arguments: Any, limit_seconds: float = 60) -> list[Any]:
         """Ask all of them that can be reached; as ``Siblings.ask_all``."""
         return await self._peers.ask_all(question, *arguments, limit_seconds=limit_seconds)
+
+    def leave_figures(self, text: bytes, *, is_open: bool) -> None:
+        """Have metrics be among those of the past when this process ends; as ``Siblings.leave_figures``."""
+        self._figures.leave(self._peers.row, text, is_open=is_open)
+
+    def past_figures(self, *, is_open: bool) -> tuple[int, bytes]:
+        """Give what processes have counted that have ended; as ``Siblings.past_figures``."""
+        return self._figures.past(is_open=is_open)
 
     async def in_turn(self, work: Callable[[], Awaitable[_T]]) -> _T:
         """Do what no other process does meanwhile; as ``Siblings.in_turn``."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
+from ovmstrio.dataplane.whole_server import leave_last_figures
 from ovmstrio.observability.log_level import LOG_LEVEL
 from ovmstrio.observability.log_trees import read_log_levels
 from ovmstrio.observability.logs import configure_logs
@@ -124,7 +125,7 @@ class _Worker:
         self._plane: DataPlane | None = None
         self._peers = Peers(task.secret, task.rows, row)
         self._engines = WorkerEngines(self._peers)
-        self._others = OtherWorkers(self._peers)
+        self._others = OtherWorkers(self._peers, board.figures)
         self._bells = Bells(task.secret, row)
         self._ledger = SharedLedger(board, row, self._bells)
         addresses = (("gRPC", plan.grpc), ("REST", plan.rest), ("probes", probe_addresses(settings)))
@@ -182,6 +183,8 @@ class _Worker:
         seconds = max(_FAREWELL_SECONDS, self._drains_until - trio.current_time())
         last = partial(self._engines.leave, seconds)
         await self._peers.leave(others if self._board.is_draining else set(), seconds, last)
+        if self._plane is not None:
+            leave_last_figures(self._plane)
 
     async def _serve_until_told(self, requests: WorkRequests) -> None:
         """Take what the parent gives until that is all.
